@@ -1,0 +1,52 @@
+# Everything from a bare clone: Python 3.11 or newer, make and pip are enough.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+WORKERS ?= 2
+
+.PHONY: help setup dev demo test quick lint bench gpu clean
+
+help:
+	@echo "make demo   train, measure and report on the bundled images (about 3 minutes)"
+	@echo "make test   lint, types and the whole test suite (under 10 minutes)"
+	@echo "make quick  the fast tests (under a minute)"
+	@echo "make setup  only the virtual environment with vitrail in it"
+	@echo "make bench  speed side by side with timm and transformers"
+	@echo "make gpu    the tests that need a CUDA device"
+
+# torch first and alone: with the pinned build in place, nothing later can bring in another.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -d $(VENV) || { echo "making the virtual environment $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing vitrail and its pinned dependencies"
+	@$(PIP) torch && $(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed
+dev: $(VENV)/.installed-dev
+
+demo: setup
+	@$(BIN)/vitrail demo
+
+test: lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/gpu
+
+quick: dev
+	@$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/gpu -m "not slow"
+
+lint: dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: dev
+	@$(BIN)/python -m bench
+
+gpu: dev
+	@$(BIN)/python -m pytest tests/gpu
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,245 @@
+"""The schema: everything a run, a network or a weights file can be told. Unknown keys are errors. No torch here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vitrail.errors import UserError, did_you_mean
+
+Size = tuple[int, int]  # (height, width), always in this order
+
+
+class Schema(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Schema):
+    """One Vision Transformer, to the parameter. Constants that differ by origin (GELU form, epsilon) live here."""
+
+    width: int = Field(gt=0)
+    depth: int = Field(gt=0)
+    mlp_dim: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    patch: Size
+    image_size: Size
+    num_classes: int = Field(ge=0)  # 0: no classifier, the network returns features
+    channels: int = Field(default=3, gt=0)
+    class_token: bool = True
+    pool: Literal["token", "gap"] = "token"
+    norm: Literal["before_pool", "after_pool"] = "before_pool"
+    representation: int = Field(default=0, ge=0)  # size of the tanh layer before the classifier; 0: none
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    gelu: Literal["tanh", "erf"] = "tanh"
+    norm_eps: float = 1e-6
+    head_bias: float = 0.0  # initial value; -10 in the paper's sigmoid pre-training
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide into {self.heads} heads")
+        if self.image_size[0] % self.patch[0] or self.image_size[1] % self.patch[1]:
+            raise ValueError(
+                f"image size {self.image_size[0]}x{self.image_size[1]} is not a multiple of the patch "
+                f"{self.patch[0]}x{self.patch[1]}"
+            )
+        if self.pool == "token" and not self.class_token:
+            raise ValueError("pool 'token' needs a class token")
+        return self
+
+    @property
+    def grid(self) -> Size:
+        return self.image_size[0] // self.patch[0], self.image_size[1] // self.patch[1]
+
+    @property
+    def sequence(self) -> int:
+        return self.grid[0] * self.grid[1] + int(self.class_token)
+
+
+class Preprocess(Schema):
+    """How pixels are made for the network. Training, evaluation, export and serving all build from this one spec."""
+
+    size: Size
+    resize: Literal["squash", "short_side"] = "squash"  # short_side: keep the aspect, then crop the centre
+    crop_fraction: float = Field(default=1.0, gt=0, le=1)  # short_side: share of the resized image the crop keeps
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    antialias: bool = True
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    background: tuple[int, int, int] = (255, 255, 255)  # what shows through transparent pixels
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+
+class ModelChoice(Schema):
+    """The network a run asks for; with the data's class count it becomes a ModelConfig."""
+
+    name: str = "Ti/16"
+    image_size: Size | None = None  # none: the size of the starting weights, else 224
+    pool: Literal["token", "gap"] | None = None
+    representation: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    head_bias: float = 0.0
+
+
+class DataConfig(Schema):
+    holdout: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
+    split_seed: int = 0
+    workers: int | None = Field(default=None, ge=0)  # none: chosen from the machine
+    max_pixels: int = Field(default=100_000_000, gt=0)  # larger images are refused before decoding
+
+
+class AugmentConfig(Schema):
+    crop: Literal["inception", "none"] = "inception"
+    area: tuple[float, float] = (0.05, 1.0)
+    aspect: tuple[float, float] = (0.75, 1.3333333333333333)
+    flip: bool = True
+    mixup: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off
+
+
+class ObjectiveConfig(Schema):
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
+
+class OptimizerConfig(Schema):
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    decay: Literal["all", "matrices"] = "all"  # the paper decays every parameter; big_vision only matrices
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    clip: float = Field(default=0.0, ge=0)  # largest global gradient norm; 0: no clipping
+
+
+class ScheduleConfig(Schema):
+    shape: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: int | float = Field(default=0, ge=0)  # below 1: a share of all steps
+    end: float = Field(default=0.0, ge=0)  # last learning rate; the paper's linear decay ends at 1e-5
+
+
+class TrainConfig(Schema):
+    steps: int | None = Field(default=None, gt=0)  # wins over epochs
+    epochs: float | None = Field(default=None, gt=0)
+    batch_size: int = Field(default=64, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    device: str = "auto"
+    log_every: int = Field(default=10, gt=0)
+    evaluate_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run
+    checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and at least once a minute
+    keep_checkpoints: int = Field(default=2, gt=0)
+
+
+class ProbeConfig(Schema):
+    """The linear probe on cached features: ridge strengths tried on a split of the training data."""
+
+    penalties: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    iterations: int = Field(default=200, gt=0)
+
+
+class RunConfig(Schema):
+    """One training run. A recipe file holds these sections; `--set section.key=value` overrides one."""
+
+    kind: Literal["train", "probe"] = "train"
+    model: ModelChoice = ModelChoice()
+    preprocess: dict[str, Any] = {}  # what differs from the starting weights' Preprocess
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig = TrainConfig()
+    probe: ProbeConfig = ProbeConfig()
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
+    """Build a schema from plain values; the first problem becomes one sentence that names the key."""
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = key_paths(schema)
+            raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
+        about = f"'{key}' " if key else ""
+        raise UserError(f"{where}: {about}{problem['msg'].removeprefix('Value error, ')}") from None
+
+
+def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key a schema takes: model.name, train.steps, ..."""
+    paths: list[str] = []
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            paths += key_paths(kind, f"{prefix}{name}.")
+        else:
+            paths.append(prefix + name)
+    return paths
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.name.removesuffix(".toml") for p in recipe_folder().iterdir() if p.name.endswith(".toml"))
+
+
+def recipe_folder() -> Any:
+    return resources.files("vitrail") / "recipes"
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The values of a named recipe or a TOML file, laid over the recipe its `base` names."""
+    if name in recipe_names():
+        text = (recipe_folder() / f"{name}.toml").read_text()
+    elif name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"recipe file '{name}' does not exist")
+        text = path.read_text()
+    else:
+        known = recipe_names()
+        raise UserError(f"no recipe '{name}'{did_you_mean(name, known)} Recipes: {', '.join(known)}.")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
+    base = values.pop("base", None)
+    return merge(read_recipe(base), values) if base else values
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, section by section."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both else value
+    return result
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["train.steps=500", "model.name=S/16"]` as nested values; a value is TOML, or a plain word."""
+    nested: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise UserError(f"--set takes section.key=value, not '{assignment}'")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        for part in reversed(path.strip().split(".")):
+            value = {part: value}
+        nested = merge(nested, value)
+    return nested

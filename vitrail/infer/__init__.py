@@ -1,0 +1,1 @@
+"""Weights and images -> logits or features."""

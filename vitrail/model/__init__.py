@@ -1,0 +1,1 @@
+"""Pixels -> logits: the networks of the paper, readable as its Figure 1."""

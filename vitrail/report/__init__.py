@@ -1,0 +1,1 @@
+"""Numbers and arrays -> pictures and pages."""

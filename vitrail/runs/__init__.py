@@ -1,0 +1,1 @@
+"""The composition root: one file per command, config -> objects -> work."""

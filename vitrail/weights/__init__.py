@@ -1,0 +1,1 @@
+"""Weights on disk: our one file, and the layouts of others."""
