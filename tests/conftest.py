@@ -7,6 +7,7 @@ import os
 # Tests never reach for a model hub, and never read or fill the user's cache.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side; more threads would fight
 
 import pytest
 import torch

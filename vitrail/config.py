@@ -81,7 +81,8 @@ class Preprocess(Schema):
 class ModelChoice(Schema):
     """The network a run asks for; with the data's class count it becomes a ModelConfig."""
 
-    name: str = "Ti/16"
+    name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
+    weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
     image_size: Size | None = None  # none: the size of the starting weights, else 224
     pool: Literal["token", "gap"] | None = None
     representation: bool = False
@@ -90,7 +91,9 @@ class ModelChoice(Schema):
 
 
 class DataConfig(Schema):
+    path: str = ""
     holdout: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
+    monitor: float = Field(default=0.1, gt=0, lt=1)  # share of training images watched when only a test split is given
     split_seed: int = 0
     workers: int | None = Field(default=None, ge=0)  # none: chosen from the machine
     max_pixels: int = Field(default=100_000_000, gt=0)  # larger images are refused before decoding
@@ -150,6 +153,7 @@ class ProbeConfig(Schema):
 class RunConfig(Schema):
     """One training run. A recipe file holds these sections; `--set section.key=value` overrides one."""
 
+    recipe: str = ""  # the name it came from
     kind: Literal["train", "probe"] = "train"
     model: ModelChoice = ModelChoice()
     preprocess: dict[str, Any] = {}  # what differs from the starting weights' Preprocess

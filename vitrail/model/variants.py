@@ -29,7 +29,7 @@ def configure(name: str, num_classes: int, image_size: int | Size = 224, **optio
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if options.get("pool") == "gap":
         options.setdefault("class_token", False)  # as in the original code
-    values = dict(width=width, depth=depth, mlp_dim=mlp_dim, heads=heads, patch=(patch, patch))
+    values = {"width": width, "depth": depth, "mlp_dim": mlp_dim, "heads": heads, "patch": (patch, patch)}
     return validate(ModelConfig, {**values, "image_size": size, "num_classes": num_classes, **options}, f"model {name}")
 
 

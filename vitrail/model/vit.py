@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, Size
 from vitrail.model.encoder import Encoder
 from vitrail.model.heads import Classifier, Pool, Representation
 from vitrail.model.positions import LearnedPositions
 from vitrail.model.tokens import Tokens
+from vitrail.model.variants import configure
 
 
 class VisionTransformer(nn.Module):
@@ -36,3 +39,8 @@ class VisionTransformer(nn.Module):
         x = self.dropout(self.positions(x))
         x = self.encoder(x)
         return self.representation(self.pool(x))
+
+
+def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> VisionTransformer:
+    """A network by name with fresh weights: `create("S/16", num_classes=10, image_size=(224, 320), pool="gap")`."""
+    return VisionTransformer(configure(name, num_classes, image_size, **options))

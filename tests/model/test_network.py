@@ -1,0 +1,146 @@
+"""The network as a whole: dropout where the paper has it, any image shape, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.config import ModelConfig
+from vitrail.errors import UserError
+from vitrail.model.variants import configure
+from vitrail.model.vit import VisionTransformer
+
+SMALL = {"width": 24, "depth": 2, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
+
+
+def random_net(**options) -> VisionTransformer:
+    """A network whose every parameter matters, in float64."""
+    net = VisionTransformer(ModelConfig(**{**SMALL, **options})).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data.normal_(std=0.3, generator=generator)
+    return net
+
+
+def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
+    """The forward pass of the original code line by line, with `drop` at its dropout places."""
+    p = dict(net.named_parameters())
+    config = net.config
+    ph, pw = config.patch
+    batch, channels = pixels.shape[:2]
+    rows, columns = config.grid
+    patches = (
+        pixels.view(batch, channels, rows, ph, columns, pw)
+        .permute(0, 2, 4, 1, 3, 5)
+        .reshape(batch, -1, channels * ph * pw)
+    )
+    x = patches @ p["tokens.projection.weight"].flatten(1).T + p["tokens.projection.bias"]
+    x = torch.cat([p["tokens.class_token"].expand(batch, -1, -1), x], 1)
+    x = drop(x + p["positions.table"])
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    for index in range(config.depth):
+        block = f"encoder.blocks.{index}"
+        q, k, v = dense(norm(x, f"{block}.norm1"), f"{block}.attention.qkv").chunk(3, dim=-1)
+        head = config.width // config.heads
+        mixed = []
+        for start in range(0, config.width, head):
+            qh, kh, vh = (t[..., start : start + head] for t in (q, k, v))
+            mixed.append(((qh @ kh.transpose(1, 2)) / head**0.5).softmax(-1) @ vh)
+        x = x + drop(dense(torch.cat(mixed, -1), f"{block}.attention.out"))
+        hidden = dense(norm(x, f"{block}.norm2"), f"{block}.mlp.up")
+        gelu = 0.5 * hidden * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
+        x = x + drop(dense(drop(gelu), f"{block}.mlp.down"))
+    return dense(norm(x, "encoder.norm")[:, 0], "head")
+
+
+class Masks:
+    """Dropout with a mask that depends only on how many calls came before."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor, p: float = 0.1, training: bool = True, inplace: bool = False) -> Tensor:
+        self.calls += 1
+        keep = torch.rand(x.shape, generator=torch.Generator().manual_seed(self.calls)) > p
+        return x * keep / (1 - p) if training else x
+
+
+def test_dropout_is_where_the_paper_has_it(monkeypatch):
+    net = random_net(dropout=0.1).train()
+    pixels = torch.randn(3, 3, 8, 12, dtype=torch.float64)
+    expected = written_out(net, pixels, Masks())
+    masks = Masks()
+    monkeypatch.setattr(F, "dropout", masks)
+    assert torch.allclose(net(pixels), expected, rtol=0, atol=1e-10)
+    assert masks.calls == 1 + 3 * net.config.depth
+    assert not torch.allclose(expected, written_out(net, pixels, lambda x: x), atol=1e-3)
+
+
+def test_dropout_is_active_in_training_only():
+    net = random_net(dropout=0.1)
+    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    assert not torch.equal(net.train()(pixels), net(pixels))
+    assert torch.equal(net.eval()(pixels), net(pixels))
+    assert torch.allclose(net(pixels), written_out(net, pixels, lambda x: x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_mean_pooling_looks_at_patches_only(class_token):
+    net = random_net(pool="gap", norm="after_pool", class_token=class_token, num_classes=0)
+    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    seen: list[Tensor] = []
+    net.encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    features = net.forward_features(pixels)
+    patches = seen[0][:, -6:]
+    assert seen[0].shape[1] == 6 + class_token
+    expected = F.layer_norm(patches.mean(1), (24,), net.pool.norm.weight, net.pool.norm.bias, 1e-6)
+    assert torch.allclose(features, expected, rtol=0, atol=1e-12)
+    assert torch.equal(net(pixels), features)
+
+
+def test_raster_order_of_patches_on_a_non_square_image():
+    net = random_net()
+    pixels = torch.randn(1, 3, 8, 12, dtype=torch.float64)
+    base = net.tokens(pixels)
+    pixels[:, :, 4:8, 8:12] += 1  # the last patch of the second row
+    changed = (net.tokens(pixels) - base).abs().sum(-1)[0] > 0
+    assert changed.tolist() == [False] * 6 + [True]
+
+
+def test_another_image_size_is_refused_with_both_sizes_named():
+    with pytest.raises(ValueError, match="takes 8x12 images, not 12x8"):
+        random_net()(torch.zeros(1, 3, 12, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"image_size": (8, 10)}, "8x10 is not a multiple of the patch 4x4"),
+        ({"heads": 5}, "width 24 does not divide into 5 heads"),
+        ({"class_token": False}, "'token' needs a class token"),
+    ],
+)
+def test_configs_that_make_no_network(options, words):
+    with pytest.raises(ValueError, match=words):
+        ModelConfig(**{**SMALL, **options})
+
+
+@pytest.mark.parametrize(("name", "hint"), [("b/16", "'B/16'"), ("S16", "'S/16'"), ("ViT-S/17x", "a size")])
+def test_unknown_names_get_a_hint(name, hint):
+    with pytest.raises(UserError, match=hint):
+        configure(name, 10)
+
+
+def test_names():
+    assert configure("B/32", 10, (64, 96)).grid == (2, 3)
+    assert configure("ViT-L/16", 10).width == 1024
+    assert not configure("S/16", 10, pool="gap").class_token

@@ -1,0 +1,189 @@
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.runs.conftest import SMALL, draw, vitrail
+from vitrail.errors import UserError
+from vitrail.runs.train import train
+
+# Everything that could drift: dropout, mixup, crops, flips, averaging, momentum.
+RUN = [
+    *SMALL,
+    "train.steps=60",
+    "train.ema=0.9",
+    "model.dropout=0.1",
+    "augment.mixup=0.4",
+    "train.checkpoint_every=3",
+    "train.log_every=4",
+    "train.evaluate_every=20",
+]
+SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "vitrail", "train", *map(str, arguments)]
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_bits(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@pytest.fixture(scope="module")
+def reference(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    done = vitrail("train", photos, "--out", folder, *SETTINGS)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_changes_not_one_bit(photos, tmp_path, reference):
+    out = tmp_path / "killed"
+    chance = random.Random(1)
+    kills, arguments = 0, [photos, "--out", out, *SETTINGS]
+    for _ in range(30):
+        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait_for_checkpoint(out, process)
+        try:
+            process.wait(timeout=chance.uniform(0.0, 1.0) if kills < 4 else 120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            arguments = ["--resume", "--out", out]
+            continue
+        break
+    assert process.returncode == 0
+    assert kills >= 3, "the run was never interrupted: the test shows nothing"
+    assert_same_bits(weights(reference), weights(out))
+
+
+def _wait_for_checkpoint(out, process):
+    """Until the launch under way has written a checkpoint of its own, so that every launch makes some progress."""
+    before = set((out / "checkpoints").glob("step_*"))
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if set((out / "checkpoints").glob("step_*")) - before:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tmp_path, reference, number):
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(
+        command(photos, "--out", out, *SETTINGS), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    _wait_for_checkpoint(out, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"go on with: vitrail train --resume --out {out}" in " ".join(output.split())
+    assert "Traceback" not in errors
+    done = vitrail("train", "--resume", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step" in done.stdout
+    assert_same_bits(weights(reference), weights(out))
+
+
+@pytest.mark.slow
+def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tmp_path, reference):
+    """Across thread counts sums are ordered differently: the promise is logits within 1e-3, not bits."""
+    import os
+
+    import vitrail as package
+
+    done = vitrail("train", photos, "--out", tmp_path / "two", *SETTINGS, env=os.environ | {"OMP_NUM_THREADS": "2"})
+    assert done.returncode == 0, done.stderr
+    images = sorted(photos.rglob("*.png"))[::5]
+    pixels = torch.stack([package.load(reference).pixels(image) for image in images])
+    logits = [package.load(folder).net(pixels.float() / 127.5 - 1) for folder in (reference, tmp_path / "two")]
+    np.testing.assert_allclose(logits[0].numpy(), logits[1].numpy(), atol=1e-3)
+
+
+@pytest.fixture
+def unfinished(photos, tmp_path, quiet, monkeypatch):
+    """A run that was stopped by a signal after its fourth step."""
+    from vitrail.train.interrupt import Interrupted
+    from vitrail.train.progress import TrainingProgress
+
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    step = TrainingProgress.step
+
+    def stop_at_four(self, number):
+        step(self, number)
+        if number == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", stop_at_four)
+        with pytest.raises(Interrupted):
+            train(data, out=tmp_path / "run", overrides=[*SMALL, "train.steps=10"], console=quiet)
+    return data, tmp_path / "run"
+
+
+def test_resume_refuses_changed_images(unfinished, quiet):
+    data, run = unfinished
+    draw(data / "red", (1, 2, 3), 1)
+    with pytest.raises(UserError, match="are not those this run was started with"):
+        train(out=run, resume=True, console=quiet)
+
+
+def test_resume_refuses_other_settings_and_missing_runs(unfinished, quiet, tmp_path):
+    data, run = unfinished
+    with pytest.raises(UserError, match="leave out data, set"):
+        train(data, out=run, resume=True, overrides=["train.steps=20"], console=quiet)
+    with pytest.raises(UserError, match="say which run"):
+        train(resume=True, console=quiet)
+    with pytest.raises(UserError, match="holds no run"):
+        train(out=tmp_path / "nowhere", resume=True, console=quiet)
+    with pytest.raises(UserError, match="holds an unfinished run"):
+        train(data, out=run, console=quiet)
+
+
+def test_metrics_after_a_resume_have_each_step_once(unfinished, quiet):
+    from vitrail.train.progress import read_metrics
+
+    _, run = unfinished
+    train(out=run, resume=True, console=quiet)
+    steps = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "val_top1" in row]
+    assert steps == sorted(set(steps)) and steps[-1] == 10
+
+
+def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photos, tmp_path, monkeypatch):
+    """The scan saw a good file; later it is cut short."""
+    from rich.console import Console
+
+    from vitrail.runs import train as module
+
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    start = module._start
+
+    def cut_then_start(plan, *rest):
+        name = plan.dataset.splits["train"].name(0)
+        (data / name).write_bytes((data / name).read_bytes()[:60])
+        return start(plan, *rest)
+
+    monkeypatch.setattr(module, "_start", cut_then_start)
+    with (tmp_path / "log").open("w") as file:
+        overrides = [*SMALL, "train.steps=6"]
+        train(data, out=tmp_path / "run", overrides=overrides, console=Console(file=file, width=200))
+    text = (tmp_path / "log").read_text()
+    assert text.count("cannot be read any more and is left out") == 1

@@ -1,0 +1,157 @@
+import json
+import tomllib
+
+import pytest
+import torch
+
+import vitrail
+from tests.runs.conftest import SMALL, draw
+from vitrail.errors import UserError
+from vitrail.runs.evaluate import evaluate
+from vitrail.runs.train import train
+from vitrail.train.progress import read_metrics
+from vitrail.weights.bundle import read_card
+
+STEPS = (*SMALL, "train.steps=40", "optimizer.lr=3e-3", "train.log_every=5")
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):
+    from rich.console import Console
+
+    out = tmp_path_factory.mktemp("trained") / "run"
+    log = out.with_suffix(".log")
+    console = Console(file=log.open("w"), width=200)
+    return train(photos, recipe="scratch", out=out, overrides=STEPS, console=console), log
+
+
+def test_a_folder_becomes_a_measured_classifier(trained, photos):
+    result, log = trained
+    assert result.scores.top1 > 0.8  # three plain colours: chance is a third
+    assert {p.name for p in result.folder.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoints",
+        "model.safetensors",
+        "report.html",
+    }
+    text = log.read_text()
+    assert "3 classes; images: 36 train, 9 val" in text
+    assert "to beat:" in text and "a linear probe on 16x16 thumbnails" in text
+    assert "Measured on 9 images of the held-out split, which training never saw." in text
+
+
+def test_the_weights_say_what_they_are(trained, photos):
+    result, _ = trained
+    card = read_card(result.weights)
+    assert card.classes == ("blue", "green", "red")
+    assert card.preprocess.size == (16, 16) == card.model.image_size
+    assert card.data["images"] == {"train": 36, "val": 9} and len(card.data["fingerprint"]) == 32
+    assert card.metrics["top1"] == result.scores.top1
+    assert card.recipe["train"]["steps"] == 40 and card.recipe["recipe"] == "scratch"
+
+
+def test_metrics_are_rows_with_steps(trained):
+    rows = read_metrics(trained[0].folder / "metrics.jsonl")
+    training = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in training] == list(range(5, 41, 5))
+    assert training[-1]["loss"] < training[0]["loss"]
+    assert [row["step"] for row in rows if "val_top1" in row] == list(range(4, 41, 4))
+
+
+def test_the_written_config_repeats_the_run_to_the_bit(trained, quiet, tmp_path):
+    result, _ = trained
+    config = tomllib.loads((result.folder / "config.toml").read_text())
+    assert config["train"]["steps"] == 40 and config["preprocess"]["mean"] == [0.5, 0.5, 0.5]
+    again = train(config["data"]["path"], recipe=str(result.folder / "config.toml"), out=tmp_path, console=quiet)
+    ours, theirs = vitrail.load(result.weights).net.state_dict(), vitrail.load(again.weights).net.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_evaluate_scores_the_held_out_part_of_the_training_folder(trained, photos, quiet, tmp_path):
+    result, _ = trained
+    scores = evaluate(result.weights, photos, report=tmp_path / "r.html", console=quiet)
+    assert scores.n == 9 and scores.top1 == result.scores.top1
+    assert (tmp_path / "r.html").is_file()
+
+
+def test_evaluate_takes_a_folder_of_other_images_whole(trained, quiet, tmp_path):
+    for name, colour in {"red": (200, 70, 60), "blue": (60, 70, 200)}.items():
+        draw(tmp_path / "more" / name, colour, 4)
+    scores = evaluate(trained[0].folder, tmp_path / "more", report=tmp_path / "r.html", console=quiet)
+    assert scores.n == 8
+    draw(tmp_path / "more" / "gren", (60, 200, 60), 2)
+    with pytest.raises(
+        UserError, match=r"class folder 'gren' .* is not one of the known classes; did you mean 'green'"
+    ):
+        evaluate(trained[0].folder, tmp_path / "more", console=quiet)
+
+
+def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(trained, photos, quiet, tmp_path):
+    few = ("train.steps=10", "train.batch_size=8", "train.precision=fp32")
+    tuned = train(photos, from_=trained[0].folder, recipe="finetune", out=tmp_path / "t", overrides=few, console=quiet)
+    card = read_card(tuned.weights)
+    assert card.source == str(trained[0].folder)
+    assert card.model == read_card(trained[0].weights).model
+    fresh = train(photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few), console=quiet)
+    assert tuned.scores.nll < fresh.scores.nll
+
+
+def test_fine_tuning_at_a_higher_resolution_resamples_positions(trained, photos, tmp_path):
+    from rich.console import Console
+
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        overrides = ("train.steps=2", "train.batch_size=8", "train.precision=fp32", "model.image_size=[24, 32]")
+        result = train(
+            photos,
+            from_=trained[0].weights,
+            recipe="finetune",
+            out=tmp_path / "t",
+            overrides=overrides,
+            console=Console(file=file, width=200),
+        )
+    assert read_card(result.weights).preprocess.size == (24, 32)
+    assert "2x2 -> 3x4" in log.read_text()
+
+
+def test_the_probe_is_a_whole_classifier(trained, photos, quiet, tmp_path):
+    result = train(photos, from_=trained[0].weights, recipe="probe", out=tmp_path / "p", console=quiet)
+    assert result.scores.top1 > 0.8
+    ours, start = vitrail.load(result.weights).net, vitrail.load(trained[0].weights).net
+    assert torch.equal(ours.encoder.norm.weight, start.encoder.norm.weight)
+    assert not torch.equal(ours.head.weight, start.head.weight)
+
+
+def test_given_splits_are_used_and_the_headline_is_the_test_split(tmp_path, quiet):
+    for split, count in {"train": 10, "val": 3, "test": 4}.items():
+        draw(tmp_path / "d" / split / "red", (200, 60, 60), count)
+        draw(tmp_path / "d" / split / "blue", (60, 60, 200), count)
+    result = train(tmp_path / "d", out=tmp_path / "o", overrides=(*SMALL, "train.steps=2"), console=quiet)
+    assert result.scores.n == 8
+    assert "8 images of the test split" in read_card(result.weights).metrics["measured_on"]
+
+
+def test_an_existing_run_is_never_overwritten_unasked(trained, photos, quiet):
+    with pytest.raises(UserError, match="already holds a finished run"):
+        train(photos, out=trained[0].folder, console=quiet)
+    with pytest.raises(UserError, match="is finished"):
+        train(out=trained[0].folder, resume=True, console=quiet)
+
+
+def test_without_an_out_folder_runs_are_numbered(photos, quiet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [train(photos, overrides=(*SMALL, "train.steps=1"), console=quiet).folder for _ in range(2)]
+    assert [str(name) for name in names] == ["runs/photos", "runs/photos-2"]
+
+
+def test_the_public_api_is_lazy_and_complete(photos, tmp_path, quiet):
+    assert vitrail.create("Ti/8", num_classes=4, image_size=16)(torch.zeros(1, 3, 16, 16)).shape == (1, 4)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        vitrail.trian  # noqa: B018
+    assert set(vitrail.__all__) == {"create", "load", "train"}
+
+
+def test_scores_are_json(trained):
+    text = json.dumps(trained[0].scores.to_dict())
+    assert json.loads(text)["n"] == 9

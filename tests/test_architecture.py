@@ -1,0 +1,93 @@
+"""The house rules that a reader relies on, read from the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "vitrail"
+# A room may import rooms with a smaller number, and itself. Rooms of one number do not know each other.
+LEVEL = {
+    "errors": 0,
+    "atomic": 0,
+    "config": 1,
+    "model": 2,
+    "images": 2,
+    "objectives": 3,
+    "weights": 3,
+    "infer": 4,
+    "train": 5,
+    "evaluate": 5,
+    "explain": 5,
+    "report": 6,
+    "ship": 6,
+    "runs": 7,
+    "cli": 8,
+    "__main__": 9,
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms a file imports, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module] if node.module != "vitrail" else [f"vitrail.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        found |= {m.split(".")[1] for m in modules if m.startswith("vitrail.")}
+    return found & LEVEL.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down_only(path):
+    own = room(path)
+    if own == "__init__":
+        return  # the public API may name any room
+    for other in imported_rooms(path) - {own}:
+        assert LEVEL[other] < LEVEL[own], f"{own} imports {other}"
+
+
+def test_every_room_is_in_the_plan():
+    rooms = {room(path) for path in FILES} - {"__init__"}
+    assert rooms <= LEVEL.keys()
+
+
+def test_only_plots_imports_matplotlib_and_only_decode_opens_images():
+    for path in FILES:
+        text = path.read_text()
+        if path.name != "plots.py":
+            assert "import matplotlib" not in text and "from matplotlib" not in text, path
+        if path.name not in ("decode.py", "build.py"):
+            assert "Image.open" not in text, path
+
+
+@pytest.mark.parametrize("module", ["vitrail", "vitrail.cli", "vitrail.config", "vitrail.images.sources"])
+def test_start_up_does_not_import_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_config_field_has_a_reader():
+    """A key that nothing reads is a promise that nothing keeps."""
+    from pydantic import BaseModel
+
+    from vitrail import config
+
+    read = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                read.add(node.attr)
+    schemas = [s for s in vars(config).values() if isinstance(s, type) and issubclass(s, BaseModel)]
+    for schema in schemas:
+        for name in schema.model_fields:
+            assert name in read, f"nothing reads {schema.__name__}.{name}"

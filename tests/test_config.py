@@ -1,0 +1,78 @@
+import pytest
+
+from vitrail.config import ModelConfig, RunConfig, merge, parse_overrides, read_recipe, recipe_names, validate
+from vitrail.errors import UserError
+from vitrail.model.variants import configure
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid_and_says_its_command_first(name):
+    from vitrail.config import recipe_folder
+
+    config = validate(RunConfig, read_recipe(name), name)
+    assert config.kind in ("train", "probe")
+    first, second = (recipe_folder() / f"{name}.toml").read_text().splitlines()[:2]
+    assert first.startswith("# vitrail ") and second.startswith("# ")
+
+
+def test_a_recipe_is_laid_over_its_base(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "scratch"\n[train]\nsteps = 7\n')
+    values = read_recipe(str(file))
+    assert values["train"] == {"batch_size": 64, "steps": 7}
+    assert values["optimizer"] == read_recipe("scratch")["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train": {"stpes": 5}}, "recipe: unknown key 'train.stpes'; did you mean 'train.steps'?"),
+        ({"optimiser": {}}, "unknown key 'optimiser'; did you mean 'optimizer"),
+        ({"train": {"steps": 0}}, "'train.steps' Input should be greater than 0"),
+        ({"optimizer": {"name": "adam"}}, "'optimizer.name' Input should be 'adamw' or 'sgd'"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_sentence(values, message):
+    with pytest.raises(UserError) as caught:
+        validate(RunConfig, values, "recipe")
+    assert message in str(caught.value)
+
+
+def test_unknown_recipes_and_files_are_named():
+    with pytest.raises(UserError, match="no recipe 'scrach'; did you mean 'scratch'"):
+        read_recipe("scrach")
+    with pytest.raises(UserError, match="does not exist"):
+        read_recipe("nowhere.toml")
+
+
+def test_overrides_are_toml_values_or_words():
+    assert parse_overrides(["train.steps=500", "model.name=S/16", "augment.area=[0.1, 1.0]", "augment.flip=false"]) == {
+        "train": {"steps": 500},
+        "model": {"name": "S/16"},
+        "augment": {"area": [0.1, 1.0], "flip": False},
+    }
+    with pytest.raises(UserError, match=r"section\.key=value"):
+        parse_overrides(["train.steps"])
+
+
+def test_merge_goes_section_by_section():
+    assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("b/16", "'B/16'"), ("S16", "'S/16'"), ("B/", "A model is a size"), ("vit_base", "such as S/16"), ("B/0", "size")],
+)
+def test_a_wrong_model_name_is_explained(name, hint):
+    with pytest.raises(UserError) as caught:
+        configure(name, 10)
+    assert hint in str(caught.value)
+
+
+def test_an_impossible_network_is_refused():
+    with pytest.raises(UserError, match="224x224 is not a multiple of the patch 15x15"):
+        configure("S/15", 10)
+    with pytest.raises(ValueError, match="does not divide into 5 heads"):
+        ModelConfig(width=16, depth=1, mlp_dim=8, heads=5, patch=(4, 4), image_size=(8, 8), num_classes=2)
+    with pytest.raises(UserError, match="needs a class token"):
+        configure("S/16", 10, class_token=False)

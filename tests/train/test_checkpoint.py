@@ -1,0 +1,84 @@
+import errno
+
+import pytest
+import torch
+
+from vitrail.config import OptimizerConfig
+from vitrail.errors import UserError
+from vitrail.model.vit import create
+from vitrail.train.average import Average
+from vitrail.train.checkpoint import Checkpoints, TrainState
+from vitrail.train.optimizer import build_optimizer
+
+
+def trained_state(steps, seed=0, name="adamw"):
+    torch.manual_seed(seed)
+    net = create("Ti/8", 3, 16)
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
+    advance(state, steps)
+    return state
+
+
+def advance(state, steps):
+    for _ in range(steps):
+        torch.manual_seed(state.step)
+        loss = state.model(torch.randn(2, 3, 16, 16)).logsumexp(-1).mean()
+        loss.backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        state.step += 1
+        state.average.update(state.model, state.step)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    state = trained_state(3, name=name)
+    checkpoints.save(state, {"fingerprint": "x"})
+    advance(state, 4)
+    tensors, facts, damaged = checkpoints.latest()
+    other = trained_state(1, seed=5, name=name)
+    other.load(tensors, facts["step"])
+    assert other.step == 3 and facts["fingerprint"] == "x" and not damaged
+    advance(other, 4)
+    for key, value in state.tensors().items():
+        assert torch.equal(value, other.tensors()[key]), key
+
+
+def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    state = trained_state(1)
+    for _ in range(3):
+        checkpoints.save(state, {})
+        advance(state, 1)
+    assert [p.name for p in checkpoints.files()] == ["step_000000002.safetensors", "step_000000003.safetensors"]
+    newest = checkpoints.files()[-1]
+    data = bytearray(newest.read_bytes())
+    data[-100] ^= 1  # one flipped bit
+    newest.write_bytes(data)
+    _, facts, damaged = checkpoints.latest()
+    assert facts["step"] == 2 and "step_000000003" in damaged[0] and "checksum" in damaged[0]
+    checkpoints.files()[0].write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+        checkpoints.latest()
+
+
+def test_no_checkpoints_is_not_an_error(tmp_path):
+    assert Checkpoints(tmp_path / "none", keep=1).latest() is None
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    state = trained_state(1)
+    checkpoints.save(state, {})
+    advance(state, 1)
+
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vitrail.atomic.os.fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        checkpoints.save(state, {})
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000000001.safetensors"]
+    assert checkpoints.latest()[1]["step"] == 1

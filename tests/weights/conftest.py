@@ -1,0 +1,63 @@
+"""Networks with weights that all matter, so that a swapped or forgotten tensor shows in the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import ModelConfig, Preprocess
+from vitrail.model.vit import VisionTransformer
+from vitrail.weights.bundle import Card
+from vitrail.weights.read import Weights
+
+
+@pytest.fixture
+def randomise() -> Callable[[nn.Module], nn.Module]:
+    def fill(module: nn.Module) -> nn.Module:
+        """Every parameter random, of a size that keeps logits near one."""
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in module.named_parameters():
+            fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 25
+            parameter.data.normal_(std=fan_in**-0.5, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.data += 1
+        return module.eval()
+
+    return fill
+
+
+@pytest.fixture
+def logits() -> Callable[[Weights, Tensor], Tensor]:
+    @torch.inference_mode()
+    def run(weights: Weights, pixels: Tensor) -> Tensor:
+        """What our network says with these weights; loading is strict."""
+        net = VisionTransformer(weights.card.model).eval()
+        net.load_state_dict(weights.state)
+        return net(pixels)
+
+    return run
+
+
+@pytest.fixture
+def card() -> Card:
+    return Card(
+        model=ModelConfig(
+            width=24, depth=2, mlp_dim=48, heads=3, patch=(8, 8), image_size=(16, 24), num_classes=3, head_bias=-10
+        ),
+        preprocess=Preprocess(size=(16, 24), resize="short_side", crop_fraction=0.875, interpolation="bicubic"),
+        classes=("chat", "chien", "zèbre"),
+        recipe={"optimizer": {"lr": 0.003}},
+        data={"fingerprint": "9f", "counts": [3, 4]},
+        metrics={"accuracy": 0.75},
+        source="hf-hub:someone/something",
+        licence="CC BY 4.0",
+        created_with="vitrail 0.1.0, torch 2.13.0",
+    )
+
+
+@pytest.fixture
+def state(card, randomise) -> dict[str, Tensor]:
+    return randomise(VisionTransformer(card.model)).state_dict()

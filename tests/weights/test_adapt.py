@@ -1,0 +1,107 @@
+"""Starting weights for a new network: what is kept, what is resampled, what starts afresh, and what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.ndimage
+import torch
+
+from vitrail.config import ModelConfig
+from vitrail.errors import UserError
+from vitrail.model.vit import VisionTransformer
+from vitrail.weights.resize import adapt
+
+OLD = ModelConfig(
+    width=24, depth=2, mlp_dim=48, heads=3, patch=(8, 8), image_size=(32, 32), num_classes=10, representation=24
+)
+
+
+def changed(**options) -> ModelConfig:
+    return ModelConfig(**{**OLD.model_dump(), **options})
+
+
+@pytest.fixture
+def old_state(randomise):
+    return randomise(VisionTransformer(OLD)).state_dict()
+
+
+def test_fine_tuning_as_in_the_paper(old_state):
+    """Another size and other classes: positions are stretched, both layers of the old head go, a zero head comes."""
+    new = changed(image_size=(48, 64), num_classes=3, representation=0)
+    state, changes = adapt(old_state, OLD, new)
+    assert changes == [
+        "positions 4x4 -> 6x8",
+        "representation layer: left out",
+        "head: 10 -> 3 classes, starts at zero",
+    ]
+    net = VisionTransformer(new)
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    assert (set(missing), unexpected) == ({"head.weight", "head.bias"}, [])
+    assert not net(torch.randn(2, 3, 48, 64)).any()
+    table = old_state["positions.table"][0]
+    zoomed = scipy.ndimage.zoom(table[1:].view(4, 4, 24).numpy(), (6 / 4, 8 / 4, 1), order=1)
+    torch.testing.assert_close(state["positions.table"][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
+    assert torch.equal(state["positions.table"][0, 0], table[0])
+    kept = set(state) - {"positions.table"}
+    assert all(torch.equal(state[name], old_state[name]) for name in kept)
+
+
+def test_nothing_to_change(old_state):
+    state, changes = adapt(old_state, OLD, changed(dropout=0.1, head_bias=-10.0), keep_head=True)
+    assert changes == []
+    assert all(torch.equal(state[name], tensor) for name, tensor in old_state.items())
+
+
+def test_the_head_is_kept_only_when_asked(old_state):
+    state, changes = adapt(old_state, OLD, OLD)
+    assert set(old_state) - set(state) == {"head.weight", "head.bias"}
+    assert changes == ["head: 10 classes, starts at zero"]
+
+
+@pytest.mark.parametrize(
+    ("options", "gone", "change"),
+    [
+        ({"num_classes": 3}, {"head"}, "head: 10 -> 3 classes, starts at zero"),
+        ({"num_classes": 0}, {"head"}, "head: left out"),
+        ({"representation": 12}, {"head", "representation"}, "representation layer: starts fresh with 12 values"),
+        ({"representation": 0}, {"head", "representation"}, "head: 10 classes, starts at zero"),
+    ],
+    ids=str,
+)
+def test_a_head_that_no_longer_fits_goes_even_when_asked_to_stay(old_state, options, gone, change):
+    state, changes = adapt(old_state, OLD, changed(**options), keep_head=True)
+    assert {name.partition(".")[0] for name in set(old_state) - set(state)} == gone
+    assert change in changes
+
+
+def test_a_first_head(randomise):
+    old = changed(num_classes=0, representation=0)
+    state, changes = adapt(VisionTransformer(old).state_dict(), old, changed(representation=0))
+    assert changes == ["head: 10 classes, starts at zero"]
+    assert not any(name.startswith("head") for name in state)
+
+
+def test_the_given_state_is_left_alone(old_state):
+    before = dict(old_state)
+    adapt(old_state, OLD, changed(image_size=(48, 48), num_classes=2))
+    assert list(before) == list(old_state)
+    assert all(before[name] is old_state[name] for name in before)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 48}, "have width 24, and the network asked for has 48"),
+        ({"depth": 3}, "have depth 2, and the network asked for has 3"),
+        ({"heads": 4}, "have heads 3, and the network asked for has 4"),
+        ({"patch": (16, 16)}, "have patch 8x8, and the network asked for has 16x16"),
+        ({"channels": 1}, "have channels 3, and the network asked for has 1"),
+        ({"pool": "gap", "class_token": False}, "have class_token True, and the network asked for has False"),
+        ({"gelu": "erf"}, "have gelu tanh, and the network asked for has erf"),
+        ({"norm_eps": 1e-12}, "have norm_eps 1e-06, and the network asked for has 1e-12"),
+    ],
+    ids=str,
+)
+def test_networks_that_do_not_fit(old_state, options, words):
+    with pytest.raises(UserError, match=words):
+        adapt(old_state, OLD, changed(**options))

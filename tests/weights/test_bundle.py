@@ -1,0 +1,224 @@
+"""Our own file: what is written is read back, whole or not at all, and a bad file is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, safe_open, save_file
+
+from vitrail.errors import UserError
+from vitrail.weights.bundle import Card, created_with, read_bundle, read_card, write_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path, state, card) -> Path:
+    path = tmp_path / "model.safetensors"
+    write_bundle(path, state, card)
+    return path
+
+
+def rewrite(path: Path, state: dict[str, torch.Tensor], **changes: object) -> None:
+    """The same file with other values in its document, written by safetensors itself."""
+    with safe_open(path, "pt") as file:
+        document = json.loads(file.metadata()["vitrail"])
+    document.update(changes)
+    save_file(state, path, metadata={"vitrail": json.dumps(document)})
+
+
+def test_round_trip(bundle, state, card):
+    read, weights = read_bundle(bundle)
+    assert read == card == read_card(bundle)
+    assert list(weights) == sorted(state)
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+
+
+def test_it_is_a_plain_safetensors_file_with_one_document(bundle, state):
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(bundle).items())
+    with safe_open(bundle, "pt") as file:
+        assert list(file.metadata()) == ["vitrail"]
+        assert json.loads(file.metadata()["vitrail"])["classes"] == ["chat", "chien", "zèbre"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_disk_is_float32_in_memory(tmp_path, state, card, dtype):
+    halves = {name: tensor.to(dtype) for name, tensor in state.items()}
+    write_bundle(tmp_path / "half.safetensors", halves, card)
+    _, weights = read_bundle(tmp_path / "half.safetensors")
+    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+    assert all(torch.equal(weights[name], halves[name].float()) for name in state)
+    assert (tmp_path / "half.safetensors").stat().st_size < 0.7 * 4 * sum(t.numel() for t in state.values())
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path, bundle, state, card):
+    backwards = dict(reversed(state.items()))
+    backwards["head.weight"] = state["head.weight"].T.contiguous().T  # equal, laid out otherwise
+    write_bundle(tmp_path / "again.safetensors", backwards, Card(**card.model_dump()))
+    assert (tmp_path / "again.safetensors").read_bytes() == bundle.read_bytes()
+
+
+def test_a_card_is_read_without_torch(bundle):
+    code = (
+        "import sys; from vitrail.weights.bundle import read_card; card = read_card(sys.argv[1]); "
+        "assert card.classes[2] == 'zèbre'; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, bundle], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_numbers_json_has_no_word_for(tmp_path, state, card):
+    write_bundle(tmp_path / "a.safetensors", state, card.model_copy(update={"metrics": {"loss": float("nan")}}))
+    assert read_card(tmp_path / "a.safetensors").metrics == {"loss": None}
+
+
+def test_created_with():
+    assert created_with().startswith("vitrail 0.")
+    assert created_with().endswith(torch.__version__.partition("+")[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": ("a", "b")}, "2 class names for 3 logits"),
+        ({"preprocess": {"size": (16, 16)}}, "makes 16x16 images, and the network takes 16x24"),
+        ({"preprocess": {"size": (16, 24), "mean": (0.5,), "std": (0.5,)}}, "1 channels, network for 3"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_card_that_contradicts_itself_cannot_be_made(card, change, words):
+    with pytest.raises(ValidationError, match=words):
+        Card(**{**card.model_dump(), **change})
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.2, 0.6, 0.999])
+def test_a_file_cut_short(bundle, share):
+    content = bundle.read_bytes()
+    bundle.write_bytes(content[: int(len(content) * share)])
+    for read in (read_card, read_bundle):
+        with pytest.raises(UserError, match=r"cut short|damaged"):
+            read(bundle)
+
+
+def test_bytes_flipped_anywhere_in_the_header_never_crash(bundle):
+    content = bundle.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    dice = random.Random(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(content)
+        damaged[dice.randrange(header)] ^= 1 << dice.randrange(8)
+        bundle.write_bytes(damaged)
+        try:
+            read_bundle(bundle)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 150
+
+
+def test_a_header_of_absurd_length_is_not_read(tmp_path):
+    path = tmp_path / "huge.safetensors"
+    with open(path, "wb") as file:
+        file.write((200_000_000).to_bytes(8, "little"))
+        file.truncate(200_000_100)  # sparse: takes no room on disk
+    with pytest.raises(UserError, match="not a safetensors file"):
+        read_card(path)
+
+
+def test_files_of_others(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="not written by vitrail"):
+        read_card(tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("hello, this is a text file and no more than that")
+    with pytest.raises(UserError, match="not a safetensors file"):
+        read_card(tmp_path / "text.safetensors")
+    with pytest.raises(UserError, match="cannot read"):
+        read_card(tmp_path / "none.safetensors")
+    with pytest.raises(UserError, match="cannot read"):
+        read_card(tmp_path)
+
+
+def test_a_newer_format_says_to_upgrade(bundle, state):
+    rewrite(bundle, state, format=2, something_new=True)
+    with pytest.raises(UserError, match=r"format 2.*reads up to 1.*pip install --upgrade"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "x"}, "'x' is not a format number"),
+        ({"sauce": 1}, "unknown key 'sauce'; did you mean 'source'"),
+        ({"model": {"width": 24}}, "'model.depth'"),
+    ],
+)
+def test_a_document_that_is_wrong(bundle, state, change, words):
+    rewrite(bundle, state, **change)
+    with pytest.raises(UserError, match=words):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depth": 3}, r"'encoder.blocks.2.norm1.weight' is missing"),
+        ({"depth": 1}, r"'encoder.blocks.1.[\w.]+' is not part of the network"),
+        ({"mlp_dim": 96}, r"mlp.up.weight' has shape \(48, 24\), and the network needs \(96, 24\)"),
+        ({"depth": 10**9}, "too few for a network of 1000000000 blocks"),
+        ({"width": 3 * 10**18}, "larger than any tensor"),
+    ],
+)
+def test_weights_that_are_not_of_the_network_described(bundle, state, card, change, words):
+    rewrite(bundle, state, model={**card.model.model_dump(), **change})
+    with pytest.raises(UserError, match=words):
+        read_bundle(bundle)
+
+
+def test_numbers_that_are_no_weights(bundle, state):
+    rewrite(bundle, {name: tensor.to(torch.int8) for name, tensor in state.items()})
+    with pytest.raises(UserError, match="I8 numbers"):
+        read_bundle(bundle)
+
+
+def test_weights_that_could_not_be_read_back_are_not_written(tmp_path, state, card):
+    del state["head.bias"]
+    with pytest.raises(UserError, match=r"'head.bias' is missing"):
+        write_bundle(tmp_path / "model.safetensors", state, card)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["os.fsync", "pathlib.Path.replace", "safetensors.torch.save_file"])
+@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_no_litter(bundle, state, card, monkeypatch, place, problem):
+    before = bundle.read_bytes()
+
+    def fail(*args: object, **kwargs: object) -> None:
+        if place.endswith("save_file"):
+            Path(str(args[1])).write_bytes(b"half a file")
+        raise problem
+
+    monkeypatch.setattr(place, fail)
+    expected = UserError if isinstance(problem, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_bundle(bundle, {name: tensor + 1 for name, tensor in state.items()}, card)
+    assert bundle.read_bytes() == before
+    assert list(bundle.parent.iterdir()) == [bundle]
+
+
+def test_a_folder_that_is_not_there(tmp_path, state, card):
+    with pytest.raises(UserError, match="cannot write"):
+        write_bundle(tmp_path / "none" / "model.safetensors", state, card)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
+    (tmp_path / "plain").touch()
+    write_bundle(tmp_path / "model.safetensors", state, card)
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode

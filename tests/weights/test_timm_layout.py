@@ -1,0 +1,237 @@
+"""timm's files, written by timm itself: the same logits, the same preprocessing, and no silent guess."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitrail.errors import UserError
+from vitrail.weights import timm as layout
+from vitrail.weights.read import read_weights
+
+timm = pytest.importorskip("timm")
+from timm.models import save_for_hf  # noqa: E402
+from timm.models._hub import save_config_for_hf  # noqa: E402
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+def written(folder, randomise, name="vit_tiny_patch16_224", model_config=None, **args):
+    """A timm network, and the folder it saves itself to as it would for the Hub."""
+    model = randomise(timm.create_model(name, **args))
+    save_for_hf(model, folder, model_config=model_config, model_args=args, safe_serialization=True)
+    return model
+
+
+@torch.inference_mode()
+def assert_same_logits(model, weights, logits, tolerance=1e-5):
+    size = weights.card.model.image_size
+    pixels = torch.randn(2, weights.card.model.channels, *size, generator=torch.Generator().manual_seed(1))
+    expected = model(pixels)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(weights, pixels), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, {"pool": "token", "norm": "before_pool", "gelu": "erf", "class_token": True}),
+        ({"act_layer": "gelu_tanh"}, {"gelu": "tanh"}),
+        ({"global_pool": "avg"}, {"pool": "gap", "norm": "after_pool", "class_token": True}),
+        ({"global_pool": "avg", "fc_norm": False}, {"pool": "gap", "norm": "before_pool", "class_token": True}),
+        ({"global_pool": "avg", "class_token": False}, {"pool": "gap", "norm": "after_pool", "class_token": False}),
+        ({"fc_norm": True}, {"pool": "token", "norm": "after_pool"}),
+        ({"no_embed_class": True}, {"class_token": True}),
+        ({"img_size": [16, 40]}, {"image_size": (16, 40)}),
+        ({"img_size": [16, 40], "no_embed_class": True}, {"image_size": (16, 40)}),
+        ({"patch_size": [4, 8], "img_size": [16, 24]}, {"patch": (4, 8), "image_size": (16, 24)}),
+        ({"num_classes": 0}, {"num_classes": 0}),
+        ({"in_chans": 1}, {"channels": 1}),
+        ({"mlp_ratio": 2.5}, {"mlp_dim": 120}),
+    ],
+    ids=str,
+)
+def test_logits_are_timms(tmp_path, randomise, logits, args, told):
+    model = written(tmp_path, randomise, **{**SMALL, **args})
+    weights = read_weights(str(tmp_path))
+    assert_same_logits(model, weights, logits)
+    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert weights.card.model.norm_eps == 1e-6
+
+
+def test_a_network_of_real_size(tmp_path, randomise, logits):
+    """Ti/16 at 224, all twelve blocks, known to timm by its name alone."""
+    model = randomise(timm.create_model("vit_tiny_patch16_224"))
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    weights = read_weights(str(tmp_path))
+    assert sum(tensor.numel() for tensor in weights.state.values()) == 5_717_416
+    assert_same_logits(model, weights, logits)
+
+
+def test_preprocessing_and_classes_are_timms(tmp_path, randomise):
+    names = ["a", "b", "c", "d", "e"]
+    model = written(tmp_path, randomise, "vit_small_patch16_224", {"label_names": names}, depth=1, num_classes=5)
+    card = read_weights(str(tmp_path)).card
+    expected = timm.data.resolve_data_config({}, model=model)
+    assert card.preprocess.resize == {"center": "short_side", "squash": "squash"}[expected["crop_mode"]]
+    assert card.preprocess.crop_fraction == expected["crop_pct"]
+    assert card.preprocess.interpolation == expected["interpolation"]
+    assert (card.preprocess.mean, card.preprocess.std) == (expected["mean"], expected["std"])
+    assert card.preprocess.size == expected["input_size"][1:]
+    assert card.classes == tuple(names)
+    assert card.licence == model.pretrained_cfg["license"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"crop_mode": "squash", "crop_pct": 1.0}, {"resize": "squash", "crop_fraction": 1.0}),
+        ({"mean": None, "std": None}, {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}),
+        ({"crop_pct": None, "interpolation": "bilinear"}, {"crop_fraction": 0.875, "interpolation": "bilinear"}),
+    ],
+    ids=str,
+)
+def test_preprocessing_a_config_may_ask_for(tmp_path, randomise, change, told):
+    written(tmp_path, randomise, **SMALL)
+    edit(tmp_path, "pretrained_cfg", change)
+    preprocess = read_weights(str(tmp_path)).card.preprocess
+    assert {key: getattr(preprocess, key) for key in told} == told
+
+
+def edit(folder, section, change):
+    config = json.loads((folder / "config.json").read_text())
+    part = config.setdefault(section, {}) if section else config
+    part.update(change)
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def test_label_names_by_index(tmp_path, randomise):
+    names = {0: "a", 1: "b", 2: "c", 3: "d", 4: "e"}
+    written(tmp_path, randomise, model_config={"label_names": names}, **SMALL)
+    assert read_weights(str(tmp_path)).card.classes == ("a", "b", "c", "d", "e")
+
+
+def test_a_size_that_the_config_forgot(tmp_path, randomise, logits):
+    """timm leaves 224 in its config when a network is made for another size; the positions know better."""
+    model = written(tmp_path, randomise, **SMALL)
+    edit(tmp_path, "model_args", {"img_size": None})
+    assert_same_logits(model, read_weights(str(tmp_path)), logits)
+
+
+def test_a_file_without_config(tmp_path, randomise, logits):
+    model = randomise(timm.create_model("vit_small_patch16_224", depth=1, num_classes=4))
+    save_file(model.state_dict(), tmp_path / "any name")
+    weights = read_weights(str(tmp_path / "any name"))
+    assert_same_logits(model, weights, logits)
+    assert weights.card.model.heads == 6
+    assert "no config.json" in weights.card.source
+    expected = timm.data.resolve_data_config({}, model=model)
+    assert (weights.card.preprocess.mean, weights.card.preprocess.crop_fraction) == (expected["mean"], 0.9)
+
+
+def test_heads_that_nothing_tells(tmp_path, randomise):
+    save_file(randomise(timm.create_model("test_vit")).state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(UserError, match=r"how many attention heads.*model_args.num_heads"):
+        read_weights(str(tmp_path / "vit.safetensors"))
+
+
+def test_a_non_square_file_without_config(tmp_path, randomise, logits):
+    model = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(32, 96)))
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(UserError, match="--image-size HxW"):
+        read_weights(str(tmp_path / "vit.safetensors"))
+    assert_same_logits(model, read_weights(str(tmp_path / "vit.safetensors"), image_size=(32, 96)), logits)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"init_values": 1e-5}, "has LayerScale"),
+        ({"reg_tokens": 4}, "has register tokens"),
+        ({"qk_norm": True}, "has normalised queries and keys"),
+        ({"qkv_bias": False}, "queries, keys and values without bias"),
+        ({"pre_norm": True}, "has a norm before the encoder"),
+        ({"class_token": False, "global_pool": "map"}, "has attention pooling|has pooling 'map'"),
+        ({"global_pool": "avg", "pool_include_prefix": True}, "pools the class token with the patches"),
+        ({"global_pool": "max"}, "has pooling 'max', and vitrail knows token, avg"),
+        ({"act_layer": "quick_gelu"}, "has activation 'quick_gelu', and vitrail knows gelu, gelu_tanh"),
+        ({"norm_layer": "rmsnorm"}, "norm layers 'rmsnorm'"),
+        ({"final_norm": False}, "'encoder.norm.weight' is missing"),
+        ({"pos_embed": "none"}, "no learned positions"),
+    ],
+    ids=str,
+)
+def test_what_a_plain_network_cannot_express(tmp_path, randomise, args, words):
+    written(tmp_path, randomise, **{**SMALL, **args})
+    with pytest.raises(UserError, match=words):
+        read_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("pretrained_cfg", {"crop_mode": "border"}, "crop mode 'border'"),
+        ("pretrained_cfg", {"crop_mode": "squash", "crop_pct": 0.9}, "crop mode 'squash' and crop_pct 0.9"),
+        ("pretrained_cfg", {"interpolation": "lanczos"}, "preprocessing: 'interpolation'"),
+        ("pretrained_cfg", {"mean": 3}, "3 is not a value for each channel"),
+        ("pretrained_cfg", {"mean": [0.1, 0.2]}, "2 channels and its network 3"),
+        ("model_args", {"img_size": "large"}, "'large' is not a size"),
+        ("model_args", {"num_heads": 5}, "48 does not divide into 5 heads"),
+        ("", {"model_args": 3}, "not as timm writes it"),
+        (
+            "",
+            {"architecture": "vit_new", "model_args": {"num_heads": 3}},
+            "the settings of timm's 'vit_new'",
+        ),
+    ],
+    ids=str,
+)
+def test_configs_that_are_wrong(tmp_path, randomise, section, change, words):
+    written(tmp_path, randomise, **SMALL)
+    edit(tmp_path, section, change)
+    with pytest.raises(UserError, match=words):
+        read_weights(str(tmp_path))
+
+
+def test_a_gated_mlp(tmp_path, randomise):
+    model = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, mlp_layer=timm.layers.SwiGLUPacked))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="gated MLP"):
+        read_weights(str(tmp_path))
+
+
+def plain_names() -> list[str]:
+    modules = ("timm.models.vision_transformer", "timm.models.deit")
+    return [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__ in modules]
+
+
+@pytest.mark.slow
+def test_no_architecture_of_timm_is_read_wrongly(tmp_path, monkeypatch):
+    """Each name stands for settings that the tensors do not show. Those that are read must agree with timm's own
+    network; the rest must be refused."""
+    read = []
+    for name in plain_names():
+        model = timm.create_model(name, depth=1, device="meta")
+        save_config_for_hf(model, tmp_path / "config.json")
+        tensors = model.state_dict()
+        monkeypatch.setattr(layout, "load_tensors", lambda path, tensors=tensors: tensors)
+        try:
+            foreign = layout.read(tmp_path / name, json.loads((tmp_path / "config.json").read_text()))
+        except UserError:
+            continue
+        read.append(name)
+        block = model.blocks[0]
+        ours = foreign.model
+        told = (ours.heads, ours.norm_eps, ours.gelu, ours.pool, ours.image_size)
+        gelu = {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__]
+        pool = {"token": "token", "avg": "gap"}[model.global_pool]
+        size = model.patch_embed.img_size
+        assert told == (block.attn.num_heads, block.norm1.eps, gelu, pool, size), name
+        assert not model.pool_include_prefix, name
+        assert type(block).__name__ == "Block", name
+    sizes = ("tiny_patch16", "small_patch16", "base_patch16", "base_patch32", "large_patch16", "huge_patch14")
+    assert {f"vit_{size}_224" for size in sizes} | {"deit_base_patch16_384", "flexivit_base", "test_vit"} <= set(read)
+    assert len(read) > 30

@@ -1,0 +1,40 @@
+"""Files that are there whole or not at all, even when the process or the machine dies while they are written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write into; when the block ends well it takes the place of `path`.
+
+    Whatever fails, `path` stays as it was and the temporary file is removed (a killed process leaves it behind).
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask allows; some writers would let only the owner read
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut; only POSIX systems can open a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

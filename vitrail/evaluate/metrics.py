@@ -1,0 +1,175 @@
+"""Logits and true labels -> the numbers a classifier is judged by, each with its uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import UserError
+from vitrail.evaluate.calibration import bin_confidence
+
+CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class. A number is None where it is undefined: recall without test images, precision without predictions."""
+
+    name: str
+    count: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    n: int
+    top1: float
+    top1_interval: Interval  # 95 %
+    top5: float | None  # None with five classes or fewer
+    top5_interval: Interval | None
+    balanced_accuracy: float  # mean recall over the classes that have test images
+    nll: float  # mean negative log-likelihood of the true class, in nats
+    ece: float
+    per_class: list[ClassScore]
+    confusion: np.ndarray  # (K, K) int32: rows are the truth, columns the prediction
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion")}
+        intervals = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
+        per_class = [asdict(one) for one in self.per_class]
+        return {**values, **intervals, "per_class": per_class, "confusion": self.confusion.tolist()}
+
+
+def score(
+    logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = 2000, seed: int = 0
+) -> Scores:
+    """Judge (N, K) logits against (N,) labels.
+
+    Equal logits rank by class index, lowest first: the prediction is numpy's argmax, and an image counts for top-5
+    when fewer than five classes rank before its true one.
+    """
+    logits, labels = _checked(logits, labels)
+    n, k = logits.shape
+    if k != len(classes):
+        raise UserError(f"the network gives {k} values per image but there are {len(classes)} class names")
+    predicted = np.empty(n, dtype=np.int64)
+    confidence, truth_nll = np.empty(n), np.empty(n)
+    rank = np.empty(n, dtype=np.int64)  # classes that rank before the true one
+    for rows in _chunks(n, k):
+        log_p = _log_softmax(logits[rows])
+        truth = np.take_along_axis(log_p, labels[rows, None], axis=1)
+        predicted[rows] = log_p.argmax(axis=1)
+        confidence[rows] = np.exp(log_p.max(axis=1))
+        truth_nll[rows] = -truth[:, 0]
+        earlier = np.arange(k) < labels[rows, None]
+        rank[rows] = ((log_p > truth) | ((log_p == truth) & earlier)).sum(axis=1)
+    confusion = np.bincount(labels * k + predicted, minlength=k * k).reshape(k, k).astype(np.int32)
+    per_class = _per_class(confusion, classes)
+    correct = predicted == labels
+    rng = np.random.Generator(np.random.PCG64(seed))
+    hits5 = rank < 5 if k > 5 else None
+    return Scores(
+        n=n,
+        top1=float(correct.mean()),
+        top1_interval=_interval(correct, bootstrap, rng),
+        top5=None if hits5 is None else float(hits5.mean()),
+        top5_interval=None if hits5 is None else _interval(hits5, bootstrap, rng),
+        balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
+        nll=float(truth_nll.mean()),
+        ece=bin_confidence(confidence, correct).ece,
+        per_class=per_class,
+        confusion=confusion,
+    )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """(N, K) logits -> probabilities in float64."""
+    return np.exp(_log_softmax(np.asarray(logits)))
+
+
+def confident_mistakes(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the at most `k` wrongly classified images, the most confident mistake first."""
+    logits, labels = _checked(logits, labels)
+    wrong = np.flatnonzero(logits.argmax(axis=1) != labels)
+    return wrong[np.argsort(-_confidence(logits)[wrong], kind="stable")][:k]
+
+
+def least_certain(logits: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the at most `k` images whose predicted class has the lowest probability, right or wrong."""
+    return np.argsort(_confidence(np.asarray(logits)), kind="stable")[:k]
+
+
+def _confidence(logits: np.ndarray) -> np.ndarray:
+    """(N,) probability of the predicted class."""
+    parts = [np.exp(_log_softmax(logits[rows]).max(axis=1)) for rows in _chunks(*logits.shape)]
+    return np.concatenate([*parts, np.empty(0)])
+
+
+def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    logits, labels = np.asarray(logits), np.asarray(labels)
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(f"logits are {logits.shape} and labels {labels.shape}, not (N, K) and (N,)")
+    n, k = logits.shape
+    if n == 0:
+        raise UserError("there are no images to evaluate")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels are {labels.dtype}, not integers")
+    if labels.min() < 0 or labels.max() >= k:
+        raise UserError(f"labels run from {labels.min()} to {labels.max()} but the network knows classes 0 to {k - 1}")
+    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in _chunks(n, k))
+    if bad:
+        raise UserError(
+            f"the network's output is not a finite number for {bad} of {n} images; the weights or the inputs are broken"
+        )
+    return logits, labels.astype(np.int64)
+
+
+def _chunks(n: int, k: int) -> Iterator[slice]:
+    rows = max(1, CHUNK_VALUES // max(1, k))
+    for start in range(0, n, rows):
+        yield slice(start, min(n, start + rows))
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _interval(hits: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
+    """95 % percentile bootstrap over images of the mean of `hits`.
+
+    Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
+    distribution as resampling indices, at no memory.
+    """
+    means = rng.binomial(len(hits), hits.mean(), size=bootstrap) / len(hits)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _per_class(confusion: np.ndarray, classes: Sequence[str]) -> list[ClassScore]:
+    right = np.diagonal(confusion)
+    actual, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+
+    def share(part: int, whole: int) -> float | None:
+        return float(part / whole) if whole else None
+
+    return [
+        ClassScore(
+            name=str(name),
+            count=int(actual[i]),
+            recall=share(right[i], actual[i]),
+            precision=share(right[i], predicted[i]),
+            f1=share(2 * right[i], actual[i] + predicted[i]),
+        )
+        for i, name in enumerate(classes)
+    ]

@@ -1,0 +1,151 @@
+"""Which files are pictures: decode each once, on all cores, and remember the outcome for the next run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+
+from vitrail.atomic import whole_file
+from vitrail.images.decode import BadImage, decode
+from vitrail.images.files import Entry, Files
+
+Progress = Callable[[int, int], None]
+
+_CACHE_VERSION = 1
+_BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What decoding found, row by row beside the entries: content digests (n, 16), (height, width) and problems."""
+
+    digests: np.ndarray
+    shapes: np.ndarray
+    problems: dict[int, str]  # row -> why it is no picture
+
+
+def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> Scan:
+    """Decode every file once, on all cores. Files that have not changed since an earlier scan are not opened again."""
+    result = Scan(np.zeros((len(entries), 16), np.uint8), np.zeros((len(entries), 2), np.int32), {})
+    cache = _Cache(files, entries, max_pixels)
+    known = cache.load_into(result)
+    waiting = np.flatnonzero(~known)
+    done = len(entries) - len(waiting)
+    if progress:
+        progress(done, len(entries))
+    if not len(waiting):
+        return result
+    try:
+        for row, (digest, shape, problem, lasting) in _look_at_all(files, entries, waiting, max_pixels):
+            result.digests[row], result.shapes[row] = np.frombuffer(digest, np.uint8), shape
+            known[row] = lasting
+            if problem:
+                result.problems[row] = problem
+            done += 1
+            if progress and (done % 32 == 0 or done == len(entries)):
+                progress(done, len(entries))
+    finally:  # an interrupted scan goes on where it stopped
+        cache.save(result, known)
+    return result
+
+
+def cache_folder() -> Path:
+    """Where vitrail keeps what it can compute again: $VITRAIL_CACHE, else the user's cache folder."""
+    if own := os.environ.get("VITRAIL_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "vitrail"
+
+
+_Look = tuple[bytes, tuple[int, int], str, bool]  # digest, (height, width), problem, whether it lasts
+
+
+def _look_at_all(
+    files: Files, entries: Sequence[Entry], rows: np.ndarray, max_pixels: int
+) -> Iterator[tuple[int, _Look]]:
+    def look(row: int) -> _Look:
+        try:
+            data = files.read(entries[row].name)
+        except OSError as error:  # may be mended without the file changing, so it is not remembered
+            return bytes(16), (0, 0), f"cannot be read: {error.strerror or error}", False
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        try:
+            height, width, _ = decode(data, max_pixels=max_pixels).shape
+        except BadImage as error:
+            return digest, (0, 0), str(error), True
+        return digest, (height, width), "", True
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(cores) as pool:
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH].tolist()
+            yield from zip(batch, pool.map(look, batch), strict=True)
+
+
+class _Cache:
+    """The outcome of earlier scans of one place, as plain arrays. A cache that cannot be used is no error."""
+
+    def __init__(self, files: Files, entries: Sequence[Entry], max_pixels: int) -> None:
+        place, version = files.identity
+        name = hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
+        self.path = cache_folder() / "scans" / f"{name}.npz"
+        self.header = f"{_CACHE_VERSION} {PIL.__version__} {max_pixels} {version}"
+        self.names = [entry.name for entry in entries]
+        self.sizes = np.array([entry.size for entry in entries], np.int64)
+        self.stamps = np.array([entry.stamp for entry in entries], np.int64)
+
+    def load_into(self, result: Scan) -> np.ndarray:
+        """Fill the rows of files that are as they were; returns which rows those are."""
+        known = np.zeros(len(self.names), bool)
+        try:
+            with np.load(self.path, allow_pickle=False) as stored:
+                if str(stored["header"]) != self.header:
+                    return known
+                old = {key: stored[key] for key in ("names", "sizes", "stamps", "digests", "shapes", "bad", "reasons")}
+            row_of = {name: row for row, name in enumerate(_split(old["names"]))}
+            rows = np.array([row_of.get(name, -1) for name in self.names], np.int64)
+            same = (rows >= 0) & (old["sizes"][rows] == self.sizes) & (old["stamps"][rows] == self.stamps)
+            reasons = dict(zip(old["bad"].tolist(), _split(old["reasons"]), strict=True))
+            problems = {int(row): reasons[rows[row]] for row in np.flatnonzero(same) if rows[row] in reasons}
+            result.digests[same], result.shapes[same] = old["digests"][rows[same]], old["shapes"][rows[same]]
+        except Exception:  # absent, cut short or written by something else: scan again
+            return known
+        result.problems.update(problems)
+        return same
+
+    def save(self, result: Scan, known: np.ndarray) -> None:
+        rows = np.flatnonzero(known)
+        place_of = {int(row): place for place, row in enumerate(rows)}
+        bad = sorted(row for row in result.problems if row in place_of)
+        columns: dict[str, Any] = {
+            "header": np.array(self.header),
+            "names": _join([self.names[row] for row in rows]),
+            "sizes": self.sizes[rows],
+            "stamps": self.stamps[rows],
+            "digests": result.digests[rows],
+            "shapes": result.shapes[rows],
+            "bad": np.array([place_of[row] for row in bad], np.int64),
+            "reasons": _join([result.problems[row] for row in bad]),
+        }
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.path) as temporary, temporary.open("wb") as file:
+                np.savez(file, **columns)
+
+
+def _join(texts: Sequence[str]) -> np.ndarray:
+    """Many texts as one array of bytes; each ends in a NUL, which no file name holds."""
+    return np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def _split(joined: np.ndarray) -> list[str]:
+    return joined.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]

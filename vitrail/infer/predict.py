@@ -1,0 +1,115 @@
+"""A loaded classifier: weights, preprocessing and class names in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import Preprocess
+from vitrail.errors import UserError
+from vitrail.images.decode import BadImage, decode
+from vitrail.images.preprocess import normalise, prepare
+from vitrail.infer.forward import device_of
+from vitrail.model.vit import VisionTransformer
+from vitrail.weights.read import read_weights
+
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Card
+
+NONE_OF_THESE = "none of these"
+Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """The whole contract of a weights file: `net`, `preprocess`, `classes`, `card`."""
+
+    net: nn.Module
+    card: Card
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.card.preprocess
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    def predict(
+        self, images: Sequence[Image], *, top: int = 5, threshold: float = 0.0, batch_size: int = 32
+    ) -> list[Prediction]:
+        """One Prediction per image, in order; below `threshold` the label is "none of these"."""
+        pixels = (self.pixels(image) for image in images)
+        return [p for batch in _batched(pixels, batch_size) for p in self.predict_pixels(batch, top, threshold)]
+
+    def pixels(self, image: Image) -> Tensor:
+        """An image as the network's uint8 input (C, H, W)."""
+        if isinstance(image, np.ndarray):
+            return prepare(_checked_array(image, self.preprocess.channels), self.preprocess)
+        name = "the image" if isinstance(image, bytes) else str(image)
+        try:
+            data = image if isinstance(image, bytes) else Path(image).read_bytes()
+            decoded = decode(data, channels=self.preprocess.channels, background=self.preprocess.background)
+        except (OSError, BadImage) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise UserError(f"{name}: {reason}") from None
+        return prepare(decoded, self.preprocess)
+
+    @torch.no_grad()
+    def predict_pixels(self, pixels: Tensor, top: int, threshold: float) -> list[Prediction]:
+        """Predictions for a batch of uint8 inputs (B, C, H, W)."""
+        if not self.classes:
+            raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
+        logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
+        best = self.probabilities(logits).topk(min(top, len(self.classes)), dim=-1)
+        found = []
+        for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            ranked = tuple((self.classes[i], p) for i, p in zip(indices, probabilities, strict=True))
+            label = ranked[0][0] if ranked[0][1] >= threshold else NONE_OF_THESE
+            found.append(Prediction(label, ranked[0][1], ranked))
+        return found
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Softmax, or one sigmoid per class for weights trained with the sigmoid loss."""
+        objective = self.card.recipe.get("objective", {})
+        return logits.sigmoid() if objective.get("loss") == "sigmoid" else logits.softmax(-1)
+
+
+def load(spec: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
+    """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict."""
+    weights = read_weights(str(spec))
+    with torch.device("meta"):
+        net = VisionTransformer(weights.card.model)
+    net.load_state_dict(weights.state, assign=True)
+    return Classifier(net.to(device).eval().requires_grad_(False), weights.card)
+
+
+def _checked_array(image: np.ndarray, channels: int) -> np.ndarray:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels:
+        shape = "x".join(map(str, image.shape))
+        raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
+    return image
+
+
+def _batched(pixels: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    held: list[Tensor] = []
+    for tensor in pixels:
+        held.append(tensor)
+        if len(held) == size:
+            yield torch.stack(held)
+            held = []
+    if held:
+        yield torch.stack(held)

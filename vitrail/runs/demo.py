@@ -1,0 +1,53 @@
+"""`vitrail demo`: the main job on the bundled images, from pixels to a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from vitrail.images.sources import bundled_images, open_dataset
+from vitrail.runs.predict import predict
+from vitrail.runs.train import train
+from vitrail.weights.bundle import read_card
+
+SHOWN = 5  # sample images to predict
+
+
+def demo(out: str | Path = "runs/demo", *, again: bool = False, console: Console | None = None) -> None:
+    """Train on the bundled images, measure, predict a few of them, write the report, and say what to try next."""
+    console = console or Console()
+    folder = Path(out)
+    weights = folder / "model.safetensors"
+    started = (folder / "checkpoints").is_dir()
+    if weights.is_file() and not again:
+        top1 = read_card(weights).metrics["top1"]
+        console.print(f"{folder} holds a finished demo with top-1 {top1:.1%}; --again starts over", highlight=False)
+    elif started and not again:
+        train(out=folder, resume=True, console=console)
+    else:
+        console.print("3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on")
+        train(bundled_images(), recipe="demo", out=folder, overwrite=again, console=console)
+    console.print("\nfive of the test images:")
+    predict(weights, _samples(folder / "samples"), top=3, console=console)
+    console.print(
+        f"\nopen [bold]{folder / 'report.html'}[/] in a browser, then try\n"
+        f"    vitrail predict {folder} {folder / 'samples'} --json\n"
+        f"    vitrail evaluate {folder} {bundled_images()}\n"
+        "    vitrail train photos/                 with your own photos/<class>/*.jpg",
+        highlight=False,
+    )
+
+
+def _samples(folder: Path) -> list[Path]:
+    """A few test images of different classes as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    test = open_dataset(bundled_images()).splits["test"]
+    step = len(test) // SHOWN
+    files = []
+    for index in range(0, step * SHOWN, step):
+        name = Path(test.name(index))
+        file = folder / f"{test.classes[test.labels[index]]}{name.suffix}"
+        file.write_bytes(test.read(index))
+        files.append(file)
+    return files

@@ -1,0 +1,119 @@
+"""`vitrail evaluate`: a weights file measured on images, with a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from vitrail.config import DataConfig
+from vitrail.errors import UserError, did_you_mean
+from vitrail.evaluate.metrics import Scores
+from vitrail.images.sources import Dataset, open_dataset
+from vitrail.infer.predict import load
+from vitrail.model.cost import macs, parameters
+from vitrail.report.page import ReportFacts, write_report
+from vitrail.runs.measure import Measurement, measure, mistakes
+from vitrail.runs.show import scanning, show_data, show_scores
+from vitrail.train.interrupt import Interrupts
+from vitrail.train.precision import choose_device
+from vitrail.weights.bundle import Card
+
+
+def evaluate(
+    weights: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    report: str | Path | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Scores:
+    """Measure `weights` on the images in `data` and write a report beside the weights.
+
+    Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
+    used whole, unless it is the very data the weights were trained on: then only the part training never saw.
+    """
+    console = console or Console()
+    classifier = load(weights, device=choose_device(device))
+    card = classifier.card
+    if not card.classes:
+        raise UserError(f"{weights} has no class names, so it cannot be measured: train a classifier from it first")
+    with Interrupts() as interrupts:
+        with scanning(console, interrupts) as scanned:
+            dataset, name, sentence = _images(str(data), card, split, scanned)
+        show_data(console, dataset)
+        settings = DataConfig()
+        found = measure(
+            classifier.net,
+            sentence,
+            dataset.splits[name],
+            dataset,
+            card.preprocess,
+            settings,
+            next(classifier.net.parameters()).device,
+            interrupts,
+        )
+    show_scores(console, found.scores, found.sentence)
+    path = Path(report) if report is not None else _beside(weights, dataset)
+    pictures = mistakes(found, dataset, card.preprocess, settings)
+    write_report(path, _facts(weights, data, dataset, card, found, pictures))
+    console.print(f"report: [bold]{path}[/]", highlight=False)
+    return found.scores
+
+
+def _images(data: str, card: Card, split: str | None, scanned: object) -> tuple[Dataset, str, str]:
+    """The dataset, the name of the split to measure on, and what that split is, in words."""
+    trained = card.data
+    whole = open_dataset(data, classes=card.classes, split=False, progress=scanned)  # type: ignore[arg-type]
+    if whole.fingerprint == trained.get("fingerprint"):
+        rule = {key: trained[key] for key in ("holdout", "monitor", "split_seed")}
+        again = open_dataset(data, classes=card.classes, **rule)
+        chosen = split or ("test" if "test" in again.splits else "val")
+        words = {"val": "held-out split: these weights were trained on the rest of this folder"}
+    else:
+        again = whole
+        chosen = split or next(name for name in ("test", "val", "all", "train") if name in whole.splits)
+        words = {"all": "folder"}
+    if chosen not in again.splits:
+        known = list(again.splits)
+        raise UserError(f"{data} has no split '{chosen}'{did_you_mean(chosen, known)} It has: {', '.join(known)}.")
+    return again, chosen, words.get(chosen, f"{chosen} split")
+
+
+def _beside(weights: str | Path, dataset: Dataset) -> Path:
+    path = Path(weights)
+    folder = path if path.is_dir() else path.parent
+    folder = folder if folder.is_dir() else Path()
+    return folder / f"evaluation-{Path(dataset.root).stem}.html"
+
+
+def _facts(
+    weights: str | Path, data: str | Path, dataset: Dataset, card: Card, found: Measurement, pictures: list
+) -> ReportFacts:
+    return ReportFacts(
+        title=f"{Path(weights).name} on {Path(dataset.root).name}",
+        subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
+        scores=found.scores,
+        reliability=found.reliability,
+        split_used=found.sentence,
+        history=[],
+        baseline=None,
+        mistakes=pictures,
+        decisions=[],
+        data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
+        excluded=dataset.excluded,
+        notes=dataset.notes,
+        cost=[
+            ("parameters", f"{parameters(card.model):,}"),
+            ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
+        ],
+        config_toml="",
+        commands=[f"vitrail evaluate {weights} {data}", f"vitrail predict {weights} photo.jpg"],
+        card=[
+            ("starting weights", card.source or "none (random)"),
+            ("licence", card.licence or "none stated"),
+            ("trained on", str(card.data.get("name", "unknown"))),
+            ("made with", card.created_with),
+        ],
+    )

@@ -1,0 +1,120 @@
+"""The end of a run: the last measurement, the weights file that carries it, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitrail.evaluate.metrics import Scores
+from vitrail.model.cost import macs, parameters
+from vitrail.model.vit import VisionTransformer
+from vitrail.report.page import ReportFacts, write_report
+from vitrail.runs.measure import Measurement, measure, mistakes
+from vitrail.runs.plan import Plan
+from vitrail.runs.show import show_scores
+from vitrail.train.interrupt import Interrupts
+from vitrail.train.progress import read_metrics
+from vitrail.weights.bundle import Card, created_with, write_bundle
+
+
+def finish(
+    plan: Plan,
+    net: VisionTransformer,
+    folder: Path,
+    about: dict[str, Any],
+    seconds: float,
+    console: Console,
+    interrupts: Interrupts,
+) -> Scores:
+    """Measure once on the images kept for it, write model.safetensors and report.html."""
+    name = "test" if "test" in plan.dataset.splits else "val"
+    split = "test split" if name == "test" else "held-out split, which training never saw"
+    samples = plan.dataset.splits[name]
+    found = measure(net, split, samples, plan.dataset, plan.preprocess, plan.config.data, plan.device, interrupts)
+    show_scores(console, found.scores, found.sentence)
+    card = _card(plan, found, about)
+    write_bundle(folder / "model.safetensors", net.state_dict(), card)
+    write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
+    console.print(f"weights: [bold]{folder / 'model.safetensors'}[/]", highlight=False)
+    console.print(f"report:  [bold]{folder / 'report.html'}[/]", highlight=False)
+    return found.scores
+
+
+def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
+    dataset, data = plan.dataset, plan.config.data
+    recipe = plan.config.model_dump(mode="json", exclude_none=True)
+    recipe["data"]["path"] = Path(dataset.root).name  # a whole path tells about the machine, not about the weights
+    recipe["model"]["weights"] = about["source"]
+    metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    return Card(
+        model=plan.model,
+        preprocess=plan.preprocess,
+        classes=dataset.classes,
+        recipe=recipe,
+        data={
+            "name": Path(dataset.root).name,
+            "fingerprint": dataset.fingerprint,
+            "images": {name: len(samples) for name, samples in dataset.splits.items()},
+            "given_split": dataset.given_split,
+            "holdout": data.holdout,
+            "monitor": data.monitor,
+            "split_seed": data.split_seed,
+        },
+        metrics={"measured_on": found.sentence, **metrics},
+        source=about["source"],
+        licence=about["licence"],
+        created_with=created_with(),
+    )
+
+
+def _facts(
+    plan: Plan, found: Measurement, folder: Path, about: dict[str, Any], seconds: float, card: Card
+) -> ReportFacts:
+    dataset, to_beat = plan.dataset, about["baseline"]
+    history = read_metrics(folder / "metrics.jsonl")
+    speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
+    weights = folder / "model.safetensors"
+    cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
+    cost += [("speed", f"{sorted(speeds)[len(speeds) // 2]:.0f} images/s")] if speeds else []
+    cost += [
+        ("parameters", f"{parameters(plan.model):,}"),
+        ("compute", f"{macs(plan.model) / 1e9:.2f} GMAC an image"),
+        ("device", about["environment"]["device"]),
+    ]
+    return ReportFacts(
+        title=Path(dataset.root).name,
+        subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
+        scores=found.scores,
+        reliability=found.reliability,
+        split_used=found.sentence,
+        history=history,
+        baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
+        mistakes=mistakes(found, dataset, plan.preprocess, plan.config.data),
+        decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
+        data=data_rows(plan),
+        excluded=dataset.excluded,
+        notes=dataset.notes,
+        cost=cost,
+        config_toml=(folder / "config.toml").read_text(),
+        commands=[
+            f"vitrail predict {weights} photo.jpg",
+            f"vitrail evaluate {weights} {plan.config.data.path}",
+            f"vitrail train {plan.config.data.path} --recipe {folder / 'config.toml'} --out again",
+        ],
+        card=[
+            ("starting weights", card.source or "none (random)"),
+            ("licence of the starting weights", card.licence or "none stated"),
+            ("data fingerprint", dataset.fingerprint),
+            ("made with", card.created_with),
+        ],
+    )
+
+
+def dataset_line(plan: Plan) -> str:
+    return f"{len(plan.dataset.classes)} classes, {len(plan.dataset.splits['train']):,} training images"
+
+
+def data_rows(plan: Plan) -> list[tuple[str, str]]:
+    return [(name, f"{len(samples):,} images") for name, samples in plan.dataset.splits.items()]

@@ -1,0 +1,150 @@
+"""The training part of a run: objects from a plan, the loop, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vitrail.images.augment import flip, mixup
+from vitrail.images.loader import Batch, Loader, evaluation_loader, training_loader
+from vitrail.images.preprocess import normalise
+from vitrail.images.randomness import step_seed
+from vitrail.infer.forward import run_network
+from vitrail.model.vit import VisionTransformer
+from vitrail.objectives.classification import Classification
+from vitrail.runs.outputs import reader_of
+from vitrail.runs.plan import Plan
+from vitrail.train.average import Average
+from vitrail.train.checkpoint import Checkpoints, TrainState
+from vitrail.train.interrupt import Interrupted, Interrupts
+from vitrail.train.loop import Evaluator, LoopPlan, Prepared, Update, run
+from vitrail.train.optimizer import build_optimizer
+from vitrail.train.precision import autocast
+from vitrail.train.progress import MetricsLog, TrainingProgress
+from vitrail.train.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where an earlier launch left the run."""
+
+    tensors: dict[str, Tensor]
+    step: int
+
+
+def fit(
+    plan: Plan,
+    net: VisionTransformer,
+    folder: Path,
+    about: dict[str, Any],
+    console: Console,
+    interrupts: Interrupts,
+    checkpoint: Checkpoint | None = None,
+) -> VisionTransformer:
+    """Train `net` to the last step and return the network to keep (the average, where one is kept)."""
+    config, settings = plan.config, plan.config.train
+    average = Average(net, settings.ema) if settings.ema else None
+    state = TrainState(net, build_optimizer(net, config.optimizer), average)
+    checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints)
+
+    def save(current: TrainState) -> None:
+        checkpoints.save(current, about)
+
+    if checkpoint is not None:
+        state.load(checkpoint.tensors, checkpoint.step)
+    else:
+        save(state)  # a run killed before its first checkpoint can go on too
+    objective = Classification(config.objective, len(plan.dataset.classes))
+    metrics = MetricsLog(folder / "metrics.jsonl", state.step)
+    try:
+        with TrainingProgress(console, metrics, plan.steps, state.step) as progress:
+            run(
+                state,
+                prepared_batches(plan, objective, state.step, progress),
+                _update(plan, objective),
+                _when(plan),
+                evaluator=_evaluator(plan, objective, interrupts),
+                save=save,
+                watcher=progress,
+                interrupts=interrupts,
+            )
+    except Interrupted:
+        console.print(
+            f"stopped and saved at step {state.step:,} of {plan.steps:,}; go on with: "
+            f"vitrail train --resume --out {folder}",
+            highlight=False,
+        )
+        raise
+    return average.model if average is not None else net  # type: ignore[return-value]
+
+
+def _when(plan: Plan) -> LoopPlan:
+    settings, tenth = plan.config.train, max(1, plan.steps // 10)
+    return LoopPlan(
+        plan.steps, settings.log_every, settings.evaluate_every or tenth, settings.checkpoint_every or tenth
+    )
+
+
+def _update(plan: Plan, objective: Classification) -> Update:
+    config = plan.config
+    return Update(
+        objective,
+        lambda step: learning_rate(step, config.optimizer.lr, plan.steps, config.schedule),
+        config.optimizer.clip,
+        autocast(config.train.precision, plan.device),
+        lambda step: step_seed(config.train.seed, step),
+    )
+
+
+def prepared_batches(
+    plan: Plan, objective: Classification, start: int, progress: TrainingProgress
+) -> Iterator[Prepared]:
+    """Batches from step `start` on, as the network takes them; each unreadable image is reported once."""
+    config = plan.config
+    reader = reader_of(plan.dataset.splits["train"], plan.dataset, plan.preprocess, config.data)
+    loader = training_loader(reader, config.train.batch_size, config.augment, config.train.seed, config.data.workers)
+    reported: set[str] = set()
+    for step, batch in enumerate(loader.from_step(start, plan.steps), start):
+        for name, reason in batch.failures:
+            if name not in reported:
+                progress.message(f"{name} cannot be read any more and is left out: {reason}")
+                reported.add(name)
+        yield prepare(batch, step, plan, objective)
+
+
+def prepare(batch: Batch, step: int, plan: Plan, objective: Classification) -> Prepared:
+    """A batch on the device: flipped, normalised, mixed. An image that could not be read counts nothing."""
+    augment, seed = plan.config.augment, plan.config.train.seed
+    pixels = batch.pixels.to(plan.device, non_blocking=True)
+    if augment.flip:
+        pixels = flip(pixels, seed, batch.epoch, batch.sample)
+    pixels = normalise(pixels, plan.preprocess)
+    targets = objective.targets(batch.labels).to(plan.device)
+    weights = batch.weights.to(plan.device)
+    if augment.mixup:
+        pixels, targets = mixup(pixels, targets, augment.mixup, seed, step)
+        weights = weights * weights.roll(1)  # what was mixed with an unreadable image counts nothing either
+    return Prepared(pixels, targets, weights)
+
+
+def _evaluator(plan: Plan, objective: Classification, interrupts: Interrupts) -> Evaluator:
+    """Loss and accuracy on the validation images, during training."""
+    reader = reader_of(plan.dataset.splits["val"], plan.dataset, plan.preprocess, plan.config.data)
+    loader: Loader = evaluation_loader(reader, plan.config.train.batch_size, plan.config.data.workers)
+    cast: Callable[[], AbstractContextManager[object]] = autocast(plan.config.train.precision, plan.device)
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        out = run_network(
+            model, loader, plan.preprocess, plan.device, autocast=cast, between=lambda _: interrupts.check()
+        )
+        loss = objective(out.values, objective.targets(out.labels), torch.ones(len(out.labels)))
+        return {"val_loss": loss.item(), "val_top1": (out.values.argmax(-1) == out.labels).float().mean().item()}
+
+    return evaluate

@@ -1,0 +1,217 @@
+"""From what the user asked to a complete plan: data, network, preprocessing and every setting resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from vitrail.atomic import whole_file
+from vitrail.config import (
+    ModelConfig,
+    Preprocess,
+    RunConfig,
+    key_paths,
+    merge,
+    parse_overrides,
+    read_recipe,
+    validate,
+)
+from vitrail.errors import UserError, did_you_mean
+from vitrail.images.preprocess import preprocess_for
+from vitrail.images.sources import Dataset, open_dataset
+from vitrail.model.variants import configure
+from vitrail.runs.choose import Decision, Facts, choose_length, choose_model, choose_recipe
+from vitrail.train.precision import choose_device, choose_precision
+from vitrail.weights.read import Weights, read_weights
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user typed."""
+
+    data: str
+    model: str | None = None
+    recipe: str | None = None
+    weights: str | None = None
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs; all of it can be written down and read back."""
+
+    config: RunConfig
+    model: ModelConfig
+    preprocess: Preprocess
+    dataset: Dataset
+    device: torch.device
+    weights: Weights | None  # none after a resume: the checkpoint holds what they gave
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps or 0  # a probe takes none
+
+    @property
+    def facts(self) -> Facts:
+        return _facts(self.dataset, self.device, self.weights)
+
+
+def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None) -> Plan:
+    """Resolve a request. What the user said stands; the rest is chosen from the data and the machine."""
+    given = _given(request)
+    decisions: list[Decision] = []
+    # The recipe may be chosen from the data, and the data needs settings: those cannot come from a chosen recipe.
+    early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
+    device = choose_device(early.train.device)
+    weights = read_weights(early.model.weights) if early.model.weights else None
+    dataset = read_data(early, scanned)
+    train = dataset.splits["train"]
+    facts = _facts(dataset, device, weights)
+
+    recipe = request.recipe
+    if recipe is None:
+        decision = choose_recipe(facts)
+        decisions.append(decision)
+        recipe = decision.value
+    values = merge(merge(read_recipe(recipe), {"recipe": recipe}), given)
+
+    if weights is None and not values.get("model", {}).get("name"):
+        for key, value, decision in choose_model(facts):
+            if not _has(given, key):
+                values = merge(values, _nested(key, value))
+                decisions.append(decision)
+    config = validate(RunConfig, values, f"recipe {recipe}")
+    if config.kind == "probe" and weights is None:
+        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
+    model, preprocess = network_of(config, dataset, weights)
+
+    if config.kind == "train":
+        if config.train.steps is None and config.train.epochs is None:
+            for key, value, decision in choose_length(facts, config, model):
+                if not _has(given, key):
+                    values = merge(values, _nested(key, value))
+                    decisions.append(decision)
+        precision, why = choose_precision(config.train.precision, device)
+        if config.train.precision == "auto":
+            decisions.append(Decision("precision", precision, why))
+        values = merge(values, {"train": {"precision": precision, "device": device.type}})
+        values = merge(values, {"train": {"steps": _steps(validate(RunConfig, values, "settings"), len(train))}})
+        values["train"].pop("epochs", None)
+    shape = model.image_size
+    values = merge(values, {"preprocess": preprocess.model_dump(), "model": {"image_size": shape}})
+    return Plan(validate(RunConfig, values, "settings"), model, preprocess, dataset, device, weights, decisions)
+
+
+def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> Dataset:
+    """Open the data and make sure there are images to train on and images held out to measure on."""
+    data = config.data
+    dataset = open_dataset(
+        data.path,
+        holdout=data.holdout,
+        monitor=data.monitor,
+        split_seed=data.split_seed,
+        max_pixels=data.max_pixels,
+        progress=scanned,
+    )
+    if "val" not in dataset.splits:
+        raise UserError(f"{data.path} has no images to hold out for measuring: every class needs at least two images")
+    return dataset
+
+
+def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[ModelConfig, Preprocess]:
+    """The network for this data, and how its pixels are made: from the starting weights where there are some."""
+    choice = config.model
+    count = len(dataset.classes)
+    overrides = dict(config.preprocess)
+    base = None
+    if weights is None:
+        options: dict[str, Any] = {"dropout": choice.dropout, "head_bias": choice.head_bias}
+        if choice.pool is not None:
+            options["pool"] = choice.pool
+        size = choice.image_size or (224, 224)
+        model = configure(choice.name, count, size, **options)
+        if choice.representation:
+            model = model.model_copy(update={"representation": model.width})
+    else:
+        base = weights.card.preprocess
+        start = weights.card.model
+        _check_name(choice.name, start)
+        changes: dict[str, Any] = {"num_classes": count, "representation": 0}
+        changes |= {"dropout": choice.dropout, "head_bias": choice.head_bias}
+        if choice.image_size is not None:
+            changes["image_size"] = choice.image_size
+        model = validate(ModelConfig, {**start.model_dump(), **changes}, "model")
+    overrides.pop("size", None)
+    return model, preprocess_for(model.image_size, base, overrides)
+
+
+def _check_name(name: str, start: ModelConfig) -> None:
+    """A model named beside starting weights must be the one the weights are for."""
+    if not name:
+        return
+    named = configure(name, 1, start.image_size)
+    for key in ("width", "depth", "mlp_dim", "heads", "patch"):
+        if getattr(named, key) != getattr(start, key):
+            raise UserError(
+                f"the starting weights are not a {name}: their {key} is {getattr(start, key)}, not "
+                f"{getattr(named, key)}; leave --model out to use theirs"
+            )
+
+
+def write_config(path: Path, config: RunConfig) -> None:
+    """config.toml: every setting of the run; `--recipe config.toml` repeats it."""
+    with whole_file(path) as temporary:
+        temporary.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+
+
+def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
+    start = weights.card.model if weights else None
+    return Facts(len(dataset.splits["train"]), len(dataset.classes), dataset.median_size, device.type, start)
+
+
+def _given(request: Request) -> dict[str, Any]:
+    given = parse_overrides(request.overrides)
+    known = key_paths(RunConfig)
+    for path in _leaves(given):
+        if not any(path == key or path.startswith("preprocess.") for key in known):
+            raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
+    given = merge({"data": {"path": request.data}}, given)
+    if request.model is not None:
+        given = merge(given, {"model": {"name": request.model}})
+    if request.weights is not None:
+        given = merge(given, {"model": {"weights": request.weights}})
+    return given
+
+
+def _leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in nested.items():
+        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return found
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    section, key = path.split(".")
+    return {section: {key: value}}
+
+
+def _has(values: dict[str, Any], path: str) -> bool:
+    section, key = path.split(".")
+    return key in values.get(section, {})
+
+
+def _steps(config: RunConfig, images: int) -> int:
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    if train.epochs is None:
+        raise UserError("set train.steps or train.epochs")
+    return max(1, round(train.epochs * images / train.batch_size))

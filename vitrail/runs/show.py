@@ -1,0 +1,56 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from vitrail.evaluate.metrics import Scores
+from vitrail.images.sources import Dataset
+from vitrail.runs.choose import Decision
+from vitrail.train.interrupt import Interrupts
+
+
+@contextmanager
+def scanning(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for the scan of a dataset, as the callback that open_dataset takes."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("checking images", total=None)
+
+        def scanned(done: int, total: int) -> None:
+            interrupts.check()
+            bar.update(task, completed=done, total=total)
+
+        yield scanned
+
+
+def show_data(console: Console, dataset: Dataset) -> None:
+    counts = ", ".join(f"{len(samples):,} {name}" for name, samples in dataset.splits.items())
+    console.print(f"{len(dataset.classes)} classes; images: {counts}", highlight=False)
+    for note in dataset.notes:
+        console.print(f"[dim]{escape(note)}[/]", highlight=False)
+
+
+def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
+    if not decisions:
+        return
+    table = Table.grid(padding=(0, 2))
+    for decision in decisions:
+        table.add_row(decision.what, f"[bold]{decision.value}[/]", f"[dim]{decision.why}[/]")
+    console.print(table)
+
+
+def show_scores(console: Console, scores: Scores, measured_on: str) -> None:
+    low, high = scores.top1_interval
+    top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
+    console.print(
+        f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
+        f"calibration error {scores.ece:.1%}",
+        highlight=False,
+    )
+    console.print(f"[dim]{measured_on}[/]", highlight=False)

@@ -1,0 +1,162 @@
+"""`vitrail train`: any training, from a folder of images to a measured classifier with its report."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import Scores
+from vitrail.model.vit import VisionTransformer
+from vitrail.runs.choose import Decision
+from vitrail.runs.finish import finish
+from vitrail.runs.fit import fit
+from vitrail.runs.plan import Plan, Request, make_plan, write_config
+from vitrail.runs.probing import Baseline, baseline, probe_network
+from vitrail.runs.resume import about_run, read_run
+from vitrail.runs.show import scanning, show_data, show_decisions
+from vitrail.train.interrupt import Interrupts
+from vitrail.weights.resize import adapt
+
+FILES = ("checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "report.html")  # of a run folder
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    folder: Path
+    weights: Path
+    report: Path
+    scores: Scores
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    model: str | None = None,
+    recipe: str | None = None,
+    from_: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> TrainResult:
+    """Train a classifier on a folder of images. Whatever is not given is chosen from the data, with the reason.
+
+    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`.
+    """
+    console = console or Console()
+    with Interrupts() as interrupts:
+        if resume:
+            _refuse_with_resume(out, data=data, model=model, recipe=recipe, from_=from_, set=overrides)
+            folder = Path(str(out))
+            plan, about, checkpoint = read_run(folder, console, interrupts)
+            console.print(
+                f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
+                highlight=False,
+            )
+            net = VisionTransformer(plan.model).to(plan.device)
+            started = time.monotonic()
+            kept = fit(plan, net, folder, about, console, interrupts, checkpoint)
+            scores = finish(plan, kept, folder, about, time.monotonic() - started, console, interrupts)
+            return _result(folder, scores)
+        if data is None:
+            raise UserError("say which images to train on: vitrail train DATA")
+        start = str(from_) if from_ is not None else None
+        with scanning(console, interrupts) as scanned:
+            plan = make_plan(Request(str(data), model, recipe, start, overrides), scanned)
+        folder = fresh_folder(out, plan.dataset.root, overwrite)
+        console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]", highlight=False)
+        show_data(console, plan.dataset)
+        show_decisions(console, plan.decisions)
+        return _result(folder, _start(plan, folder, console, interrupts))
+
+
+def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -> Scores:
+    """A new run: network, baseline, training or probe, and the last measurements."""
+    torch.manual_seed(plan.config.train.seed)
+    net = VisionTransformer(plan.model)
+    if plan.weights is not None:
+        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model)
+        net.load_state_dict(state, strict=False)
+        for change in changes:
+            console.print(f"[dim]{escape(change)}[/]", highlight=False)
+    net.to(plan.device)
+    started = time.monotonic()
+    if plan.config.kind == "probe":
+        kept, to_beat = _probed(plan, net, console, interrupts), None
+    else:
+        to_beat = _baseline(plan, net, console, interrupts)
+    about = about_run(plan, to_beat)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder / "config.toml", plan.config)
+    if plan.config.kind == "train":
+        started = time.monotonic()
+        kept = fit(plan, net, folder, about, console, interrupts)
+    return finish(plan, kept, folder, about, time.monotonic() - started, console, interrupts)
+
+
+def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> Baseline | None:
+    config = plan.config
+    pretrained = net if plan.weights is not None else None
+    with console.status("fitting a linear probe, the baseline to beat"):
+        found = baseline(pretrained, plan.facts, plan.dataset, plan.preprocess, config.data, config.probe, interrupts)
+    if found is not None:
+        console.print(
+            f"to beat: [bold]{found.accuracy:.1%}[/], a linear probe on {found.features} ({found.seconds:.0f} s)",
+            highlight=False,
+        )
+    return found
+
+
+def _probed(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> VisionTransformer:
+    """The frozen network with a linear head fitted on its features."""
+    config = plan.config
+    with console.status("one pass over the images, then logistic regression"):
+        fitted = probe_network(net, plan.dataset, plan.preprocess, config.data, config.probe, interrupts)
+    net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
+    tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
+    plan.decisions.append(Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})"))
+    show_decisions(console, plan.decisions[-1:])
+    return net
+
+
+def _result(folder: Path, scores: Scores) -> TrainResult:
+    return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
+
+
+def _refuse_with_resume(out: str | Path | None, **asked: object) -> None:
+    if out is None:
+        raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
+    given = [name.rstrip("_") for name, value in asked.items() if value]
+    if given:
+        raise UserError(f"a resumed run keeps its own data and settings: leave out {', '.join(given)}")
+
+
+def fresh_folder(out: str | Path | None, root: str, overwrite: bool) -> Path:
+    """A folder for a new run: never one that already holds a run, unless told so."""
+    if out is None:
+        base = Path("runs") / (Path(root).stem or "run")
+        folder, number = base, 2
+        while folder.exists():
+            folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+        return folder
+    folder = Path(out)
+    if folder.is_file():
+        raise UserError(f"--out {folder} is a file: name a folder")
+    if not (folder / "config.toml").is_file():
+        return folder
+    if overwrite:
+        for path in (folder / name for name in FILES):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return folder
+    if (folder / "model.safetensors").is_file():
+        raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
+    raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")

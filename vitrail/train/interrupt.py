@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the run ends at the next step with its work saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """Raised between batches when the user or the system asked to stop."""
+
+    def __init__(self, signal_number: int):
+        self.signal_number = signal_number
+        super().__init__(signal.Signals(signal_number).name)
+
+
+class Interrupts:
+    """A context that remembers the first signal; a second one falls through to what was there before."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _catch(self, number: int, _: FrameType | None) -> None:
+        self.caught = number
+        self.__exit__()
+
+    def check(self) -> None:
+        if self.caught is not None:
+            raise Interrupted(self.caught)

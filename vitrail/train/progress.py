@@ -1,0 +1,100 @@
+"""What a run shows and writes down while it works: a progress line, plain lines, and metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitrail.atomic import whole_file
+
+PLAIN_EVERY = 15.0  # seconds between lines when the output is not a terminal
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object a line, complete lines only, readable while the run goes on."""
+
+    def __init__(self, path: Path, start: int):
+        self.path = path
+        kept = [row for row in read_metrics(path) if row["step"] <= start] if start else []
+        with whole_file(path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self.file = path.open("a")
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows written so far; a last line cut by a crash is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+class TrainingProgress:
+    """Shows steps, loss, images a second and time left: a live bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, metrics: MetricsLog, total: int, start: int):
+        self.console, self.metrics, self.total, self.start = console, metrics, total, start
+        self.bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("training", total=total, completed=start, facts="")
+        self.facts: dict[str, str] = {}
+        self.last_plain = time.monotonic()
+
+    def __enter__(self) -> TrainingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        self.metrics.close()
+
+    def step(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Write a row of metrics and show it."""
+        self.metrics.write(row)
+        if "loss" in row:
+            self.facts["loss"] = f"loss {row['loss']:.3f}"
+            self.facts["speed"] = f"{row['images_per_second']:.0f} images/s"
+        if "val_top1" in row:
+            self.facts["accuracy"] = f"held-out {row['val_top1']:.1%}"
+        text = "  ".join(self.facts[key] for key in ("loss", "accuracy", "speed") if key in self.facts)
+        self.bar.update(self.task, facts=text)
+        if not self.console.is_terminal and self._plain_due(row):
+            self.console.print(f"step {row['step']}/{self.total}  {text}", highlight=False)
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
+    def _plain_due(self, row: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        due = "val_top1" in row or row["step"] >= self.total or now - self.last_plain > PLAIN_EVERY
+        if due:
+            self.last_plain = now
+        return due

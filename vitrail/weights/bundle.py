@@ -1,0 +1,178 @@
+"""Our one artifact, `model.safetensors`: the weights, and one JSON document in the header that says what they are.
+
+Importing this does not import torch, so that a command can read a card at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+import vitrail
+from vitrail.atomic import whole_file
+from vitrail.config import ModelConfig, Preprocess, Schema, validate
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
+DTYPES = {"F32", "F16", "BF16"}
+
+
+class Card(Schema):
+    """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
+
+    format: int = FORMAT
+    model: ModelConfig
+    preprocess: Preprocess
+    classes: tuple[str, ...] = ()  # in the order of the logits; empty: the weights came without names
+    recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
+    data: dict[str, Any] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    source: str = ""  # where the starting weights came from
+    licence: str = ""  # of the data and of the starting weights
+    created_with: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Card:
+        if self.classes and len(self.classes) != self.model.num_classes:
+            raise ValueError(f"{len(self.classes)} class names for {self.model.num_classes} logits")
+        if self.preprocess.size != self.model.image_size:
+            made, taken = ("x".join(map(str, size)) for size in (self.preprocess.size, self.model.image_size))
+            raise ValueError(f"preprocessing makes {made} images, and the network takes {taken}")
+        if self.preprocess.channels != self.model.channels:
+            raise ValueError(
+                f"preprocessing for {self.preprocess.channels} channels, network for {self.model.channels}"
+            )
+        return self
+
+
+def created_with() -> str:
+    """The versions that make a file, such as `vitrail 0.1.0, torch 2.13.0`."""
+    return f"vitrail {vitrail.__version__}, torch {metadata.version('torch').partition('+')[0]}"
+
+
+class Header(NamedTuple):
+    """The start of any safetensors file."""
+
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+
+def read_header(path: str | Path) -> Header:
+    """The header of a safetensors file, read without its tensors; a file cut short is found here."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER):
+                raise UserError(f"'{path}' is not a safetensors file, or it was cut short")
+            values = json.loads(file.read(length))
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"'{path}' is not a safetensors file: its header is not JSON") from None
+    try:
+        told = {str(key): str(value) for key, value in values.pop("__metadata__", {}).items()}
+        shapes = {name: tuple(int(n) for n in about["shape"]) for name, about in values.items()}
+        dtypes = {name: str(about["dtype"]) for name, about in values.items()}
+        end = max((int(about["data_offsets"][1]) for about in values.values()), default=0)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise UserError(f"'{path}' is not a safetensors file: its header does not describe tensors") from None
+    if 8 + length + end != size:
+        raise UserError(f"'{path}' is damaged: {size:,} bytes where its header promises {8 + length + end:,}")
+    return Header(told, shapes, dtypes)
+
+
+def read_card(path: str | Path) -> Card:
+    """What a vitrail weights file says about itself, without reading the weights."""
+    return _card(read_header(path), path)
+
+
+def _card(header: Header, path: str | Path) -> Card:
+    if KEY not in header.metadata:
+        raise UserError(f"'{path}' was not written by vitrail: its header has no vitrail document")
+    try:
+        values = json.loads(header.metadata[KEY])
+        version = values["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"'{path}' is damaged: its vitrail document cannot be read") from None
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"'{path}' is damaged: '{version}' is not a format number")
+    if version > FORMAT:
+        raise UserError(
+            f"'{path}' has format {version}, and this vitrail ({vitrail.__version__}) reads up to {FORMAT}: "
+            "upgrade with pip install --upgrade vitrail"
+        )
+    return validate(Card, values, f"'{path}'")
+
+
+def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
+    """The card and the weights, in float32, checked against the network the card describes."""
+    header = read_header(path)
+    card = _card(header, path)
+    check_tensors(header.shapes, card.model, f"'{path}'")
+    return card, load_float32(path)
+
+
+def load_float32(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file in float32; files may hold half precision, and nothing but floats."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    strange = sorted(set(read_header(path).dtypes.values()) - DTYPES)
+    if strange:
+        raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(DTYPES))}")
+    try:
+        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read '{path}': {error}") from None
+
+
+def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
+    """Names and shapes must be those of the network: otherwise one sentence says which tensor is wrong."""
+    import torch
+
+    from vitrail.model.vit import VisionTransformer
+
+    if config.depth > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
+        raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {config.depth} blocks")
+    try:
+        with torch.device("meta"):
+            network = VisionTransformer(config)
+    except (RuntimeError, TypeError, OverflowError):
+        raise UserError(f"{where}: the network it describes is larger than any tensor can be") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise UserError(f"{where}: tensor '{name}' is missing")
+        if shapes[name] != shape:
+            raise UserError(f"{where}: tensor '{name}' has shape {shapes[name]}, and the network needs {shape}")
+    for name in shapes:
+        if name not in expected:
+            raise UserError(f"{where}: tensor '{name}' is not part of the network it describes")
+
+
+def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> None:
+    """Write weights and card whole or not at all; the same input gives the same bytes."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    check_tensors({name: tuple(tensor.shape) for name, tensor in state.items()}, card.model, f"'{path}'")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    try:
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, metadata={KEY: card.model_dump_json()})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot write '{path}': {error}") from error
