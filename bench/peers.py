@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -115,11 +116,10 @@ def timm_vit(config: ModelConfig) -> Peer:
 
 
 def torchvision_vit(config: ModelConfig) -> Peer:
-    from torchvision.models.vision_transformer import VisionTransformer
-
+    source = importlib.import_module("torchvision.models.vision_transformer")
     if config.gelu != "erf":
-        raise ImportError("torchvision has the erf GELU only")
-    net = VisionTransformer(
+        raise NotComparable("torchvision has the erf GELU only")
+    net = source.VisionTransformer(
         image_size=config.image_size[0],
         patch_size=config.patch[0],
         num_layers=config.depth,
@@ -168,13 +168,17 @@ def build_ours(config: ModelConfig, seed: int = 0) -> VisionTransformer:
     return net
 
 
-def build_peer(name: str, ours: VisionTransformer) -> Peer | None:
-    """A peer with our weights in it, or nothing where its library is not installed."""
+class NotComparable(Exception):
+    """The peer cannot take part; the message says why."""
+
+
+def build_peer(name: str, ours: VisionTransformer) -> Peer:
+    """A peer with our weights in it."""
     torchvision_operators()
     try:
         peer = PEERS[name](ours.config)
-    except ImportError:
-        return None
+    except ImportError as error:
+        raise NotComparable(f"{name} cannot be imported ({error})") from None
     peer.net.load_state_dict(peer.translate(ours.state_dict()))
     return peer
 
@@ -208,7 +212,7 @@ def torchvision_operators() -> None:
     """timm imports torchvision, whose compiled part does not load beside a CPU-only torch; no Vision Transformer needs
     it. Declaring the two operators torchvision looks up at import is enough."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except ImportError:
         return
     except RuntimeError:

@@ -149,8 +149,9 @@ def evaluate(
         Print the numbers as JSON.
     """
     from vitrail.runs.evaluate import evaluate
+    from vitrail.runs.show import make_console
 
-    scores = evaluate(weights, data, split=split, report=report, device=device, console=Console(stderr=json))
+    scores = evaluate(weights, data, split=split, report=report, device=device, console=make_console(stderr=json))
     if json:
         import json as format_json
 
@@ -209,8 +210,9 @@ def predict(
 def models() -> None:
     """List the networks there are, with their cost at 224 px."""
     from vitrail.runs.catalogue import show_models
+    from vitrail.runs.show import make_console
 
-    show_models(Console())
+    show_models(make_console())
 
 
 @app.command
@@ -223,8 +225,9 @@ def recipes(name: str | None = None, /) -> None:
         The recipe to show.
     """
     from vitrail.runs.catalogue import show_recipes
+    from vitrail.runs.show import make_console
 
-    show_recipes(Console(), name)
+    show_recipes(make_console(), name)
 
 
 def main() -> None:
@@ -246,5 +249,5 @@ def main() -> None:
 
 
 def _fail(sentence: str, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(sentence)}")
     sys.exit(code)

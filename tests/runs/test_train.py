@@ -91,7 +91,7 @@ def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(tr
     few = ("train.steps=10", "train.batch_size=8", "train.precision=fp32")
     tuned = train(photos, from_=trained[0].folder, recipe="finetune", out=tmp_path / "t", overrides=few, console=quiet)
     card = read_card(tuned.weights)
-    assert card.source == str(trained[0].folder)
+    assert card.source == "/".join(trained[0].folder.parts[-2:])  # not the whole path of this machine
     assert card.model == read_card(trained[0].weights).model
     fresh = train(photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few), console=quiet)
     assert tuned.scores.nll < fresh.scores.nll

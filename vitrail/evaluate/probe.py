@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from vitrail.errors import UserError
 
 HELD_OUT = 0.2
-GRADIENT_TOLERANCE = 1e-6  # probabilities are then within about 1e-5 of the optimum's
+EXACT = 1e-6  # largest gradient at which to stop: probabilities are within about 1e-5 of the optimum's
+ROUGH = 1e-4  # enough to compare penalties on held-out images
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class Probe:
     seconds: float
 
 
+@torch.inference_mode(False)  # features are often made in inference mode; the solver needs gradients
 def fit_probe(
     features: Tensor,
     labels: Tensor,
@@ -47,24 +49,23 @@ def fit_probe(
     these features (the largest of equals, and the largest when nothing can be held out); then all are used."""
     start = time.perf_counter()
     _check(features, labels, num_classes, penalties)
-    x, y = features.detach(), labels.detach().to(features.device, torch.int64)
-    if x.device.type == "mps":  # has no float64
-        x, y = x.cpu(), y.cpu()
-    x = x.double()
+    device = torch.device("cpu") if features.device.type == "mps" else features.device  # MPS has no float64
+    x, y = features.detach().to(device, torch.float64, copy=True), labels.detach().to(device, torch.int64, copy=True)
     strongest_first = sorted(set(penalties), reverse=True)  # each solution is a good start for the next, weaker one
     penalty, tried = strongest_first[0], []
     held_out = _hold_out(y, seed)
     if len(strongest_first) > 1 and held_out.any():
         solver = _Solver(x[~held_out], y[~held_out], num_classes, iterations)
         for candidate in strongest_first:
-            weight, bias = solver.solve(candidate)
+            weight, bias = solver.solve(candidate, ROUGH)
             right = (x[held_out] @ weight.T + bias).argmax(dim=1) == y[held_out]
             tried.append((candidate, right.double().mean().item()))
         penalty = max(tried, key=lambda pair: (pair[1], pair[0]))[0]
     solver = _Solver(x, y, num_classes, iterations)
     for candidate in strongest_first:
-        if candidate >= penalty:
-            weight, bias = solver.solve(candidate)
+        if candidate > penalty:
+            solver.solve(candidate, ROUGH)
+    weight, bias = solver.solve(penalty, EXACT)
     dtype = torch.promote_types(features.dtype, torch.float32)
     weight, bias = weight.to(features.device, dtype), bias.to(features.device, dtype)
     return Probe(weight, bias, penalty, tried, time.perf_counter() - start)
@@ -89,7 +90,7 @@ class _Solver:
         self.weight = x.new_zeros(self.x.shape[1], num_classes)  # (R, K)
         self.bias = x.new_zeros(num_classes)
 
-    def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
+    def solve(self, penalty: float, tolerance: float) -> tuple[Tensor, Tensor]:
         """The optimal (K, D) weight and (K,) bias for features as given."""
         p = (self.x @ self.weight + self.bias).softmax(dim=1)
         curvature = (p * (1 - p)).mean()  # of the cross-entropy in a logit, at the point we start from
@@ -103,7 +104,7 @@ class _Solver:
             max_iter=self.iterations,
             max_eval=4 * self.iterations,
             history_size=20,
-            tolerance_grad=GRADIENT_TOLERANCE,
+            tolerance_grad=tolerance,
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )

@@ -19,17 +19,17 @@ def show_models(console: Console) -> None:
         sizes = (config.width, config.depth, config.heads, config.sequence)
         table.add_row(name, f"{parameters(config):,}", f"{macs(config) / 1e9:.2f}", *map(str, sizes))
     console.print(table)
-    console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8[/]", highlight=False)
+    console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8[/]")
 
 
 def show_recipes(console: Console, name: str | None) -> None:
     """The first comment lines of each recipe, or the whole text of one."""
     if name is not None:
         read_recipe(name)  # a wrong name is reported with the right one
-        console.print((recipe_folder() / f"{name}.toml").read_text(), markup=False, highlight=False, end="")
+        console.print((recipe_folder() / f"{name}.toml").read_text(), markup=False, end="")
         return
     for known in recipe_names():
         lines = (recipe_folder() / f"{known}.toml").read_text().splitlines()
         command, about = (line.removeprefix("# ") for line in lines[:2])
-        console.print(f"[bold]{known}[/]  {about}", highlight=False)
-        console.print(f"    [dim]{command}[/]", highlight=False)
+        console.print(f"[bold]{known}[/]  {about}")
+        console.print(f"    [dim]{command}[/]")

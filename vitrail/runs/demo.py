@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vitrail.images.sources import bundled_images, open_dataset
 from vitrail.runs.predict import predict
+from vitrail.runs.show import make_console
 from vitrail.runs.train import train
 from vitrail.weights.bundle import read_card
 
@@ -16,13 +17,13 @@ SHOWN = 5  # sample images to predict
 
 def demo(out: str | Path = "runs/demo", *, again: bool = False, console: Console | None = None) -> None:
     """Train on the bundled images, measure, predict a few of them, write the report, and say what to try next."""
-    console = console or Console()
+    console = console or make_console()
     folder = Path(out)
     weights = folder / "model.safetensors"
     started = (folder / "checkpoints").is_dir()
     if weights.is_file() and not again:
         top1 = read_card(weights).metrics["top1"]
-        console.print(f"{folder} holds a finished demo with top-1 {top1:.1%}; --again starts over", highlight=False)
+        console.print(f"{folder} holds a finished demo with top-1 {top1:.1%}; --again starts over")
     elif started and not again:
         train(out=folder, resume=True, console=console)
     else:
@@ -35,7 +36,6 @@ def demo(out: str | Path = "runs/demo", *, again: bool = False, console: Console
         f"    vitrail predict {folder} {folder / 'samples'} --json\n"
         f"    vitrail evaluate {folder} {bundled_images()}\n"
         "    vitrail train photos/                 with your own photos/<class>/*.jpg",
-        highlight=False,
     )
 
 

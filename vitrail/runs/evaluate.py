@@ -14,7 +14,7 @@ from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure, mistakes
-from vitrail.runs.show import scanning, show_data, show_scores
+from vitrail.runs.show import make_console, scanning, show_data, show_scores
 from vitrail.train.interrupt import Interrupts
 from vitrail.train.precision import choose_device
 from vitrail.weights.bundle import Card
@@ -34,7 +34,7 @@ def evaluate(
     Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
     used whole, unless it is the very data the weights were trained on: then only the part training never saw.
     """
-    console = console or Console()
+    console = console or make_console()
     classifier = load(weights, device=choose_device(device))
     card = classifier.card
     if not card.classes:
@@ -58,7 +58,7 @@ def evaluate(
     path = Path(report) if report is not None else _beside(weights, dataset)
     pictures = mistakes(found, dataset, card.preprocess, settings)
     write_report(path, _facts(weights, data, dataset, card, found, pictures))
-    console.print(f"report: [bold]{path}[/]", highlight=False)
+    console.print(f"report: [bold]{path}[/]")
     return found.scores
 
 

@@ -37,8 +37,8 @@ def finish(
     card = _card(plan, found, about)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
-    console.print(f"weights: [bold]{folder / 'model.safetensors'}[/]", highlight=False)
-    console.print(f"report:  [bold]{folder / 'report.html'}[/]", highlight=False)
+    console.print(f"weights: [bold]{folder / 'model.safetensors'}[/]")
+    console.print(f"report:  [bold]{folder / 'report.html'}[/]")
     return found.scores
 
 

@@ -79,7 +79,6 @@ def fit(
         console.print(
             f"stopped and saved at step {state.step:,} of {plan.steps:,}; go on with: "
             f"vitrail train --resume --out {folder}",
-            highlight=False,
         )
         raise
     return average.model if average is not None else net  # type: ignore[return-value]

@@ -17,6 +17,7 @@ from rich.markup import escape
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import is_image_name
 from vitrail.infer.predict import Classifier, Prediction, load
+from vitrail.runs.show import make_console
 from vitrail.train.precision import choose_device
 
 BATCH = 32
@@ -48,7 +49,7 @@ def predict(
     classifier = load(weights, device=choose_device(device))
     rows = predict_files(classifier, files, top, threshold)
     write = {"table": _table, "json": _jsonl, "csv": _csv}[form]
-    return write(rows, sys.stdout, console or Console())
+    return write(rows, sys.stdout, console or make_console())
 
 
 def image_files(paths: Sequence[str | Path]) -> Iterator[Path]:
@@ -84,12 +85,12 @@ def _table(rows: Iterator[Row], _: TextIO, console: Console) -> int:
     for row in rows:
         if row.prediction is None:
             failed += 1
-            console.print(f"{escape(row.file)}  [red]{escape(row.error or '')}[/]", highlight=False, soft_wrap=True)
+            console.print(f"{escape(row.file)}  [red]{escape(row.error or '')}[/]")
             continue
         best, *others = row.prediction.top
         rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in others)
         label = f"[bold]{escape(row.prediction.label)}[/] {best[1]:.1%}"
-        console.print(f"{escape(row.file)}  {label}{rest}", highlight=False, soft_wrap=True)
+        console.print(f"{escape(row.file)}  {label}{rest}")
     return failed
 
 

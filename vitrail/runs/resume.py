@@ -60,7 +60,7 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
     tensors, about, damaged = found
     for sentence in damaged:
-        console.print(f"[yellow]{sentence}[/]", highlight=False)
+        console.print(f"[yellow]{sentence}[/]")
     with scanning(console, interrupts) as scanned:
         dataset = read_data(config, scanned)
     if dataset.fingerprint != about["fingerprint"]:
@@ -82,5 +82,4 @@ def _warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console
     if changed:
         console.print(
             f"[yellow]the machine changed ({'; '.join(changed)}): the result may differ in the last digits[/]",
-            highlight=False,
         )

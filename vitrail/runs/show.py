@@ -16,6 +16,11 @@ from vitrail.runs.choose import Decision
 from vitrail.train.interrupt import Interrupts
 
 
+def make_console(*, stderr: bool = False) -> Console:
+    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def scanning(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for the scan of a dataset, as the callback that open_dataset takes."""
@@ -31,9 +36,9 @@ def scanning(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int
 
 def show_data(console: Console, dataset: Dataset) -> None:
     counts = ", ".join(f"{len(samples):,} {name}" for name, samples in dataset.splits.items())
-    console.print(f"{len(dataset.classes)} classes; images: {counts}", highlight=False)
+    console.print(f"{len(dataset.classes)} classes; images: {counts}")
     for note in dataset.notes:
-        console.print(f"[dim]{escape(note)}[/]", highlight=False)
+        console.print(f"[dim]{escape(note)}[/]")
 
 
 def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
@@ -51,6 +56,5 @@ def show_scores(console: Console, scores: Scores, measured_on: str) -> None:
     console.print(
         f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
         f"calibration error {scores.ece:.1%}",
-        highlight=False,
     )
-    console.print(f"[dim]{measured_on}[/]", highlight=False)
+    console.print(f"[dim]{measured_on}[/]")

@@ -21,7 +21,7 @@ from vitrail.runs.fit import fit
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_run, read_run
-from vitrail.runs.show import scanning, show_data, show_decisions
+from vitrail.runs.show import make_console, scanning, show_data, show_decisions
 from vitrail.train.interrupt import Interrupts
 from vitrail.weights.resize import adapt
 
@@ -52,7 +52,7 @@ def train(
 
     `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`.
     """
-    console = console or Console()
+    console = console or make_console()
     with Interrupts() as interrupts:
         if resume:
             _refuse_with_resume(out, data=data, model=model, recipe=recipe, from_=from_, set=overrides)
@@ -60,7 +60,6 @@ def train(
             plan, about, checkpoint = read_run(folder, console, interrupts)
             console.print(
                 f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
-                highlight=False,
             )
             net = VisionTransformer(plan.model).to(plan.device)
             started = time.monotonic()
@@ -73,7 +72,7 @@ def train(
         with scanning(console, interrupts) as scanned:
             plan = make_plan(Request(str(data), model, recipe, start, overrides), scanned)
         folder = fresh_folder(out, plan.dataset.root, overwrite)
-        console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]", highlight=False)
+        console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
         show_data(console, plan.dataset)
         show_decisions(console, plan.decisions)
         return _result(folder, _start(plan, folder, console, interrupts))
@@ -87,7 +86,7 @@ def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -
         state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model)
         net.load_state_dict(state, strict=False)
         for change in changes:
-            console.print(f"[dim]{escape(change)}[/]", highlight=False)
+            console.print(f"[dim]{escape(change)}[/]")
     net.to(plan.device)
     started = time.monotonic()
     if plan.config.kind == "probe":
@@ -111,7 +110,6 @@ def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: 
     if found is not None:
         console.print(
             f"to beat: [bold]{found.accuracy:.1%}[/], a linear probe on {found.features} ({found.seconds:.0f} s)",
-            highlight=False,
         )
     return found
 

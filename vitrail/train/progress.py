@@ -87,14 +87,14 @@ class TrainingProgress:
         text = "  ".join(self.facts[key] for key in ("loss", "accuracy", "speed") if key in self.facts)
         self.bar.update(self.task, facts=text)
         if not self.console.is_terminal and self._plain_due(row):
-            self.console.print(f"step {row['step']}/{self.total}  {text}", highlight=False)
+            self.console.print(f"step {row['step']}/{self.total}  {text}")
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, markup=False)
 
     def _plain_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
-        due = "val_top1" in row or row["step"] >= self.total or now - self.last_plain > PLAIN_EVERY
+        due = "val_top1" in row or now - self.last_plain > PLAIN_EVERY
         if due:
             self.last_plain = now
         return due

@@ -1,0 +1,47 @@
+"""`python -m bench`: every benchmark, or one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+
+from bench import model
+from bench.peers import PEERS
+from bench.record import RESULTS
+
+BENCHMARKS = {"model": model.run}
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="python -m bench", description="Speed side by side with other libraries.")
+    result.add_argument("name", nargs="?", choices=BENCHMARKS, help="which benchmark; all when none is named")
+    result.add_argument("--quick", action="store_true", help="fewer cases, under a minute")
+    result.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    result.add_argument("--dtype", choices=["fp32", "bf16"], help="fp32 on cpu, bf16 on cuda when not given")
+    result.add_argument("--gelu", choices=["erf", "tanh"], default="erf", help="the form all contestants compute")
+    result.add_argument("--compile", action="store_true", help="torch.compile every contestant")
+    result.add_argument("--busy", action="store_true", help="a shared machine: one thread, judged by processor time")
+    result.add_argument("--control", action="store_true", help="race our network against itself too")
+    result.add_argument("--models", nargs="+", default=[], metavar="NAME", help="such as Ti/16 B/16")
+    result.add_argument("--kinds", nargs="+", default=[], choices=["forward", "training"])
+    result.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
+    result.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = vars(parser().parse_args(arguments))
+    name = options.pop("name")
+    options["dtype"] = options["dtype"] or {"cpu": "fp32", "cuda": "bf16"}[options["device"]]
+    if options["device"] == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch sees no CUDA device here")
+    settings = model.Settings(**options)
+    for benchmark in [name] if name else BENCHMARKS:
+        BENCHMARKS[benchmark](settings, Console())
+
+
+if __name__ == "__main__":
+    main()

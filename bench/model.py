@@ -1,0 +1,168 @@
+"""The network against timm's, transformers' and torchvision's: the same weights, the same maths, one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from bench.harness import Clock, Contestant, Effort, Race, cuda_clock, processor_clock, race, wall_clock
+from bench.peers import PEERS, NotComparable, Peer, build_ours, build_peer, disagreement
+from bench.record import RESULTS, machine_facts, table, write_results
+from vitrail.model.variants import configure
+
+Kind = Literal["forward", "training"]
+CLASSES = 1000
+IMAGE_SIZE = 224
+TOLERANCE = 1e-4  # between the logits in fp32, and between the gradients relative to their norm
+
+CPU: dict[Kind, dict[str, list[int]]] = {
+    "forward": {"Ti/16": [1, 16], "S/16": [1, 8], "B/16": [1, 4]},
+    "training": {"Ti/16": [16], "S/16": [8], "B/16": [4]},
+}
+CPU_QUICK: dict[Kind, dict[str, list[int]]] = {
+    "forward": {"Ti/16": [1, 4], "S/16": [1]},
+    "training": {"Ti/16": [4], "S/16": [1]},
+}
+CUDA: dict[Kind, dict[str, list[int]]] = {
+    "forward": {"Ti/16": [512], "S/16": [512], "B/16": [1, 256], "L/16": [128], "H/14": [64]},
+    "training": {"Ti/16": [512], "S/16": [256], "B/16": [128], "L/16": [64], "H/14": [32]},
+}
+CUDA_QUICK: dict[Kind, dict[str, list[int]]] = {"forward": {"B/16": [64]}, "training": {"B/16": [64]}}
+CASES = {("cpu", False): CPU, ("cpu", True): CPU_QUICK, ("cuda", False): CUDA, ("cuda", True): CUDA_QUICK}
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    gelu: Literal["erf", "tanh"] = "erf"
+    compile: bool = False
+    quick: bool = False
+    busy: bool = False  # the machine is shared: one thread, judged by processor time
+    control: bool = False  # our network a second time: how far from 1 the ratio of equals falls
+    models: list[str] = field(default_factory=list)  # none: those the device can time in a few minutes
+    kinds: list[Kind] = field(default_factory=list)
+    peers: list[str] = field(default_factory=lambda: list(PEERS))
+    out: str = str(RESULTS)
+
+    @property
+    def name(self) -> str:
+        options = ["compiled"] * self.compile + ["busy"] * self.busy + ["quick"] * self.quick
+        return "-".join(["model", self.dtype, *options])
+
+    @property
+    def clock(self) -> Clock:
+        if self.device == "cuda":
+            return cuda_clock
+        return processor_clock if self.busy else wall_clock
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(seconds=3, min_rounds=5) if self.quick else Effort()
+
+
+def run(settings: Settings, console: Console) -> None:
+    """Check that all compute the same, race them, print the table and keep the numbers."""
+    if settings.busy:
+        torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # the patch projection must be as exact as the other products
+    facts = machine_facts(settings.device)
+    rows: list[tuple[list[str], Race]] = []
+    cases: list[dict[str, Any]] = []
+    agreement: dict[str, Any] = {}
+    for model, batches in by_model(settings).items():
+        nets, agreement[model] = contestants(model, settings, console)
+        for kind, batch in batches:
+            with console.status(f"{model} {kind}, batch {batch}"):
+                result = race_nets(nets, kind, batch, settings)
+            speed = float(f"{batch / result.time(result.first).median:.4g}")
+            rows.append(([model, kind, str(batch), f"{speed:g}"], result))
+            cases.append({"model": model, "kind": kind, "batch": batch, "images_per_second": speed, **result.summary()})
+    console.print(table(f"network, {settings.dtype}, {settings.device}", ["model", "work", "batch", "images/s"], rows))
+    chosen = {name: value for name, value in asdict(settings).items() if name != "out"}
+    results = {"settings": chosen, "machine": facts, "agreement": agreement, "cases": cases}
+    path = write_results(Path(settings.out), f"{settings.name}-{settings.device}", results)
+    console.print(f"written to {path}")
+
+
+def by_model(settings: Settings) -> dict[str, list[tuple[Kind, int]]]:
+    """The races of each network; one that is asked for and not in the table is raced at batch 1."""
+    cases = CASES[settings.device, settings.quick]
+    kinds = settings.kinds or list(cases)
+    models = settings.models or list(dict.fromkeys(model for kind in kinds for model in cases[kind]))
+    return {model: [(kind, batch) for kind in kinds for batch in cases[kind].get(model, [1])] for model in models}
+
+
+def contestants(model: str, settings: Settings, console: Console) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    """Our network and each peer with the same weights, and how closely they agree; apart by more is an error."""
+    ours = build_ours(configure(model, CLASSES, IMAGE_SIZE, gelu=settings.gelu)).to(settings.device)
+    pixels = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
+    nets: dict[str, nn.Module] = {"ours": ours}
+    agreement = {}
+    for name in settings.peers:
+        try:
+            peer = build_peer(name, ours).to(settings.device)
+        except NotComparable as reason:
+            console.print(f"left out: {reason}")
+            continue
+        logits, gradients = disagreement(ours, peer, pixels)
+        console.print(f"{model}: {name} agrees with ours to {logits:.1e} (logits), {gradients:.1e} (gradients)")
+        if not max(logits, gradients) <= TOLERANCE:
+            raise AssertionError(f"{name} does not compute the same {model}: the race would be void")
+        nets[name] = peer
+        agreement[name] = {"logits": logits, "gradients": gradients}
+    if settings.control:
+        nets["ours again"] = copy.deepcopy(ours)
+    return nets, agreement
+
+
+def race_nets(nets: dict[str, nn.Module], kind: Kind, batch: int, settings: Settings) -> Race:
+    torch.compiler.reset()
+    pixels = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
+    prepare = {"forward": forward_work, "training": training_work}[kind]
+    works = [Contestant(name, prepare(net, pixels, settings)) for name, net in nets.items()]
+    return race(works, settings.effort, settings.clock)
+
+
+def forward_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable[[], Tensor]:
+    """Inference; bf16 means weights and pixels in bf16."""
+    net = net.eval()
+    if settings.dtype == "bf16":
+        net, pixels = copy.deepcopy(net).bfloat16(), pixels.bfloat16()
+    call = compiled(net) if settings.compile else net
+
+    def work() -> Tensor:
+        with torch.no_grad():
+            return call(pixels)
+
+    return work
+
+
+def training_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable[[], None]:
+    """Forward, loss and backward; bf16 means autocast over fp32 weights."""
+    net = net.train()
+    call = compiled(net) if settings.compile else net
+    labels = torch.arange(len(pixels), device=pixels.device) % CLASSES
+
+    def work() -> None:
+        net.zero_grad(set_to_none=True)
+        with torch.autocast(settings.device, torch.bfloat16, enabled=settings.dtype == "bf16"):
+            loss = F.cross_entropy(call(pixels), labels)
+        loss.backward()
+
+    return work
+
+
+def compiled(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A peer's own network is compiled, not our wrapper around it."""
+    if not isinstance(net, Peer):
+        return torch.compile(net)
+    return Peer(cast(nn.Module, torch.compile(net.net)), net.translate)

@@ -1,0 +1,78 @@
+"""What is kept of a benchmark: a table for the reader and a JSON file with the facts needed to judge or repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from bench.harness import Race
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ["torch", "timm", "transformers", "torchvision", "triton"]
+COLOURS = {"ahead": "green", "even": "default", "behind": "red"}
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
+    }
+    if device == "cuda":
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return facts
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def write_results(folder: Path, name: str, results: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    return path
+
+
+def table(title: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], Race]]) -> Table:
+    """One row per race: the labels, then each rival's time over the first contestant's with its quartiles."""
+    first = rows[0][1].first
+    rivals = list(dict.fromkeys(name for _, race in rows for name in race.seconds if name != first))
+    caption = f"time over that of {first}: above 1, {first} is faster (middle half of the rounds)"
+    result = Table(title=title, caption=caption, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in (*labels, *rivals):
+        result.add_column(heading, justify="left" if heading == labels[0] else "right")
+    for cells, race in rows:
+        result.add_row(*cells, *(ratio_cell(race, name) for name in rivals))
+    return result
+
+
+def ratio_cell(race: Race, name: str) -> str:
+    if name not in race.seconds:
+        return "-"
+    ratio = race.ratio(name)
+    colour = COLOURS[race.verdict(name)]
+    return f"[{colour}]{ratio.median:.2f}[/] ({ratio.low:.2f}–{ratio.high:.2f})"

@@ -1,0 +1,140 @@
+"""The harness on contestants whose speed is known, by a clock that is not the machine's."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import pytest
+from rich.console import Console
+
+from bench.harness import Contestant, Effort, Race, Spread, order, plan, processor_clock, race, wall_clock
+from bench.record import machine_facts, table, write_results
+
+EFFORT = Effort(seconds=100.0, min_rounds=5, max_rounds=12, turn_seconds=0.0, warmup=2)
+
+
+class Machine:
+    """Time that moves only when work is done, slower while others use the machine."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.load = 1.0
+        self.done: list[str] = []
+
+    def contestant(self, name: str, seconds: float) -> Contestant:
+        def work() -> None:
+            self.done.append(name)
+            self.now += seconds * self.load
+
+        return Contestant(name, work)
+
+    def clock(self, work, repeats: int) -> float:
+        start = self.now
+        for _ in range(repeats):
+            work()
+        return self.now - start
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+def test_ratios_are_those_of_the_work(machine):
+    speeds = {"ours": 1.0, "equal": 1.0, "double": 2.0, "half": 0.5}
+    result = race([machine.contestant(name, seconds) for name, seconds in speeds.items()], EFFORT, machine.clock)
+    assert result.first == "ours"
+    for name, seconds in speeds.items():
+        assert result.ratio(name) == Spread(seconds, seconds, seconds)
+    assert [result.verdict(name) for name in speeds] == ["even", "even", "ahead", "behind"]
+
+
+def test_load_that_comes_and_goes_cancels(machine):
+    """Rounds under ten times the load would drag a mean or a sum of times; ratios per round do not move."""
+    contestants = [machine.contestant("ours", 1.0), machine.contestant("theirs", 1.25)]
+
+    def clock(work, repeats: int) -> float:
+        turns = len(machine.done) // 2
+        machine.load = 10.0 if turns % 3 == 0 else 1.0
+        return machine.clock(work, repeats)
+
+    result = race(contestants, EFFORT, clock)
+    assert len(set(result.seconds["ours"])) > 1
+    assert result.ratio("theirs") == Spread(1.25, 1.25, 1.25)
+
+
+def test_every_round_has_every_contestant_once_in_a_changing_order(machine):
+    contestants = [machine.contestant(name, 1.0) for name in "abc"]
+    race(contestants, EFFORT, machine.clock)
+    warm = 3 * (EFFORT.warmup + 1)
+    assert machine.done[:warm] == ["a", "a", "b", "b", "c", "c", "a", "b", "c"]
+    turns = "".join(machine.done[warm:])
+    rounds = [turns[i : i + 3] for i in range(0, len(turns), 3)]
+    assert len(rounds) == EFFORT.max_rounds
+    assert rounds[:6] == ["abc", "bca", "cab", "cba", "acb", "bac"]
+    assert {"".join(c.name for c in order(contestants, number)) for number in range(6)} == set(rounds)
+
+
+def test_the_plan_fits_the_time_given():
+    effort = Effort(seconds=10.0, min_rounds=5, max_rounds=60, turn_seconds=0.5)
+    assert plan([0.1, 0.1], effort) == (5, 10)  # turns of 5 x 0.1 s, two contestants
+    assert plan([4.0, 4.0], effort) == (1, 5)  # slow work still gets its rounds
+    assert plan([0.0, 0.0], effort)[1] == 60  # a clock too coarse for one call is no error
+    assert plan([1e-3, 1e-3], Effort(seconds=1e6, max_rounds=60)) == (50, 60)
+
+
+def test_seconds_are_per_call(machine):
+    effort = Effort(seconds=20.0, min_rounds=1, max_rounds=3, turn_seconds=4.0)
+    result = race([machine.contestant("ours", 1.0)], effort, machine.clock)
+    assert result.seconds == {"ours": [1.0, 1.0, 1.0]}
+    assert len(machine.done) == effort.warmup + 1 + 3 * 4
+
+
+def test_a_verdict_needs_the_middle_half_of_the_rounds():
+    ours = [1.0] * 5
+    assert Race({"ours": ours, "theirs": [0.9, 1.1, 1.1, 1.1, 1.1]}).verdict("theirs") == "ahead"
+    assert Race({"ours": ours, "theirs": [0.9, 0.9, 1.1, 1.1, 1.1]}).verdict("theirs") == "even"
+    assert Race({"ours": ours, "theirs": [1.1, 0.9, 0.9, 0.9, 0.9]}).verdict("theirs") == "behind"
+
+
+def test_garbage_collection_is_off_while_timing_and_back_after(machine):
+    seen = []
+    race([Contestant("ours", lambda: seen.append(gc.isenabled()))], EFFORT, machine.clock)
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        race([Contestant("broken", lambda: 1 / 0)], EFFORT, machine.clock)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("clock", [wall_clock, processor_clock])
+def test_the_real_clocks_call_the_work_and_do_not_go_back(clock):
+    calls = []
+    assert clock(lambda: calls.append(1), 3) >= 0
+    assert len(calls) == 3
+
+
+def test_table_and_json_say_the_same(tmp_path):
+    result = Race({"ours": [1.0, 1.0, 1.0], "theirs": [1.5, 1.5, 1.5]})
+    console = Console(width=100, record=True, quiet=False, file=(tmp_path / "console.txt").open("w"))
+    console.print(table("network", ["model", "batch"], [(["Ti/16", "8"], result)]))
+    text = console.export_text()
+    assert "Ti/16" in text
+    assert "1.50 (1.50–1.50)" in text
+    path = write_results(tmp_path / "results", "network-cpu", {"machine": machine_facts("cpu"), **result.summary()})
+    kept = json.loads(path.read_text())
+    assert path.name == "network-cpu.json"
+    assert kept["rounds"] == 3
+    assert kept["contestants"]["theirs"]["ratio"] == {"median": 1.5, "low": 1.5, "high": 1.5}
+    assert kept["contestants"]["theirs"]["ours"] == "ahead"
+    assert {"date", "cpu", "cores", "threads", "python", "packages"} <= kept["machine"].keys()
+    assert "torch" in kept["machine"]["packages"]
+
+
+def test_a_rival_missing_from_one_race_leaves_its_cell_empty():
+    rows = [(["a"], Race({"ours": [1.0], "theirs": [2.0]})), (["b"], Race({"ours": [1.0]}))]
+    result = table("t", ["case"], rows)
+    assert [column.header for column in result.columns] == ["case", "theirs"]
+    assert list(result.columns[1].cells)[1] == "-"

@@ -1,0 +1,89 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.config import Preprocess
+from vitrail.errors import UserError
+from vitrail.model.vit import create
+from vitrail.weights.bundle import Card, write_bundle
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    torch.manual_seed(0)
+    net = create("Ti/8", 4, (16, 24))
+    torch.nn.init.normal_(net.head.weight, std=0.3)
+    spec = Preprocess(size=(16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    card = Card(model=net.config, preprocess=spec, classes=("a", "b", "c", "d"), created_with="test")
+    file = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    write_bundle(file, net.state_dict(), card)
+    return file
+
+
+@pytest.fixture(scope="module")
+def image():
+    return np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+
+
+def test_the_contract_of_a_loaded_file(path):
+    clf = vitrail.load(path)
+    assert clf.classes == ("a", "b", "c", "d")
+    assert clf.preprocess.size == (16, 24) and clf.card.model.patch == (8, 8)
+    assert not clf.net.training and isinstance(clf.net, torch.nn.Module)
+
+
+def test_probabilities_are_those_of_a_hand_made_pass(path, image):
+    """Resize by Pillow, normalise by hand: within the few hundredths that one grey level can move."""
+    clf = vitrail.load(path)
+    resized = np.asarray(Image.fromarray(image).resize((24, 16), Image.Resampling.BILINEAR), np.float32) / 255
+    normal = (resized - np.float32([0.4, 0.5, 0.6])) / np.float32([0.2, 0.3, 0.4])
+    logits = clf.net(torch.from_numpy(normal).permute(2, 0, 1)[None])
+    expected = logits.softmax(-1)[0].numpy()
+    (found,) = clf.predict([image])
+    assert found.label == clf.classes[expected.argmax()]
+    for name, probability in found.top:
+        assert probability == pytest.approx(expected[clf.classes.index(name)], abs=0.01)
+    assert [p for _, p in found.top] == sorted((p for _, p in found.top), reverse=True)
+    assert sum(p for _, p in found.top) == pytest.approx(1)
+
+
+def test_files_bytes_and_arrays_give_the_same_answer_in_any_batch(path, image, tmp_path):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    (tmp_path / "x.png").write_bytes(file.getvalue())
+    answers = vitrail.load(path).predict([tmp_path / "x.png", str(tmp_path / "x.png"), file.getvalue(), image])
+    assert len({a.label for a in answers}) == 1
+    assert [a.probability for a in answers] == pytest.approx([answers[0].probability] * 4, abs=1e-6)
+    many = vitrail.load(path).predict([image] * 5, batch_size=2, top=2)
+    assert len(many) == 5 and all(len(a.top) == 2 for a in many)
+
+
+def test_the_threshold_gives_none_of_these(path, image):
+    clf = vitrail.load(path)
+    (sure,) = clf.predict([image], threshold=0.0)
+    (unsure,) = clf.predict([image], threshold=1.0)
+    assert unsure.label == "none of these" and unsure.top == sure.top
+
+
+def test_bad_input_is_one_sentence(path, tmp_path):
+    clf = vitrail.load(path)
+    (tmp_path / "bad.jpg").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"bad\.jpg: "):
+        clf.predict([tmp_path / "bad.jpg"])
+    with pytest.raises(UserError, match="No such file"):
+        clf.predict([tmp_path / "none.jpg"])
+    with pytest.raises(UserError, match="uint8 height x width x 3, not float64 4x4x3"):
+        clf.predict([np.zeros((4, 4, 3))])
+
+
+def test_sigmoid_weights_answer_with_sigmoids(path, image):
+    clf = vitrail.load(path)
+    card = clf.card.model_copy(update={"recipe": {"objective": {"loss": "sigmoid"}}})
+    other = type(clf)(clf.net, card)
+    logits = torch.tensor([[0.0, 1.0, -2.0, 3.0]])
+    assert torch.equal(other.probabilities(logits), logits.sigmoid())
+    assert torch.equal(clf.probabilities(logits), logits.softmax(-1))

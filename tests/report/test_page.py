@@ -1,0 +1,189 @@
+"""The report is one complete, safe, self-contained page whatever it is told."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.evaluate.calibration import reliability
+from vitrail.evaluate.metrics import score, softmax
+from vitrail.report import page
+from vitrail.report.page import Picture, ReportFacts, render, verdict, write_report
+
+VOID = {"meta", "link", "img", "br", "wbr"}
+EVIL = ["<script>alert(1)</script>", "a\"b'c&d", "日本語 ünïcode", "W" * 200, "\x00\ud800", "{{ 1234 * 7 }}"]
+
+
+class Reader(HTMLParser):
+    """Collects tags, and fails on one that closes in the wrong place."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def bare(classes: list[str], n: int = 60, strength: float = 3.0, seed: int = 0) -> ReportFacts:
+    """A report of which only the scores are known."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(len(classes), size=n)
+    logits = rng.normal(size=(n, len(classes))) + strength * np.eye(len(classes))[labels]
+    measured = reliability(softmax(logits), labels)
+    return ReportFacts("title", "subtitle", score(logits, labels, classes), measured, "Measured on the test split.")
+
+
+def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> Picture:
+    image = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
+    return Picture(image, name, truth, "dog", 0.93, 0.02)
+
+
+def full(classes: list[str]) -> ReportFacts:
+    word = classes[0]
+    return replace(
+        bare(classes),
+        title=word,
+        subtitle=word,
+        split_used=word,
+        history=[{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "val_top1": 0.4, "val_loss": 1.0}],
+        baseline=(word, 0.2),
+        mistakes=[picture((32, 32, 3), word, word), picture((300, 200, 3))],
+        uncertain=[picture((40, 40, 1))],
+        decisions=[(word, word, word)],
+        data=[(word, word)],
+        excluded=[(f"{word}/{i}", word) for i in range(150)],
+        notes=[word],
+        cost=[(word, word)],
+        config_toml=f'name = "{word}"',
+        commands=[f"vitrail predict '{word}'"],
+        card=[(word, word)],
+    )
+
+
+def test_the_page_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", full(["cat", "dog", "owl"]))
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    read = Reader(text)
+    assert "http:" not in text and "https:" not in text and "@import" not in text and "url(http" not in text
+    for tag, attributes in read.tags:
+        for key in ("src", "href", "xlink:href", "srcset", "action"):
+            value = attributes.get(key)
+            assert value is None or value.startswith(("data:", "#")), (tag, key, value)
+    policy = next(a["content"] for tag, a in read.tags if tag == "meta" and a.get("http-equiv"))
+    assert policy and policy.startswith("default-src 'none'")
+    found = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(found) == len(set(found))
+    headings = " ".join(read.words)
+    for name in ("Result", "Training", "Confusions", "Classes", "Calibration", "Most confident mistakes", "Data"):
+        assert name in headings
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("first", range(len(EVIL)))
+def test_every_word_is_escaped(first: int, tmp_path: Path) -> None:
+    classes = EVIL[first:] + EVIL[:first]
+    write_report(tmp_path / "report.html", full(classes))
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    read = Reader(text)
+    assert sum(tag == "script" for tag, _ in read.tags) == 1 and "<script>alert" not in text
+    assert "8638" not in text and "\0" not in text
+    assert classes[0].replace("\0", "\ufffd").replace("\ud800", "?") in read.words
+    for _, attributes in read.tags:
+        assert not any(key.startswith("on") for key in attributes)
+
+
+def test_sections_without_facts_are_left_out() -> None:
+    headings = " ".join(Reader(render(bare(["cat", "dog"]))).words)
+    for name in ("Training", "Most confident mistakes", "Least certain", "Cost", "How it was made", "Use it"):
+        assert name not in headings
+    assert "top-5" not in headings
+
+
+def test_an_absent_class_has_a_dash_and_comes_last() -> None:
+    classes = ["cat", "dog", "owl"]
+    labels = np.array([0, 0, 1, 1])
+    logits = np.array([[2.0, 1, 0], [0, 2, 1], [0, 2, 1], [1, 2, 0]])
+    facts = ReportFacts("t", "s", score(logits, labels, classes), reliability(softmax(logits), labels), "On four.")
+    rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render(facts))
+    assert rows == ["cat", "dog", "owl"]
+    assert "–" in Reader(render(facts)).words
+
+
+def test_many_classes_stay_a_small_page() -> None:
+    text = render(bare([f"class {i}" for i in range(300)], n=900))
+    assert "The 20 classes in the most frequent confusions, of 300." in text
+    assert len(text) < 500_000
+    perfect = render(bare([f"class {i}" for i in range(300)], n=900, strength=60))
+    assert "No class was taken for another." in perfect
+
+
+def test_small_pictures_are_kept_exactly_and_large_ones_shrunk() -> None:
+    def decode(image: np.ndarray) -> Image.Image:
+        source = page.picture_source(image)
+        return Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+
+    small = picture((32, 24, 3)).image
+    np.testing.assert_array_equal(np.asarray(decode(small)), small)
+    grey = picture((20, 20, 1)).image
+    np.testing.assert_array_equal(np.asarray(decode(grey)), np.repeat(grey, 3, axis=2))
+    large = decode(picture((600, 300, 3)).image)
+    assert large.format == "JPEG" and large.size == (128, 256)
+    assert decode(picture((65, 3, 3)).image).format == "JPEG"
+
+
+def test_the_verdict_says_what_the_numbers_allow() -> None:
+    classes = [f"class {i}" for i in range(4)]
+    facts = bare(classes, n=200, strength=2.0)
+    low, high = facts.scores.top1_interval
+    words = [" ".join(verdict(replace(facts, baseline=("a guess", level)))) for level in (low - 0.2, low, high + 0.01)]
+    assert "% fewer mistakes" in words[0]
+    assert "within the uncertainty" in words[1]
+    assert "this model is worse" in words[2]
+    commonest = max(facts.scores.per_class, key=lambda one: one.count)
+    assert f"Always answering “{commonest.name}” would score {page.percent(commonest.count / 200)}." in words[0]
+    perfect = " ".join(verdict(bare(["cat", "dog"], n=100, strength=60)))
+    assert f"may still be as low as {page.percent(0.97)}" in perfect
+
+
+def test_balanced_test_images_are_compared_with_guessing() -> None:
+    labels = np.arange(8) % 4
+    logits = 3 * np.eye(4)[labels]
+    facts = ReportFacts("t", "s", score(logits, labels, list("abcd")), reliability(softmax(logits), labels), "On 8.")
+    assert f"Guessing would score {page.percent(0.25)}." in verdict(facts)
+
+
+def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def broken(facts: ReportFacts) -> str:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(page, "render", broken)
+    with pytest.raises(RuntimeError, match="no ink"):
+        write_report(path, bare(["cat", "dog"]))
+    assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,107 @@
+"""The pictures are valid SVG to set inside a page, whatever the numbers and names."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+
+from vitrail.evaluate.calibration import bin_confidence
+from vitrail.report import plots
+
+HISTORY = [
+    *({"step": step, "loss": 2.0 - step / 200, "lr": 1e-3, "images_per_second": 80.0} for step in range(10, 201, 10)),
+    *({"step": step, "val_top1": step / 250, "val_loss": 2.1 - step / 200} for step in range(50, 201, 50)),
+]
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
+
+
+def ids(svg: str) -> list[str]:
+    return [element.attrib["id"] for element in ElementTree.fromstring(svg).iter() if "id" in element.attrib]
+
+
+def test_pictures_share_a_page_without_clashing() -> None:
+    diagram = plots.reliability_diagram(bin_confidence(np.linspace(0.1, 1, 50), np.arange(50) % 3 > 0))
+    pictures = [*plots.learning_curves(HISTORY, 0.4), plots.confusion_matrix(np.eye(3, dtype=int), "abc"), diagram]
+    every_id = [one for svg in pictures for one in ids(svg)]
+    assert len(pictures) == 4 and len(every_id) == len(set(every_id)) > 0
+    for svg in pictures:
+        root = ElementTree.fromstring(svg)
+        assert root.tag == "svg" and root.attrib["role"] == "img"
+        assert "http" not in svg and "<style" not in svg and "<?xml" not in svg and "DejaVu" not in svg
+        assert plots.INK not in svg and "currentColor" in svg
+        used = {element.attrib["href"][1:] for element in root.iter("use")}
+        assert used <= set(ids(svg))
+
+
+def test_curves_name_the_baseline_and_leave_out_what_is_missing() -> None:
+    loss, accuracy = plots.learning_curves(HISTORY, 0.4)
+    assert "Loss" in texts(loss) and "lr" in texts(loss) and "validation" in texts(loss)
+    assert any("baseline 40.0" in text for text in texts(accuracy))
+    assert not any("baseline" in text for text in texts(plots.learning_curves(HISTORY, None)[1]))
+    assert plots.learning_curves([], 0.4) == []
+    assert len(plots.learning_curves([{"step": 5, "val_top1": 0.5}], 0.4)) == 1
+    assert len(plots.learning_curves([{"step": 5, "loss": 0.5}, {"loss": 3}, {"step": 6}, {}], None)) == 1
+
+
+def test_broken_and_repeated_rows_are_tolerated() -> None:
+    rows = [
+        {"step": 1, "loss": math.nan},
+        {"step": 2, "loss": None},
+        {"step": 3, "loss": 9.0},
+        {"step": 3, "loss": 1.0},
+    ]
+    steps, values = plots._series(rows, "loss")
+    assert steps.tolist() == [3] and values.tolist() == [1.0]  # a resumed run writes a step again: the last one counts
+    assert plots.learning_curves(rows[:2], None) == []
+    assert plots.learning_curves([{"step": 1, "loss": 0.0, "lr": 0.0}], None)
+
+
+def test_a_long_history_stays_a_small_picture() -> None:
+    rows = [{"step": step, "loss": 1 / (1 + step), "lr": 1e-4} for step in range(20_000)]
+    assert len(plots.learning_curves(rows, None)[0]) < 100_000
+
+
+def test_small_matrices_show_counts_and_large_ones_do_not() -> None:
+    confusion = np.array([[123, 4], [0, 77]])
+    assert {"123", "4", "77", "cat", "dog"} <= set(texts(plots.confusion_matrix(confusion, ["cat", "dog"])))
+    large = plots.confusion_matrix(np.full((30, 30), 123), [f"c{i}" for i in range(30)])
+    assert "123" not in texts(large) and "c29" in texts(large)
+
+
+def test_with_many_classes_the_most_confused_are_shown() -> None:
+    confusion = np.diag(np.full(300, 10))
+    confusion[250, 7], confusion[3, 299], confusion[4, 5] = 6, 6, 1
+    confusion[3, 3] = 0  # the same number of mistakes, but a larger share of its class
+    assert plots.most_confused(confusion).tolist() == [3, 4, 5, 7, 250, 299]
+    assert plots.confusions(confusion).tolist() == [[3, 299], [250, 7], [4, 5]]
+    assert len(plots.most_confused(np.ones((300, 300), dtype=int))) == 20
+    assert plots.most_confused(np.diag(np.full(300, 10))).size == 0
+    assert "c250" in texts(plots.confusion_matrix(confusion, [f"c{i}" for i in range(300)]))
+
+
+def test_names_are_written_as_they_are() -> None:
+    names = ["<script>&", "$x_2^{y}$", "#010203", "\x00\x1b\ud800", "日本語", "W" * 200]
+    found = texts(plots.confusion_matrix(np.eye(6, dtype=int), names))
+    assert {"<script>&", "$x_2^{y}$", "#010203", "···", "日本語", "W" * 19 + "…"} <= set(found)
+
+
+@pytest.mark.filterwarnings("error")
+def test_drawing_leaves_no_trace() -> None:
+    before = dict(matplotlib.rcParams)
+    first, second = (plots.confusion_matrix(np.eye(3, dtype=int), ["日", "b", "c"]) for _ in range(2))
+    assert first == second
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_pyplot_is_not_imported() -> None:
+    code = "import sys, vitrail.report.page; sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,183 @@
+"""The command line as a user meets it: first run, typo, wrong path, odd folders."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs.conftest import SMALL, draw, vitrail
+from vitrail.runs.train import train
+
+FEW = [part for setting in (*SMALL, "train.steps=3") for part in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def weights(photos, tmp_path_factory):
+    from rich.console import Console
+
+    out = tmp_path_factory.mktemp("weights") / "run"
+    with open(os.devnull, "w") as nowhere:
+        overrides = (*SMALL, "train.steps=40", "optimizer.lr=3e-3")
+        train(photos, out=out, overrides=overrides, console=Console(file=nowhere))
+    return out
+
+
+def sentence(done, code=1):
+    """The one sentence of a failed command."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+def imported_by(*arguments):
+    """The top-level modules a command imports: what its start-up time is made of."""
+    code = f"import sys; sys.argv = {['vitrail', *map(str, arguments)]!r}\nfrom vitrail.cli import main\n"
+    code += "try: main()\nfinally: print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_help_names_every_command_and_imports_little():
+    done = vitrail("--help")
+    assert all(name in done.stdout for name in ("demo", "train", "evaluate", "predict", "models", "recipes"))
+    assert not {"torch", "numpy", "matplotlib", "jinja2", "PIL", "safetensors"} & imported_by("--help")
+
+
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "predict", "models", "recipes"])
+def test_every_command_has_help(name):
+    done = vitrail(name, "--help")
+    assert done.returncode == 0 and "Usage: vitrail" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["trian", "x"], 'Did you mean "train"?'),
+        (["train", "x", "--modle", "S/16"], "Did you mean --model?"),
+        (["evaluate", "w"], "data"),
+    ],
+)
+def test_a_typo_in_a_command_suggests_the_right_word(arguments, hint):
+    done = vitrail(*arguments)
+    assert done.returncode != 0 and hint.lower() in (done.stdout + done.stderr).lower()
+
+
+def test_typos_in_paths_recipes_models_and_settings_suggest_the_right_word(photos):
+    for arguments, hint in [
+        ([photos.parent / "photso"], "did you mean 'photos'?"),
+        ([photos, "--recipe", "finetun"], "did you mean 'finetune'?"),
+        ([photos, "--model", "s/16"], "did you mean 'S/16'?"),
+        ([photos, "--set", "train.stesp=3"], "did you mean 'train.steps'?"),
+        ([photos, "--set", "optimizer.name=sdg"], "should be 'adamw' or 'sgd'"),
+        ([photos, "--from", photos.parent / "nowhere"], "no weights at"),
+    ]:
+        assert hint in sentence(vitrail("train", *arguments))
+
+
+def test_predict_labels_files_and_folders(weights, photos):
+    done = vitrail("predict", weights, photos / "red", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 15 and {"file", "label", "probability", "top"} == set(rows[0])
+    assert sum(row["label"] == "red" for row in rows) >= 12
+    one = vitrail("predict", weights, photos / "red" / "000.png", "--top", "3")
+    assert "red" in one.stdout and "blue" in one.stdout and "%" in one.stdout
+
+
+def test_predict_goes_on_past_a_bad_file_and_says_so(weights, photos, tmp_path):
+    shutil.copy(photos / "red" / "000.png", tmp_path / "a b.png")
+    (tmp_path / "bad.jpg").write_bytes(b"not an image")
+    done = vitrail("predict", weights, tmp_path, "--csv")
+    assert "1 of the images could not be read" in sentence(done)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [bool(row["error"]) for row in rows] == [False, True]
+
+
+def test_predict_can_answer_none_of_these(weights, photos):
+    done = vitrail("predict", weights, photos / "red" / "000.png", "--threshold", "1", "--json")
+    assert json.loads(done.stdout)["label"] == "none of these"
+
+
+def test_predict_needs_images_that_exist(weights, photos, tmp_path):
+    assert "does not exist; did you mean '0" in sentence(vitrail("predict", weights, photos / "red" / "00.png"))
+    assert "no images in" in sentence(vitrail("predict", weights, tmp_path))
+    assert "say which images" in sentence(vitrail("predict", weights))
+
+
+def test_predict_imports_nothing_it_does_not_need(weights, photos):
+    imported = imported_by("predict", weights, photos / "red" / "000.png")
+    assert "torch" in imported
+    assert not {"matplotlib", "jinja2", "timm", "transformers", "huggingface_hub", "sklearn", "scipy"} & imported
+
+
+def test_evaluate_prints_json_alone(weights, photos, tmp_path):
+    done = vitrail("evaluate", weights, photos, "--json", "--report", tmp_path / "r.html")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n"] == 9
+    assert "no split 'test'" in sentence(vitrail("evaluate", weights, photos, "--split", "test"))
+
+
+def test_models_and_recipes_are_listed():
+    assert "86,567,656" in vitrail("models").stdout
+    listed = vitrail("recipes").stdout
+    assert all(name in listed for name in ("scratch", "finetune", "probe", "demo"))
+    assert "momentum = 0.9" in vitrail("recipes", "finetune").stdout
+
+
+# Three folders of a new user.
+
+
+def test_nested_folders_with_odd_names_train(tmp_path):
+    root = tmp_path / "my photos (2026)"
+    draw(root / "Käse & Brot" / "day 1" / "raw", (200, 60, 60), 6)
+    draw(root / "[b]old[/b]" / "x", (60, 60, 200), 6)
+    (root / ".ipynb_checkpoints").mkdir()
+    (root / "notes.txt").write_text("hello")
+    done = vitrail("train", root, "--out", tmp_path / "out run", *FEW)
+    assert done.returncode == 0, done.stderr
+    assert "2 classes; images: 10 train, 2 val" in done.stdout
+    assert "Ignored 1 hidden" in done.stdout and "Ignored 1 file " in done.stdout
+    report = (tmp_path / "out run" / "report.html").read_text()
+    assert "Käse &amp; Brot" in report
+
+
+def test_a_corrupt_file_is_left_out_and_named(photos, tmp_path):
+    root = tmp_path / "photos"
+    shutil.copytree(photos, root)
+    whole = (root / "red" / "003.png").read_bytes()
+    (root / "red" / "003.png").write_bytes(whole[: len(whole) // 2])
+    done = vitrail("train", root, "--out", tmp_path / "out", *FEW)
+    assert done.returncode == 0, done.stderr
+    assert "red/003.png" in done.stdout and "44" not in done.stderr
+    assert "red/003.png" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_class_with_two_images_trains_on_one_and_holds_out_one(photos, tmp_path):
+    root = tmp_path / "photos"
+    shutil.copytree(photos, root)
+    draw(root / "rare", (90, 200, 200), 2)
+    done = vitrail("train", root, "--out", tmp_path / "out", *FEW)
+    assert done.returncode == 0, done.stderr
+    assert "4 classes; images: 37 train, 10 val" in done.stdout
+
+
+def test_folders_that_cannot_work_stop_with_one_sentence(photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "holds no images" in sentence(vitrail("train", tmp_path / "empty"))
+    assert "only one class" in sentence(vitrail("train", photos.parent))
+    assert "no class folders" in sentence(vitrail("train", photos / "red"))
+    draw(tmp_path / "singles" / "a", (1, 2, 3), 1)
+    draw(tmp_path / "singles" / "b", (200, 2, 3), 1)
+    assert "at least two images" in sentence(vitrail("train", tmp_path / "singles"))
+    assert "single image" in sentence(vitrail("train", photos / "red" / "000.png"))
+
+
+def test_output_that_cannot_be_written_is_one_sentence(photos, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "is a file" in sentence(vitrail("train", photos, "--out", file, *FEW))

@@ -1,0 +1,72 @@
+"""Every command and code block of the README runs, on small images in place of the reader's."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import SMALL, draw
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"```console\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+QUICK = [part for setting in (*SMALL, "train.steps=2") for part in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the images the README talks of."""
+    root = tmp_path_factory.mktemp("readme")
+    for name, colour in {"heron": (200, 60, 60), "egret": (60, 60, 200)}.items():
+        draw(root / "photos" / name, colour, 8)
+        draw(root / "more_photos" / name, colour, 3)
+    draw(root, (200, 60, 60), 1)
+    (root / "000.png").rename(root / "new.jpg")
+    return root
+
+
+def run(place, *command):
+    done = subprocess.run([sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_every_command_runs(place):
+    offline = [c for c in COMMANDS if "hf-hub:" not in c and not c.startswith("make")]
+    assert len(offline) >= 4
+    for command in offline:
+        words = shlex.split(command)
+        assert words[0] == "vitrail"
+        training = words[1] == "train"
+        start = ["--set", "train.precision=fp32"] if "--from" in words else QUICK
+        run(place, "-m", "vitrail", *words[1:], *(start if training else []))
+
+
+def test_the_make_targets_exist():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    targets = [c.split()[1] for c in COMMANDS if c.startswith("make")]
+    assert targets and all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(place):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    small = f"overrides={[*SMALL, 'train.steps=2']!r}"
+    code = code.replace('out="runs/python")', f'out="runs/python", {small})')
+    assert small in code
+    (place / "example.py").write_text(code)
+    done = run(place, "example.py")
+    assert "('egret', 'heron')" in done.stdout
+
+
+def test_links_point_to_files_that_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (Path(__file__).parents[1] / target).is_file(), target

@@ -1,0 +1,251 @@
+"""Numbers -> SVG pictures to set inside a page. The only file that imports matplotlib.
+
+A picture takes its text colour from the page (`currentColor`) and its hues from CSS variables with a fallback, so it
+reads on a light and on a dark page. The hues are blue, vermilion and green of the Okabe-Ito palette, which
+colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitrail.evaluate.calibration import Reliability
+from vitrail.report.svg import inline_svg
+
+# Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
+# their own, since white counts stand on them.
+INK, BLUE, RED, GREEN, CELL_BLUE, CELL_RED = "#010203", "#0072b2", "#d55e00", "#009e73", "#0072b1", "#d55e01"
+PAGE_COLOURS = {
+    INK: "currentColor",
+    BLUE: f"var(--plot-blue, {BLUE})",
+    RED: f"var(--plot-red, {RED})",
+    GREEN: f"var(--plot-green, {GREEN})",
+    CELL_BLUE: f"var(--cell-blue, {CELL_BLUE})",
+    CELL_RED: f"var(--cell-red, {CELL_RED})",
+}
+COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
+WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
+CELL_SIZES = {4: 64, 12: 38, COUNTS_UP_TO: 30, WHOLE_UP_TO: 18}  # classes shown at most: pixels of a cell
+CURVE_POINTS = 400
+
+Row = Mapping[str, Any]
+
+
+def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]:
+    """Loss (with the learning rate in a strip below) and validation accuracy against steps: one SVG per panel, so that
+    a narrow page can stack them. A panel without data is left out."""
+    panels = []
+    losses, rates = _series(history, "loss"), _series(history, "lr")
+    held_out, accuracy = _series(history, "val_loss"), _series(history, "val_top1")
+    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, accuracy) if steps.size)])
+    if losses[0].size or held_out[0].size:
+        panels.append(
+            _draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step")
+        )
+    if accuracy[0].size:
+        alt = "Validation accuracy by step"
+        panels.append(_draw(lambda figure: _accuracy_panel(figure, accuracy, baseline, last), 440, 320, alt))
+    return panels
+
+
+def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
+    """Truth by prediction of the classes in `most_confused`, each row shaded by its shares."""
+    shown = most_confused(confusion)
+    totals = np.maximum(1, confusion.sum(axis=1))[shown, None]
+    counts = confusion[np.ix_(shown, shown)]
+    labels = [_label(classes[i], 20) for i in shown]
+    cell = next(size for most, size in CELL_SIZES.items() if len(shown) <= most)
+    side = len(shown) * cell
+    return _draw(
+        lambda figure: _matrix(figure, counts, counts / totals, labels), side, side, "Confusion matrix", tight=True
+    )
+
+
+def most_confused(confusion: np.ndarray) -> np.ndarray:
+    """The classes a matrix is drawn for: all, or with too many those in the most frequent confusions, if any."""
+    if len(confusion) <= WHOLE_UP_TO:
+        return np.arange(len(confusion))
+    chosen = dict.fromkeys(int(i) for pair in confusions(confusion) for i in pair)
+    return np.sort(np.array(list(chosen)[:COUNTS_UP_TO], dtype=int))
+
+
+def confusions(confusion: np.ndarray) -> np.ndarray:
+    """(truth, predicted) of every kind of mistake, most frequent first, then by its share of the true class."""
+    pairs = np.argwhere((confusion > 0) & ~np.eye(len(confusion), dtype=bool))
+    count = confusion[pairs[:, 0], pairs[:, 1]]
+    share = count / np.maximum(1, confusion.sum(axis=1))[pairs[:, 0]]
+    return pairs[np.lexsort((-share, -count))]
+
+
+def reliability_diagram(reliability: Reliability) -> str:
+    """Accuracy against stated probability, with the share of images per bin below."""
+    return _draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
+
+
+def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Points, last: int) -> None:
+    heights = [5, 1] if rates[0].size else [1]
+    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    top = axes[0]
+    steps, values = _thinned(losses)
+    if len(steps) > 40:
+        top.plot(steps, values, color=BLUE, linewidth=1, alpha=0.3)
+        top.plot(steps, _running_mean(values), color=BLUE, linewidth=2, label="training")
+    else:
+        top.plot(steps, values, color=BLUE, linewidth=2, label="training")
+    if held_out[0].size:
+        top.plot(*held_out, color=RED, linewidth=1.5, marker="o", markersize=3.5, label="validation")
+        top.legend(frameon=False, loc="upper right", labelcolor=INK, handlelength=1.4)
+    everything = np.concatenate([losses[1], held_out[1]])
+    top.set_ylim(0, np.quantile(everything, 0.99) * 1.1 or 1)  # a first spike does not flatten the rest
+    top.set_title("Loss", loc="left")
+    if rates[0].size:
+        axes[1].plot(*_thinned(rates), color=GREEN, linewidth=1.5)
+        axes[1].set_ylim(0, rates[1].max() * 1.15 or 1)
+        axes[1].set_yticks([rates[1].max()], [f"{rates[1].max():.0e}".replace("e-0", "e-")])
+        axes[1].set_ylabel("lr", rotation=0, ha="right", va="center")
+    _step_axis(axes[-1], last)
+
+
+def _accuracy_panel(figure: Figure, accuracy: _Points, baseline: float | None, last: int) -> None:
+    axes = figure.subplots()
+    steps, values = accuracy
+    axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=3.5)
+    levels = [*values, *([] if baseline is None else [baseline])]
+    room = max(0.02, (max(levels) - min(levels)) * 0.12)
+    axes.set_ylim(max(0, min(levels) - room), min(1.02, max(levels) + room))
+    if baseline is not None:
+        axes.axhline(baseline, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
+        below = values[-1] > baseline
+        axes.annotate(
+            f"baseline {100 * baseline:.1f}\u202f%",
+            (1, baseline),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 4 if below else -4),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if below else "top",
+            color=RED,
+        )
+    axes.set_title("Validation accuracy", loc="left")
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
+    _step_axis(axes, last)
+
+
+def _matrix(figure: Figure, counts: np.ndarray, shares: np.ndarray, labels: Sequence[str]) -> None:
+    axes = figure.add_axes((0, 0, 1, 1))
+    k = len(counts)
+    for row, column in np.argwhere(counts > 0):
+        share = float(shares[row, column])
+        colour = CELL_BLUE if row == column else CELL_RED
+        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, alpha=max(0.06, share), linewidth=0))
+        if k <= COUNTS_UP_TO:
+            ink = "#ffffff" if share > 0.75 else INK
+            axes.text(column + 0.5, row + 0.52, str(counts[row, column]), ha="center", va="center", color=ink)
+    axes.set(xlim=(0, k), ylim=(k, 0), xlabel="predicted", ylabel="truth")
+    axes.set_xticks(np.arange(k) + 0.5, labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(np.arange(k) + 0.5, labels)
+    axes.hlines(np.arange(k + 1), 0, k, color=INK, linewidth=0.5, alpha=0.25)
+    axes.vlines(np.arange(k + 1), 0, k, color=INK, linewidth=0.5, alpha=0.25)
+    axes.tick_params(length=0, pad=5)
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+
+
+def _reliability(figure: Figure, reliability: Reliability) -> None:
+    top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [4, 1]})
+    filled = reliability.count > 0
+    left, width = reliability.edges[:-1][filled], np.diff(reliability.edges)[filled]
+    accuracy, confidence = reliability.accuracy[filled], reliability.confidence[filled]
+    top.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (2, 3)), alpha=0.7)
+    top.bar(left, accuracy, width, align="edge", color=BLUE, alpha=0.35, linewidth=0)
+    top.vlines(confidence, accuracy, confidence, color=RED, linewidth=1.5)  # the gap that the error averages
+    top.plot(confidence, accuracy, color=BLUE, marker="o", markersize=4.5, linestyle="none", clip_on=False)
+    top.set(xlim=(0, 1), ylim=(0, 1.02))
+    top.set_title("Share right, by stated probability", loc="left")
+    share = reliability.count[filled] / reliability.count.sum()
+    bottom.bar(left, share, width * 0.9, align="edge", color=INK, alpha=0.45, linewidth=0)
+    bottom.set_ylabel("images", labelpad=4)
+    bottom.set_xlabel("stated probability of the predicted class")
+    bottom.yaxis.set_major_locator(MaxNLocator(2))
+    for axis in (top.yaxis, bottom.yaxis, bottom.xaxis):
+        axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
+
+
+_Points = tuple[np.ndarray, np.ndarray]
+
+
+def _series(history: Sequence[Row], key: str) -> _Points:
+    """(steps, values) of one measure, in order; the last row of a step wins, as after a resumed run."""
+    points: dict[int, float] = {}
+    for row in history:
+        step, value = row.get("step"), row.get(key)
+        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value):
+            points[int(step)] = float(value)
+    return np.array(sorted(points)), np.array([points[step] for step in sorted(points)])
+
+
+def _thinned(points: _Points) -> _Points:
+    """At most CURVE_POINTS points, each the mean of its neighbours."""
+    steps, values = points
+    groups = np.array_split(np.arange(len(steps)), min(len(steps), CURVE_POINTS)) if len(steps) else []
+    return np.array([steps[g].mean() for g in groups]), np.array([values[g].mean() for g in groups])
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    """Each value averaged with its neighbours, over a twentieth of the curve."""
+    half = max(1, len(values) // 40)
+    total = np.concatenate([[0.0], values.cumsum()])
+    low = np.maximum(np.arange(len(values)) - half, 0)
+    high = np.minimum(np.arange(len(values)) + half + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def _step_axis(axes: Axes, last: int) -> None:
+    axes.set_xlim(0, last * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("step")
+
+
+def _label(name: str, longest: int) -> str:
+    """A class name that fits beside an axis; characters XML cannot hold become a dot."""
+    clean = "".join(letter if letter.isprintable() else "·" for letter in str(name))
+    return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
+
+
+def _draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
+    """Paint on a figure of this many CSS pixels and return its SVG; `tight` lets labels grow beyond the size."""
+    with _style():
+        figure = Figure(figsize=(width / 72, height / 72), layout=None if tight else "constrained")
+        paint(figure)
+        buffer = io.StringIO()
+        room = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None}, **room)
+    return inline_svg(buffer.getvalue(), alt, PAGE_COLOURS)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    faint = {"grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True}
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
+    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8}
+    text = {"font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11}
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "vitrail", "text.parse_math": False, "text.usetex": False}
+    own = {**faint, **ink, **spines, **text, **svg}
+    plain = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
+    with matplotlib.rc_context({**plain, **own}), warnings.catch_warnings():
+        # A glyph missing in the font that measures the text is there in the reader's browser.
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
+        yield
