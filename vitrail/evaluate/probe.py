@@ -47,28 +47,30 @@ def fit_probe(
 ) -> Probe:
     """Fit on (N, D) features and (N,) labels. The penalty is the one with the best accuracy on a stratified 20 % of
     these features (the largest of equals, and the largest when nothing can be held out); then all are used."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     _check(features, labels, num_classes, penalties)
     device = torch.device("cpu") if features.device.type == "mps" else features.device  # MPS has no float64
     x, y = features.detach().to(device, torch.float64, copy=True), labels.detach().to(device, torch.int64, copy=True)
     strongest_first = sorted(set(penalties), reverse=True)  # each solution is a good start for the next, weaker one
-    penalty, tried = strongest_first[0], []
+    penalty, start = strongest_first[0], None
+    tried: list[tuple[float, float]] = []
     held_out = _hold_out(y, seed)
     if len(strongest_first) > 1 and held_out.any():
         solver = _Solver(x[~held_out], y[~held_out], num_classes, iterations)
         for candidate in strongest_first:
             weight, bias = solver.solve(candidate, ROUGH)
             right = (x[held_out] @ weight.T + bias).argmax(dim=1) == y[held_out]
-            tried.append((candidate, right.double().mean().item()))
-        penalty = max(tried, key=lambda pair: (pair[1], pair[0]))[0]
+            accuracy = right.double().mean().item()
+            if all(accuracy > other for _, other in tried):
+                penalty, start = candidate, (weight, bias)
+            tried.append((candidate, accuracy))
     solver = _Solver(x, y, num_classes, iterations)
-    for candidate in strongest_first:
-        if candidate > penalty:
-            solver.solve(candidate, ROUGH)
+    if start:
+        solver.start(*start)
     weight, bias = solver.solve(penalty, EXACT)
     dtype = torch.promote_types(features.dtype, torch.float32)
     weight, bias = weight.to(features.device, dtype), bias.to(features.device, dtype)
-    return Probe(weight, bias, penalty, tried, time.perf_counter() - start)
+    return Probe(weight, bias, penalty, tried, time.perf_counter() - began)
 
 
 class _Solver:
@@ -89,6 +91,12 @@ class _Solver:
         self.iterations = iterations
         self.weight = x.new_zeros(self.x.shape[1], num_classes)  # (R, K)
         self.bias = x.new_zeros(num_classes)
+
+    def start(self, weight: Tensor, bias: Tensor) -> None:
+        """Continue from a (K, D) weight and (K,) bias that were solved for other images."""
+        standard = torch.where(self.scale > 0, weight / self.scale, 0.0).T  # (D, K)
+        self.weight = self.axes.T @ (standard if self.basis is None else self.basis.T @ standard)
+        self.bias = bias + weight @ self.mean
 
     def solve(self, penalty: float, tolerance: float) -> tuple[Tensor, Tensor]:
         """The optimal (K, D) weight and (K,) bias for features as given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,13 @@ from vitrail.weights.bundle import read_card
 SHOWN = 5  # sample images to predict
 
 
-def demo(out: str | Path = "runs/demo", *, again: bool = False, console: Console | None = None) -> None:
+def demo(
+    out: str | Path = "runs/demo",
+    *,
+    again: bool = False,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> None:
     """Train on the bundled images, measure, predict a few of them, write the report, and say what to try next."""
     console = console or make_console()
     folder = Path(out)
@@ -28,7 +35,7 @@ def demo(out: str | Path = "runs/demo", *, again: bool = False, console: Console
         train(out=folder, resume=True, console=console)
     else:
         console.print("3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on")
-        train(bundled_images(), recipe="demo", out=folder, overwrite=again, console=console)
+        train(bundled_images(), recipe="demo", out=folder, overrides=overrides, overwrite=again, console=console)
     console.print("\nfive of the test images:")
     predict(weights, _samples(folder / "samples"), top=3, console=console)
     console.print(

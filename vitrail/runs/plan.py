@@ -23,7 +23,7 @@ from vitrail.config import (
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
-from vitrail.model.variants import configure
+from vitrail.model.variants import configure, parse
 from vitrail.runs.choose import Decision, Facts, choose_length, choose_model, choose_recipe
 from vitrail.train.precision import choose_device, choose_precision
 from vitrail.weights.read import Weights, read_weights
@@ -67,47 +67,79 @@ class Plan:
 def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None) -> Plan:
     """Resolve a request. What the user said stands; the rest is chosen from the data and the machine."""
     given = _given(request)
-    decisions: list[Decision] = []
-    # The recipe may be chosen from the data, and the data needs settings: those cannot come from a chosen recipe.
+    # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
+    if early.model.name:
+        parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
+    if early.kind == "probe" and weights is None:
+        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
     dataset = read_data(early, scanned)
-    train = dataset.splits["train"]
     facts = _facts(dataset, device, weights)
 
-    recipe = request.recipe
-    if recipe is None:
-        decision = choose_recipe(facts)
-        decisions.append(decision)
-        recipe = decision.value
-    values = merge(merge(read_recipe(recipe), {"recipe": recipe}), given)
+    settings = _Settings(given)
+    settings.take_recipe(request.recipe, facts)
+    if weights is None and not settings.config.model.name:
+        settings.choose(choose_model(facts))
+    model, preprocess = network_of(settings.config, dataset, weights)
+    settings.set("model.image_size", model.image_size)
+    settings.values["preprocess"] = preprocess.model_dump()
+    settings.set("train.device", device.type)
+    if settings.config.kind == "train":
+        train = settings.config.train
+        if train.steps is None and train.epochs is None:
+            settings.choose(choose_length(facts, settings.config, model))
+        settings.fix_precision(device)
+        settings.fix_steps(facts.images)
+    return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
 
-    if weights is None and not values.get("model", {}).get("name"):
-        for key, value, decision in choose_model(facts):
-            if not _has(given, key):
-                values = merge(values, _nested(key, value))
-                decisions.append(decision)
-    config = validate(RunConfig, values, f"recipe {recipe}")
-    if config.kind == "probe" and weights is None:
-        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
-    model, preprocess = network_of(config, dataset, weights)
 
-    if config.kind == "train":
-        if config.train.steps is None and config.train.epochs is None:
-            for key, value, decision in choose_length(facts, config, model):
-                if not _has(given, key):
-                    values = merge(values, _nested(key, value))
-                    decisions.append(decision)
-        precision, why = choose_precision(config.train.precision, device)
-        if config.train.precision == "auto":
-            decisions.append(Decision("precision", precision, why))
-        values = merge(values, {"train": {"precision": precision, "device": device.type}})
-        values = merge(values, {"train": {"steps": _steps(validate(RunConfig, values, "settings"), len(train))}})
-        values["train"].pop("epochs", None)
-    shape = model.image_size
-    values = merge(values, {"preprocess": preprocess.model_dump(), "model": {"image_size": shape}})
-    return Plan(validate(RunConfig, values, "settings"), model, preprocess, dataset, device, weights, decisions)
+class _Settings:
+    """The settings of a run while they are resolved, and the decisions taken on the way."""
+
+    def __init__(self, given: dict[str, Any]):
+        self.given = given
+        self.values: dict[str, Any] = {}
+        self.decisions: list[Decision] = []
+
+    @property
+    def config(self) -> RunConfig:
+        return validate(RunConfig, self.values, "settings")
+
+    def take_recipe(self, name: str | None, facts: Facts) -> None:
+        if name is None:
+            decision = choose_recipe(facts)
+            self.decisions.append(decision)
+            name = decision.value
+        recipe = read_recipe(name)
+        self.values = merge(merge({"recipe": name}, recipe), self.given)
+
+    def set(self, path: str, value: Any) -> None:
+        section, key = path.split(".")
+        self.values = merge(self.values, {section: {key: value}})
+
+    def choose(self, choices: Sequence[tuple[str, Any, Decision]]) -> None:
+        """Take choices for what the user did not set."""
+        for path, value, decision in choices:
+            section, key = path.split(".")
+            if key not in self.given.get(section, {}):
+                self.set(path, value)
+                self.decisions.append(decision)
+
+    def fix_precision(self, device: torch.device) -> None:
+        asked = self.config.train.precision
+        precision, why = choose_precision(asked, device)
+        self.set("train.precision", precision)
+        if asked == "auto":
+            self.decisions.append(Decision("precision", precision, why))
+
+    def fix_steps(self, images: int) -> None:
+        """Epochs become steps, so that the written settings say exactly what ran."""
+        train = self.config.train
+        steps = train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
+        self.set("train.steps", steps)
+        self.values["train"].pop("epochs", None)
 
 
 def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> Dataset:
@@ -196,22 +228,3 @@ def _leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
     for key, value in nested.items():
         found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
     return found
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    section, key = path.split(".")
-    return {section: {key: value}}
-
-
-def _has(values: dict[str, Any], path: str) -> bool:
-    section, key = path.split(".")
-    return key in values.get(section, {})
-
-
-def _steps(config: RunConfig, images: int) -> int:
-    train = config.train
-    if train.steps is not None:
-        return train.steps
-    if train.epochs is None:
-        raise UserError("set train.steps or train.epochs")
-    return max(1, round(train.epochs * images / train.batch_size))

@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from vitrail.errors import UserError
+
 Precision = Literal["fp32", "bf16"]
 
 # A processor may list bfloat16 instructions that a virtual machine then refuses (the process dies of an illegal
@@ -78,8 +80,15 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
 
 
 def choose_device(asked: str) -> torch.device:
+    """The device a user named, or the best there is."""
     if asked != "auto":
-        return torch.device(asked)
+        try:
+            device = torch.device(asked)
+        except RuntimeError:
+            raise UserError(f"no device '{asked}': use cpu, cuda, mps or auto") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError("no CUDA device here: use --set train.device=cpu, or auto")
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
