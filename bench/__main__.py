@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options["device"] == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no CUDA device here")
     settings = model.Settings(**options)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a log file has room for the whole table
     for benchmark in [name] if name else BENCHMARKS:
-        BENCHMARKS[benchmark](settings, Console())
+        BENCHMARKS[benchmark](settings, console)
 
 
 if __name__ == "__main__":

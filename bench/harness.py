@@ -28,7 +28,7 @@ class Effort:
     """How long a race may take. A turn repeats the work until it is long enough for the clock."""
 
     seconds: float = 12.0  # of one race by its own clock, warm-up not counted
-    min_rounds: int = 5
+    min_rounds: int = 7  # six is the fewest that can tell anything
     max_rounds: int = 60
     turn_seconds: float = 0.05
     warmup: int = 1
@@ -104,23 +104,33 @@ class Race:
     def time(self, name: str) -> Spread:
         return Spread.of(self.seconds[name])
 
-    def ratio(self, name: str) -> Spread:
-        """How many times as long as the first contestant it takes; above 1: the first is faster."""
+    def ratios(self, name: str) -> list[float]:
+        """How many times as long as the first contestant it took, round by round; above 1: the first was faster."""
         pairs = zip(self.seconds[name], self.seconds[self.first], strict=True)
-        return Spread.of([theirs / ours for theirs, ours in pairs])
+        return [theirs / ours for theirs, ours in pairs]
+
+    def ratio(self, name: str) -> Spread:
+        return Spread.of(self.ratios(name))
 
     def verdict(self, name: str) -> Literal["ahead", "even", "behind"]:
-        """Where the first contestant stands: ahead or behind only when the middle half of the rounds agrees."""
-        ratio = self.ratio(name)
-        if ratio.low > 1:
-            return "ahead"
-        return "behind" if ratio.high < 1 else "even"
+        """Where the first contestant stands, by sign test: ahead or behind only when it won or lost so many rounds as
+        an equal would in fewer than one race of forty."""
+        ratios = self.ratios(name)
+        wins, losses = sum(ratio > 1 for ratio in ratios), sum(ratio < 1 for ratio in ratios)
+        if luck(max(wins, losses), len(ratios)) >= 1 / 40:
+            return "even"
+        return "ahead" if wins > losses else "behind"
 
     def summary(self) -> dict[str, Any]:
         contestants: dict[str, Any] = {name: {"seconds": self.time(name).rounded()} for name in self.seconds}
         for name in list(self.seconds)[1:]:
             contestants[name] |= {"ratio": self.ratio(name).rounded(), self.first: self.verdict(name)}
         return {"rounds": self.rounds, "contestants": contestants}
+
+
+def luck(heads: int, throws: int) -> float:
+    """How likely a fair coin shows at least so many heads."""
+    return sum(math.comb(throws, count) for count in range(heads, throws + 1)) / 2**throws
 
 
 def race(contestants: Sequence[Contestant], effort: Effort, clock: Clock) -> Race:

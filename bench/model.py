@@ -25,11 +25,11 @@ TOLERANCE = 1e-4  # between the logits in fp32, and between the gradients relati
 
 CPU: dict[Kind, dict[str, list[int]]] = {
     "forward": {"Ti/16": [1, 16], "S/16": [1, 8], "B/16": [1, 4]},
-    "training": {"Ti/16": [16], "S/16": [8], "B/16": [4]},
+    "training": {"Ti/16": [16], "S/16": [4], "B/16": [2]},
 }
 CPU_QUICK: dict[Kind, dict[str, list[int]]] = {
-    "forward": {"Ti/16": [1, 4], "S/16": [1]},
-    "training": {"Ti/16": [4], "S/16": [1]},
+    "forward": {"Ti/16": [4], "S/16": [1]},
+    "training": {"Ti/16": [2], "S/16": [1]},
 }
 CUDA: dict[Kind, dict[str, list[int]]] = {
     "forward": {"Ti/16": [512], "S/16": [512], "B/16": [1, 256], "L/16": [128], "H/14": [64]},
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def effort(self) -> Effort:
-        return Effort(seconds=3, min_rounds=5) if self.quick else Effort()
+        return Effort(seconds=2.5) if self.quick else Effort()
 
 
 def run(settings: Settings, console: Console) -> None:
@@ -120,7 +120,7 @@ def contestants(model: str, settings: Settings, console: Console) -> tuple[dict[
         nets[name] = peer
         agreement[name] = {"logits": logits, "gradients": gradients}
     if settings.control:
-        nets["ours again"] = copy.deepcopy(ours)
+        nets["control"] = copy.deepcopy(ours)
     return nets, agreement
 
 

@@ -72,7 +72,7 @@ def test_the_whole_benchmark_writes_its_results(monkeypatch, tmp_path, capsys):
     kept = json.loads((tmp_path / "model-fp32-quick-cpu.json").read_text())
     assert {case["kind"] for case in kept["cases"]} == {"forward", "training"}
     for case in kept["cases"]:
-        assert list(case["contestants"]) == ["ours", *PEERS, "ours again"]
+        assert list(case["contestants"]) == ["ours", *PEERS, "control"]
     assert kept["agreement"]["Ti/16"]["timm"]["logits"] <= model.TOLERANCE
 
 

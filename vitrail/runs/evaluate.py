@@ -13,7 +13,7 @@ from vitrail.images.sources import Dataset, open_dataset
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.measure import Measurement, measure, mistakes
+from vitrail.runs.measure import Measurement, measure, mistakes, uncertain
 from vitrail.runs.show import make_console, scanning, show_data, show_scores
 from vitrail.train.interrupt import Interrupts
 from vitrail.train.precision import choose_device
@@ -43,21 +43,19 @@ def evaluate(
         with scanning(console, interrupts) as scanned:
             dataset, name, sentence = _images(str(data), card, split, scanned)
         show_data(console, dataset)
-        settings = DataConfig()
         found = measure(
             classifier.net,
             sentence,
             dataset.splits[name],
             dataset,
             card.preprocess,
-            settings,
+            DataConfig(),
             next(classifier.net.parameters()).device,
             interrupts,
         )
     show_scores(console, found.scores, found.sentence)
     path = Path(report) if report is not None else _beside(weights, dataset)
-    pictures = mistakes(found, dataset, card.preprocess, settings)
-    write_report(path, _facts(weights, data, dataset, card, found, pictures))
+    write_report(path, _facts(weights, data, dataset, card, found))
     console.print(f"report: [bold]{path}[/]")
     return found.scores
 
@@ -88,19 +86,15 @@ def _beside(weights: str | Path, dataset: Dataset) -> Path:
     return folder / f"evaluation-{Path(dataset.root).stem}.html"
 
 
-def _facts(
-    weights: str | Path, data: str | Path, dataset: Dataset, card: Card, found: Measurement, pictures: list
-) -> ReportFacts:
+def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, found: Measurement) -> ReportFacts:
     return ReportFacts(
         title=f"{Path(weights).name} on {Path(dataset.root).name}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
         scores=found.scores,
         reliability=found.reliability,
         split_used=found.sentence,
-        history=[],
-        baseline=None,
-        mistakes=pictures,
-        decisions=[],
+        mistakes=mistakes(found, dataset, card.preprocess, DataConfig()),
+        uncertain=uncertain(found, dataset, card.preprocess, DataConfig()),
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,
@@ -108,7 +102,6 @@ def _facts(
             ("parameters", f"{parameters(card.model):,}"),
             ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
         ],
-        config_toml="",
         commands=[f"vitrail evaluate {weights} {data}", f"vitrail predict {weights} photo.jpg"],
         card=[
             ("starting weights", card.source or "none (random)"),

@@ -11,7 +11,7 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.model.cost import macs, parameters
 from vitrail.model.vit import VisionTransformer
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.measure import Measurement, measure, mistakes
+from vitrail.runs.measure import Measurement, measure, mistakes, uncertain
 from vitrail.runs.plan import Plan
 from vitrail.runs.show import show_scores
 from vitrail.train.interrupt import Interrupts
@@ -92,6 +92,7 @@ def _facts(
         history=history,
         baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
         mistakes=mistakes(found, dataset, plan.preprocess, plan.config.data),
+        uncertain=uncertain(found, dataset, plan.preprocess, plan.config.data),
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
-from vitrail.evaluate.metrics import Scores, confident_mistakes, score
+from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
 from vitrail.images.decode import BadImage
 from vitrail.images.sources import Dataset, Samples
 from vitrail.infer.forward import Outputs
@@ -51,8 +51,8 @@ def measure(
     """Score a network in float32 on every image of a split."""
     net.eval()
     out = outputs_of(net, samples, dataset, spec, data, device, interrupts)
-    logits, labels = out.values.double().numpy(), out.labels.numpy()
-    probabilities = torch.softmax(out.values.double(), -1).numpy()
+    logits, labels = out.values.numpy(), out.labels.numpy()
+    probabilities = softmax(logits)
     return Measurement(
         split,
         samples,
@@ -65,8 +65,13 @@ def measure(
 
 def mistakes(found: Measurement, dataset: Dataset, spec: Preprocess, data: DataConfig) -> list[Picture]:
     """The most confident mistakes as pictures."""
-    logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
-    rows = confident_mistakes(logits, labels, SHOWN)
+    rows = confident_mistakes(found.outputs.values.numpy(), found.outputs.labels.numpy(), SHOWN)
+    return _pictures(rows.tolist(), found, dataset, spec, data)
+
+
+def uncertain(found: Measurement, dataset: Dataset, spec: Preprocess, data: DataConfig) -> list[Picture]:
+    """The images the network is least sure of, right or wrong."""
+    rows = least_certain(found.outputs.values.numpy(), SHOWN // 2)
     return _pictures(rows.tolist(), found, dataset, spec, data)
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitrail.atomic import whole_file
 
-PLAIN_EVERY = 15.0  # seconds between lines when the output is not a terminal
+PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 
 
 class MetricsLog:
