@@ -49,6 +49,7 @@ class ReportFacts:
     split_used: str  # a sentence: on which images the headline was measured
     history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
     baseline: tuple[str, float] | None = None  # (what it is, top-1 accuracy on the same images)
+    watched_baseline: float | None = None  # its accuracy on the images of the curves
     mistakes: Sequence[Picture] = ()  # most confident first
     uncertain: Sequence[Picture] = ()  # least certain first
     decisions: Sequence[tuple[str, str, str]] = ()  # (what, value, why)
@@ -79,7 +80,6 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 def render(facts: ReportFacts) -> str:
     scores = facts.scores
-    baseline = facts.baseline[1] if facts.baseline else None
     names = [one.name for one in scores.per_class]
     shown = plots.most_confused(scores.confusion)
     return (
@@ -91,7 +91,7 @@ def render(facts: ReportFacts) -> str:
             levels=levels(facts),
             verdict=" ".join(verdict(facts)),
             calibration=calibration_sentence(facts),
-            curves=[Markup(svg) for svg in plots.learning_curves(facts.history, baseline)],
+            curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
             confusion=Markup(plots.confusion_matrix(scores.confusion, names)) if len(shown) else None,
             confusion_shown=len(shown) if len(shown) < len(names) else None,
             confused=confused_pairs(scores),

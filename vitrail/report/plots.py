@@ -123,19 +123,19 @@ def _accuracy_panel(figure: Figure, accuracy: _Points, baseline: float | None, l
     steps, values = accuracy
     axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=3.5)
     levels = [*values, *([] if baseline is None else [baseline])]
-    room = max(0.02, (max(levels) - min(levels)) * 0.12)
+    room = max(0.02, (max(levels) - min(levels)) * 0.15)
     axes.set_ylim(max(0, min(levels) - room), min(1.02, max(levels) + room))
     if baseline is not None:
         axes.axhline(baseline, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
-        below = values[-1] > baseline
+        above = values[0] <= baseline  # at the left, on the side where the curve is not
         axes.annotate(
             f"baseline {100 * baseline:.1f}\u202f%",
-            (1, baseline),
+            (0, baseline),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 4 if below else -4),
+            xytext=(4, 4 if above else -4),
             textcoords="offset points",
-            ha="right",
-            va="bottom" if below else "top",
+            ha="left",
+            va="bottom" if above else "top",
             color=RED,
         )
     axes.set_title("Validation accuracy", loc="left")

@@ -84,12 +84,13 @@ def _facts(
         ("device", about["environment"]["device"]),
     ]
     return ReportFacts(
-        title=Path(dataset.root).name,
+        title=Path(dataset.root).stem,
         subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
         scores=found.scores,
         reliability=found.reliability,
         split_used=found.sentence,
         history=history,
+        watched_baseline=to_beat["watched"] if to_beat else None,
         baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
         mistakes=mistakes(found, dataset, plan.preprocess, plan.config.data),
         uncertain=uncertain(found, dataset, plan.preprocess, plan.config.data),

@@ -7,72 +7,98 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.config import DataConfig, Preprocess, ProbeConfig
+from vitrail.config import Preprocess
 from vitrail.evaluate.probe import Probe, fit_probe
-from vitrail.images.sources import Dataset
-from vitrail.infer.forward import device_of
+from vitrail.infer.forward import Outputs
 from vitrail.model.cost import macs
-from vitrail.runs.choose import SMALL_DATA, Facts
+from vitrail.model.vit import VisionTransformer
+from vitrail.runs.choose import SMALL_DATA
 from vitrail.runs.outputs import outputs_of
+from vitrail.runs.plan import Plan
 from vitrail.train.interrupt import Interrupts
 
-THUMBNAIL = Preprocess(size=(16, 16))
+THUMBNAIL = (16, 16)
 BASELINE_SECONDS = 60.0  # features that would take longer are not worth a baseline
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A linear classifier's accuracy on the images the run will be measured on."""
+    """A linear classifier's accuracy on the images the run will be measured on, and on those watched meanwhile."""
 
     features: str  # what the probe saw
     accuracy: float
+    watched: float
     seconds: float
 
 
-def probe_network(
-    net: nn.Module, dataset: Dataset, spec: Preprocess, data: DataConfig, probe: ProbeConfig, interrupts: Interrupts
-) -> Probe:
+def probe_network(plan: Plan, net: VisionTransformer, interrupts: Interrupts) -> Probe:
     """Fit the probe on the network's features of the training images."""
-    device = device_of(net)
     net.eval()
-    train = outputs_of(net.forward_features, dataset.splits["train"], dataset, spec, data, device, interrupts)  # type: ignore[arg-type]
-    return fit_probe(
-        train.values, train.labels, len(dataset.classes), penalties=probe.penalties, iterations=probe.iterations
-    )
+    train = _features(plan, "train", net.forward_features, plan.preprocess, plan.device, interrupts)
+    return _fit(plan, train)
 
 
-def baseline(
-    net: nn.Module | None,
-    facts: Facts,
-    dataset: Dataset,
-    spec: Preprocess,
-    data: DataConfig,
-    probe: ProbeConfig,
-    interrupts: Interrupts,
-) -> Baseline | None:
+def baseline(plan: Plan, net: VisionTransformer | None, interrupts: Interrupts) -> Baseline | None:
     """The number a run has to beat; none when the data is too large for it to take seconds.
 
-    With starting weights the probe sees their features; without any, the pixels of a 16x16 thumbnail.
+    With starting weights the probe sees their features; without any (`net` is none), the pixels of a thumbnail.
     """
-    held_out = dataset.splits["test" if "test" in dataset.splits else "val"]
-    if facts.images > SMALL_DATA:
+    splits = plan.dataset.splits
+    images = sum(len(samples) for samples in splits.values())
+    if len(splits["train"]) > SMALL_DATA:
         return None
-    if net is not None and 2 * macs(net.config) * (facts.images + len(held_out)) / facts.flops > BASELINE_SECONDS:  # type: ignore[arg-type]
+    if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
         return None
     started = time.monotonic()
-    device = torch.device("cpu") if net is None else device_of(net)
-    if net is not None:
+    if net is None:
+        name, spec = "16x16 thumbnails", plan.preprocess.model_copy(update={"size": THUMBNAIL, "resize": "squash"})
+        forward: Callable[[Tensor], Tensor] = _pixels
+        device = torch.device("cpu")
+    else:
+        name, spec, forward, device = (
+            "the starting weights' features",
+            plan.preprocess,
+            net.forward_features,
+            plan.device,
+        )
         net.eval()
-    forward: Callable[[Tensor], Tensor] = (lambda x: x.flatten(1)) if net is None else net.forward_features  # type: ignore[assignment]
-    seen = THUMBNAIL.model_copy(update={"mean": spec.mean, "std": spec.std}) if net is None else spec
-    train = outputs_of(forward, dataset.splits["train"], dataset, seen, data, device, interrupts)
-    test = outputs_of(forward, held_out, dataset, seen, data, device, interrupts)
-    fitted = fit_probe(
-        train.values, train.labels, len(dataset.classes), penalties=probe.penalties, iterations=probe.iterations
+    found = {split: _features(plan, split, forward, spec, device, interrupts) for split in splits}
+    fitted = _fit(plan, found["train"])
+    accuracy = {split: _accuracy(fitted, outputs) for split, outputs in found.items()}
+    measured = accuracy.get("test", accuracy["val"])
+    return Baseline(name, measured, accuracy["val"], time.monotonic() - started)
+
+
+def _pixels(batch: Tensor) -> Tensor:
+    return batch.flatten(1)
+
+
+def _features(
+    plan: Plan,
+    split: str,
+    forward: Callable[[Tensor], Tensor],
+    spec: Preprocess,
+    device: torch.device,
+    interrupts: Interrupts,
+) -> Outputs:
+    samples = plan.dataset.splits[split]
+    return outputs_of(forward, samples, plan.dataset, spec, plan.config.data, device, interrupts)
+
+
+def _fit(plan: Plan, train: Outputs) -> Probe:
+    settings = plan.config.probe
+    return fit_probe(
+        train.values,
+        train.labels,
+        len(plan.dataset.classes),
+        penalties=settings.penalties,
+        iterations=settings.iterations,
+        seed=plan.config.train.seed,
     )
-    logits = test.values.to(fitted.weight.dtype) @ fitted.weight.T + fitted.bias
-    accuracy = (logits.argmax(-1) == test.labels).float().mean().item()
-    name = "16x16 thumbnails" if net is None else "the starting weights' features"
-    return Baseline(name, accuracy, time.monotonic() - started)
+
+
+def _accuracy(probe: Probe, outputs: Outputs) -> float:
+    logits = outputs.values @ probe.weight.T + probe.bias
+    return (logits.argmax(-1) == outputs.labels).float().mean().item()

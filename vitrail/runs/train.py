@@ -103,10 +103,8 @@ def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -
 
 
 def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> Baseline | None:
-    config = plan.config
-    pretrained = net if plan.weights is not None else None
     with console.status("fitting a linear probe, the baseline to beat"):
-        found = baseline(pretrained, plan.facts, plan.dataset, plan.preprocess, config.data, config.probe, interrupts)
+        found = baseline(plan, net if plan.weights is not None else None, interrupts)
     if found is not None:
         console.print(
             f"to beat: [bold]{found.accuracy:.1%}[/], a linear probe on {found.features} ({found.seconds:.0f} s)",
@@ -116,9 +114,8 @@ def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: 
 
 def _probed(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> VisionTransformer:
     """The frozen network with a linear head fitted on its features."""
-    config = plan.config
     with console.status("one pass over the images, then logistic regression"):
-        fitted = probe_network(net, plan.dataset, plan.preprocess, config.data, config.probe, interrupts)
+        fitted = probe_network(plan, net, interrupts)
     net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
     tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
     plan.decisions.append(Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})"))
