@@ -102,7 +102,7 @@ class DataConfig(Schema):
 class AugmentConfig(Schema):
     crop: Literal["inception", "none"] = "inception"
     area: tuple[float, float] = (0.05, 1.0)
-    aspect: tuple[float, float] = (0.75, 1.3333333333333333)
+    aspect: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True
     mixup: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off
 
@@ -141,6 +141,7 @@ class TrainConfig(Schema):
     evaluate_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run
     checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and at least once a minute
     keep_checkpoints: int = Field(default=2, gt=0)
+    deterministic: bool = True  # on a GPU: kernels that repeat bit for bit, a little slower
 
 
 class ProbeConfig(Schema):
@@ -206,12 +207,12 @@ def recipe_folder() -> Any:
 def read_recipe(name: str) -> dict[str, Any]:
     """The values of a named recipe or a TOML file, laid over the recipe its `base` names."""
     if name in recipe_names():
-        text = (recipe_folder() / f"{name}.toml").read_text()
+        text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     else:
         known = recipe_names()
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known)} Recipes: {', '.join(known)}.")

@@ -9,6 +9,7 @@ from vitrail.config import AugmentConfig, Preprocess
 from vitrail.images.loader import Reader, evaluation_loader, training_loader
 
 SPEC = Preprocess(size=(8, 8))
+CPU = torch.device("cpu")
 
 
 class Pictures:
@@ -37,7 +38,7 @@ class Pictures:
 
 def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0):
     reader = Reader(source, SPEC, 10**6, keep)
-    return list(training_loader(reader, batch_size, AugmentConfig(), seed, workers).from_step(start, stop))
+    return list(training_loader(reader, batch_size, AugmentConfig(), seed, workers, CPU).from_step(start, stop))
 
 
 def assert_same(left, right):
@@ -85,7 +86,7 @@ def test_kept_images_are_read_once():
 
 
 def test_evaluation_takes_each_sample_once_in_order():
-    loader = evaluation_loader(Reader(Pictures(10), SPEC, 10**6, False), 4, 0)
+    loader = evaluation_loader(Reader(Pictures(10), SPEC, 10**6, False), 4, 0, CPU)
     batches = list(loader)
     assert [len(b) for b in batches] == [4, 4, 2] and len(loader) == 3
     assert torch.cat([b.sample for b in batches]).tolist() == list(range(10))

@@ -80,10 +80,7 @@ def test_bad_input_is_one_sentence(path, tmp_path):
         clf.predict([np.zeros((4, 4, 3))])
 
 
-def test_sigmoid_weights_answer_with_sigmoids(path, image):
-    clf = vitrail.load(path)
-    card = clf.card.model_copy(update={"recipe": {"objective": {"loss": "sigmoid"}}})
-    other = type(clf)(clf.net, card)
-    logits = torch.tensor([[0.0, 1.0, -2.0, 3.0]])
-    assert torch.equal(other.probabilities(logits), logits.sigmoid())
-    assert torch.equal(clf.probabilities(logits), logits.softmax(-1))
+def test_top_must_be_positive(path, image):
+    with pytest.raises(UserError, match="at least 1, not 0"):
+        vitrail.load(path).predict([image], top=0)
+    assert len(vitrail.load(path).predict([image], top=99)[0].top) == 4

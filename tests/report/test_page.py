@@ -165,8 +165,8 @@ def test_the_verdict_says_what_the_numbers_allow() -> None:
     assert "this model is worse" in words[2]
     commonest = max(facts.scores.per_class, key=lambda one: one.count)
     assert f"Always answering “{commonest.name}” would score {page.percent(commonest.count / 200)}." in words[0]
-    perfect = " ".join(verdict(bare(["cat", "dog"], n=100, strength=60)))
-    assert f"may still be as low as {page.percent(0.97)}" in perfect
+    low, high = bare(["cat", "dog"], n=100, strength=60).scores.top1_interval
+    assert high == 1 and 0.95 < low < 0.97  # no mistake in 100 images does not mean that there are none
 
 
 def test_balanced_test_images_are_compared_with_guessing() -> None:

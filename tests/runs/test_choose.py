@@ -1,8 +1,8 @@
 import pytest
 
-from vitrail.config import RunConfig
+from vitrail.config import TrainConfig
 from vitrail.model.variants import configure
-from vitrail.runs.choose import Facts, choose_length, choose_model, choose_recipe
+from vitrail.runs.choose import Facts, choose_batch, choose_length, choose_model, choose_recipe
 
 
 def facts(images=500, size=(300, 400), device="cpu", start=None):
@@ -11,7 +11,7 @@ def facts(images=500, size=(300, 400), device="cpu", start=None):
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    monkeypatch.setattr("vitrail.runs.choose.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("vitrail.runs.choose.cores", lambda: 2)
 
 
 def test_without_weights_a_run_starts_from_scratch_and_says_how_not_to():
@@ -37,19 +37,26 @@ def test_with_weights_it_fine_tunes_if_that_takes_minutes_and_probes_if_it_takes
     ],
 )
 def test_network_and_size_follow_the_images_and_the_machine(size, device, pixels, name):
-    chosen = {key: value for key, value, _ in choose_model(facts(size=size, device=device))}
+    chosen = {key: value for key, value, _ in choose_model(facts(size=size, device=device), None)}
     assert chosen == {"model.image_size": (pixels, pixels), "model.name": name}
     configure(name, 5, pixels)  # it exists
 
 
 def test_more_data_gets_a_larger_network_only_on_a_gpu():
-    assert {k: v for k, v, _ in choose_model(facts(20_000, device="cuda"))}["model.name"] == "S/16"
-    assert {k: v for k, v, _ in choose_model(facts(20_000))}["model.name"] == "Ti/16"
+    assert {k: v for k, v, _ in choose_model(facts(20_000, device="cuda"), None)}["model.name"] == "S/16"
+    assert {k: v for k, v, _ in choose_model(facts(20_000), None)}["model.name"] == "Ti/16"
 
 
-def length(found, config=None, model=None):
-    config = config or RunConfig()
-    return {k: v for k, v, _ in choose_length(found, config, model or configure("Ti/16", 5, 64))}
+@pytest.mark.parametrize(("size", "name"), [((224, 224), "Ti/32"), ((96, 128), "Ti/32"), ((36, 36), "Ti/4")])
+def test_a_size_that_is_given_decides_the_patch(size, name):
+    ((key, value, decision),) = choose_model(facts(), size)
+    assert (key, value) == ("model.name", name)
+    config = configure(name, 5, size)
+    assert decision.why.startswith(f"{config.grid[0] * config.grid[1]} patches")
+
+
+def length(found, train=None, model=None):
+    return {k: v for k, v, _ in choose_length(found, train or TrainConfig(), model or configure("Ti/16", 5, 64))}
 
 
 def test_steps_shrink_with_data_and_never_pass_the_budget():
@@ -57,10 +64,15 @@ def test_steps_shrink_with_data_and_never_pass_the_budget():
     assert epochs == sorted(epochs, reverse=True)
     huge = length(facts(32_000), model=configure("B/16", 5, 224))
     assert huge["train.steps"] == 100  # the fewest that make sense
-    assert "over 10 minutes" in choose_length(facts(32_000), RunConfig(), configure("S/8", 5, 64))[-1][2].why
+    assert "over 10 minutes" in choose_length(facts(32_000), TrainConfig(), configure("S/8", 5, 64))[-1][2].why
 
 
 def test_tiny_data_gets_a_smaller_batch():
-    chosen = length(facts(20))
-    assert chosen["train.batch_size"] == 4 and chosen["train.steps"] >= 100
-    assert "train.batch_size" not in length(facts(500))
+    ((key, batch, _),) = choose_batch(facts(20), TrainConfig())
+    assert (key, batch) == ("train.batch_size", 4)
+    assert choose_batch(facts(500), TrainConfig()) == []
+
+
+def test_steps_are_counted_in_the_batch_that_is_used():
+    asked = length(facts(500), TrainConfig(batch_size=16))["train.steps"]
+    assert asked == pytest.approx(4 * length(facts(500), TrainConfig(batch_size=64))["train.steps"], rel=0.01)

@@ -146,6 +146,16 @@ def test_resume_refuses_changed_images(unfinished, quiet):
         train(out=run, resume=True, console=quiet)
 
 
+def test_resume_refuses_an_edited_config(unfinished, quiet):
+    _, run = unfinished
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("split_seed = 0", "split_seed = 1"))
+    with pytest.raises(UserError, match="was changed after the run was started"):
+        train(out=run, resume=True, console=quiet)
+    (run / "config.toml").write_text(text)
+    assert train(out=run, resume=True, console=quiet).scores.n == 9
+
+
 def test_resume_refuses_other_settings_and_missing_runs(unfinished, quiet, tmp_path):
     data, run = unfinished
     with pytest.raises(UserError, match="leave out data, set"):

@@ -1,4 +1,5 @@
 import json
+import shutil
 import tomllib
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import vitrail
 from tests.runs.conftest import SMALL, draw
 from vitrail.errors import UserError
+from vitrail.images.sources import open_dataset
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
 from vitrail.train.progress import read_metrics
@@ -63,7 +65,7 @@ def test_the_written_config_repeats_the_run_to_the_bit(trained, quiet, tmp_path)
     result, _ = trained
     config = tomllib.loads((result.folder / "config.toml").read_text())
     assert config["train"]["steps"] == 40 and config["preprocess"]["mean"] == [0.5, 0.5, 0.5]
-    again = train(config["data"]["path"], recipe=str(result.folder / "config.toml"), out=tmp_path, console=quiet)
+    again = train(recipe=str(result.folder / "config.toml"), out=tmp_path, console=quiet)
     ours, theirs = vitrail.load(result.weights).net.state_dict(), vitrail.load(again.weights).net.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -85,6 +87,50 @@ def test_evaluate_takes_a_folder_of_other_images_whole(trained, quiet, tmp_path)
         UserError, match=r"class folder 'gren' .* is not one of the known classes; did you mean 'green'"
     ):
         evaluate(trained[0].folder, tmp_path / "more", console=quiet)
+
+
+def test_evaluate_never_scores_an_image_of_the_training(trained, photos, quiet, tmp_path):
+    """Also in a folder that has changed since, under other names, or mixed with new images."""
+    changed = tmp_path / "changed"
+    shutil.copytree(photos, changed)
+    (changed / "red" / "000.png").rename(changed / "red" / "renamed.png")
+    draw(changed / "red" / "new", (210, 50, 50), 2)
+    scores = evaluate(trained[0].weights, changed, report=tmp_path / "r.html", console=quiet)
+    assert scores.n == 9 + 2  # the held-out ones and the new ones
+    assert "36 images that these weights were trained on are left out" in (tmp_path / "r.html").read_text()
+    only = tmp_path / "only"
+    for name in read_card(trained[0].weights).classes:
+        (only / name).mkdir(parents=True)
+    dataset = open_dataset(photos)
+    for index in range(len(dataset.splits["train"])):
+        name = dataset.splits["train"].name(index)
+        shutil.copy(photos / name, only / name)
+    with pytest.raises(UserError, match="trained on every image"):
+        evaluate(trained[0].weights, only, console=quiet)
+
+
+def test_epochs_that_are_typed_win_over_a_recipes_steps(photos, quiet, tmp_path):
+    (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nsteps = 50\n')
+    result = train(
+        photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=[*SMALL, "train.epochs=1"], console=quiet
+    )
+    assert read_card(result.weights).recipe["train"]["steps"] == round(36 / 8)
+
+
+def test_a_lost_report_comes_back_with_resume(photos, quiet, tmp_path, monkeypatch):
+    """Weights are written last: a run that dies before them can be finished."""
+    from vitrail.runs import finish
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "write_bundle", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(photos, out=tmp_path / "o", overrides=[*SMALL, "train.steps=2"], console=quiet)
+    (tmp_path / "o" / "report.html").unlink()
+    result = train(out=tmp_path / "o", resume=True, console=quiet)
+    assert result.report.is_file() and result.weights.is_file()
 
 
 def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(trained, photos, quiet, tmp_path):
@@ -155,3 +201,19 @@ def test_the_public_api_is_lazy_and_complete(photos, tmp_path, quiet):
 def test_scores_are_json(trained):
     text = json.dumps(trained[0].scores.to_dict())
     assert json.loads(text)["n"] == 9
+
+
+def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
+    for setting in ("model.pool=gap", "model.representation=true"):
+        with pytest.raises(UserError, match=r"leave out model\.pool"):
+            train(photos, from_=trained[0].weights, overrides=[setting], console=quiet)
+    with pytest.raises(UserError, match="not a S/16: their width is 192, not 384"):
+        train(photos, from_=trained[0].weights, model="S/16", console=quiet)
+    with pytest.raises(UserError, match="say which images"):
+        train(recipe="scratch", console=quiet)
+    with pytest.raises(UserError, match=r"the probe recipe does not use optimizer\.lr"):
+        train(photos, from_=trained[0].weights, recipe="probe", overrides=["optimizer.lr=1"], console=quiet)
+    with pytest.raises(UserError, match=r"set model\.image_size, not preprocess\.size"):
+        train(photos, overrides=[*SMALL, "preprocess.size=[8, 8]"], console=quiet)
+    with pytest.raises(UserError, match="add --from WEIGHTS"):
+        train(photos, recipe="probe", console=quiet)

@@ -38,7 +38,7 @@ def fit(log, steps=10, *, net=None, batches=None, evaluator=None, change=None, p
     net = net or nn.Linear(3, 2)
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0)), None)
     batches = batches or [Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))] * steps
-    plan = plan or LoopPlan(steps, log_every=4, evaluate_every=5, checkpoint_every=3, checkpoint_seconds=1e9)
+    plan = plan or LoopPlan(steps, log_every=4, evaluate_every=5, checkpoint_every=3)
     run(
         state,
         batches,
@@ -72,11 +72,13 @@ def test_the_gradient_is_clipped_by_its_global_norm():
 
 
 def test_a_loss_that_is_no_number_stops_with_advice():
-    bad = [Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))] * 10
-    log = Log()
-    with pytest.raises(UserError, match="not a number any more at step 4: lower the learning rate"):
-        fit(log, batches=bad)
-    assert log.saved == [3]  # NaN was seen at the first log; what is saved is older
+    good = Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
+    bad = Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
+    for first_bad, seen_at, saved in ((0, 3, []), (3, 4, [3]), (4, 6, [3])):  # logged every 4 steps, saved every 3
+        log = Log()
+        with pytest.raises(UserError, match=f"diverged: at step {seen_at} .* lower learning rate"):
+            fit(log, batches=[good] * first_bad + [bad] * 10)
+        assert log.saved == saved
 
 
 @pytest.mark.parametrize("where", ["step", "evaluation"])

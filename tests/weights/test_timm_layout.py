@@ -141,7 +141,7 @@ def test_heads_that_nothing_tells(tmp_path, randomise):
 def test_a_non_square_file_without_config(tmp_path, randomise, logits):
     model = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(32, 96)))
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(UserError, match="--image-size HxW"):
+    with pytest.raises(UserError, match="image_size="):
         read_weights(str(tmp_path / "vit.safetensors"))
     assert_same_logits(model, read_weights(str(tmp_path / "vit.safetensors"), image_size=(32, 96)), logits)
 

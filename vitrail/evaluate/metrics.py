@@ -149,8 +149,12 @@ def _interval(hits: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Int
     """95 % percentile bootstrap over images of the mean of `hits`.
 
     Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
-    distribution as resampling indices, at no memory.
+    distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where all
+    are right or all wrong, Wilson's interval stands in.
     """
+    if hits.all() or not hits.any():
+        bound = 1 / (1 + 1.96**2 / len(hits))
+        return (bound, 1.0) if hits.all() else (0.0, 1 - bound)
     means = rng.binomial(len(hits), hits.mean(), size=bootstrap) / len(hits)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

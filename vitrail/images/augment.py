@@ -43,7 +43,8 @@ def _crop_attempt(height: int, width: int, config: AugmentConfig, draws: np.ndar
     fits = 0 < crop_h <= height and 0 < crop_w <= width and smallest <= crop_w * crop_h <= largest
     if not fits:
         return None
-    return int(draws[2] * (height - crop_h + 1)), int(draws[3] * (width - crop_w + 1)), crop_h, crop_w
+    # Offsets stop one short of the far edge, as in the reference.
+    return int(draws[2] * (height - crop_h)), int(draws[3] * (width - crop_w)), crop_h, crop_w
 
 
 def flip(pixels: Tensor, seed: int, epoch: Tensor, sample: Tensor) -> Tensor:

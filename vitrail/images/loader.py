@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,8 +16,7 @@ from vitrail.images.augment import inception_crop
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.preprocess import crop_resize, prepare
 from vitrail.images.randomness import order
-
-IN_MEMORY = 1 << 30  # decoded bytes up to which images are kept, so that small sets are decoded once
+from vitrail.images.scan import cores
 
 
 class Source(Protocol):
@@ -42,6 +40,17 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def pin_memory(self) -> Batch:
+        """torch calls this on what it does not know, so that copies to a GPU need not wait."""
+        return Batch(
+            self.pixels.pin_memory(),
+            self.labels.pin_memory(),
+            self.weights.pin_memory(),
+            self.epoch,  # read on the CPU
+            self.sample,
+            self.failures,
+        )
 
 
 class Reader:
@@ -135,8 +144,10 @@ class _EvaluationBatches(_Batches):
 class Loader:
     """Batches for training steps or for evaluation, from the main process or from workers."""
 
-    def __init__(self, batches: _Batches, workers: int):
-        self.batches, self.workers = batches, workers
+    def __init__(self, batches: _Batches, workers: int | None, device: torch.device):
+        self.batches, self.pin = batches, device.type == "cuda"
+        # Images kept decoded are made in the main process: workers would each keep a copy.
+        self.workers = workers if workers is not None else 0 if batches.reader.kept is not None else min(8, cores())
 
     @property
     def batch_size(self) -> int:
@@ -151,7 +162,7 @@ class Loader:
             sampler=range(start, stop),
             num_workers=self.workers,
             prefetch_factor=prefetch,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.pin,
         )
 
     def __len__(self) -> int:
@@ -162,21 +173,10 @@ class Loader:
 
 
 def training_loader(
-    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, workers: int | None = None
+    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, workers: int | None, device: torch.device
 ) -> Loader:
-    return Loader(_TrainingBatches(reader, batch_size, augment, seed), _workers(reader, workers))
+    return Loader(_TrainingBatches(reader, batch_size, augment, seed), workers, device)
 
 
-def evaluation_loader(reader: Reader, batch_size: int, workers: int | None = None) -> Loader:
-    return Loader(_EvaluationBatches(reader, batch_size), _workers(reader, workers))
-
-
-def fits_in_memory(images: int, height: int, width: int, channels: int) -> bool:
-    return images * height * width * channels <= IN_MEMORY
-
-
-def _workers(reader: Reader, asked: int | None) -> int:
-    """Images kept decoded are made in the main process: workers would each keep a copy."""
-    if asked is not None:
-        return asked
-    return 0 if reader.kept is not None else min(8, os.cpu_count() or 1)
+def evaluation_loader(reader: Reader, batch_size: int, workers: int | None, device: torch.device) -> Loader:
+    return Loader(_EvaluationBatches(reader, batch_size), workers, device)

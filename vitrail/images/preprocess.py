@@ -50,7 +50,8 @@ def _centre_crop(image: np.ndarray, spec: Preprocess) -> torch.Tensor:
     weights from there see the pixels they were measured on.
     """
     height, width = spec.size
-    target = math.floor(height / spec.crop_fraction), math.floor(width / spec.crop_fraction)
+    # The nudge: a fraction computed as 224/400 must give back 400, and not 399 for a rounding error.
+    target = math.floor(height / spec.crop_fraction + 1e-6), math.floor(width / spec.crop_fraction + 1e-6)
     image = _trim(image, target)
     rows, columns = image.shape[:2]
     if target[0] * columns >= target[1] * rows:  # the picture is wider than the crop

@@ -58,6 +58,11 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
     return result
 
 
+def cores() -> int:
+    """How many processor cores this process may use, which in a container can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cache_folder() -> Path:
     """Where vitrail keeps what it can compute again: $VITRAIL_CACHE, else the user's cache folder."""
     if own := os.environ.get("VITRAIL_CACHE"):
@@ -84,8 +89,7 @@ def _look_at_all(
             return digest, (0, 0), str(error), True
         return digest, (height, width), "", True
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH].tolist()
             yield from zip(batch, pool.map(look, batch), strict=True)

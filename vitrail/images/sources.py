@@ -16,6 +16,8 @@ from vitrail.images.files import Files, FolderFiles, ZipFiles, is_image_name
 from vitrail.images.layout import UNSPLIT, Placed, class_list, count, place, some, split_folders, step_inside
 from vitrail.images.scan import Progress, Scan, scan
 
+SKETCH = 65_536  # digests kept: 1 MB of a weights file
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -24,14 +26,24 @@ class Samples:
     classes: tuple[str, ...]
     labels: np.ndarray  # int64 (n,): index in classes
     files: Files
+    digests: np.ndarray  # uint64 (n,): of the content
+    areas: np.ndarray  # int64 (n,): height times width
     buffer: bytes  # every name, one after the other
     offsets: np.ndarray  # int64 (n + 1,): where each name starts
 
     @classmethod
-    def of(cls, files: Files, names: Sequence[str], labels: Sequence[int], classes: tuple[str, ...]) -> Samples:
+    def of(
+        cls,
+        files: Files,
+        names: Sequence[str],
+        labels: Sequence[int],
+        classes: tuple[str, ...],
+        digests: np.ndarray,
+        areas: np.ndarray,
+    ) -> Samples:
         encoded = [os.fsencode(name) for name in names]
         offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        return cls(classes, np.array(labels, np.int64), files, b"".join(encoded), offsets)
+        return cls(classes, np.array(labels, np.int64), files, digests, areas, b"".join(encoded), offsets)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,7 +59,8 @@ class Samples:
 
     def subset(self, indices: Iterable[int]) -> Samples:
         chosen = [int(index) for index in indices]
-        return Samples.of(self.files, [self.name(i) for i in chosen], self.labels[chosen].tolist(), self.classes)
+        names, labels = [self.name(i) for i in chosen], self.labels[chosen].tolist()
+        return Samples.of(self.files, names, labels, self.classes, self.digests[chosen], self.areas[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +75,16 @@ class Dataset:
     fingerprint: str  # of names, classes and content; not of the place or the order of listing
     given_split: bool  # the data came with its own split folders
     median_size: tuple[int, int]  # (height, width)
+
+
+def sketch(samples: Samples) -> list[str]:
+    """Digests by which images can be recognised later: all of them, or of a million those that sort first."""
+    return [f"{digest:016x}" for digest in np.sort(samples.digests)[:SKETCH].tolist()]
+
+
+def seen_in(samples: Samples, known: Sequence[str]) -> np.ndarray:
+    """Which samples are among the images of a sketch, (n,) bool."""
+    return np.isin(samples.digests, np.array([int(digest, 16) for digest in known], np.uint64))
 
 
 def bundled_images() -> Path:
@@ -104,16 +127,17 @@ def open_dataset(
     images = placed.keep(usable)
     _check_train(images, bool(given) and split, path)
     names = class_list(images, classes, path)
+    digests = [found.digests[row].tobytes() for row in usable]
     if split and "val" not in images.splits:
-        images = _hold_out(images, monitor if "test" in images.splits else holdout, split_seed, notes)
+        share = monitor if "test" in images.splits else holdout
+        images = _hold_out(images, digests, share, split_seed, notes)
     if given or not split:
         _note_absent(images, names, notes)
-    digests = [found.digests[row].tobytes() for row in usable]
     _note_copies(images, digests, notes)
     return Dataset(
         root=str(Path(path).expanduser().absolute()),
         classes=names,
-        splits=_samples(files, images, names),
+        splits=_samples(files, images, names, digests, found.shapes[usable].astype(np.int64).prod(axis=1)),
         excluded=excluded,
         notes=notes,
         fingerprint=_fingerprint(images, digests),
@@ -163,9 +187,9 @@ def _usable(
     return rows
 
 
-def _hold_out(images: Placed, share: float, seed: int, notes: list[str]) -> Placed:
-    """Part of each class becomes "val". The choice depends on the seed and the names alone: an image that is added or
-    removed moves hardly any other one across."""
+def _hold_out(images: Placed, digests: list[bytes], share: float, seed: int, notes: list[str]) -> Placed:
+    """Part of each class becomes "val". The choice depends on the seed and the content alone: an image that is added or
+    removed moves hardly any other one across, a new name moves none, and copies stand together."""
     by_class: dict[str, list[int]] = {}
     splits = ["train" if split == UNSPLIT else split for split in images.splits]
     for row, name in enumerate(images.classes):
@@ -173,7 +197,7 @@ def _hold_out(images: Placed, share: float, seed: int, notes: list[str]) -> Plac
             by_class.setdefault(name, []).append(row)
     for rows in by_class.values():
         number = min(max(1, round(share * len(rows))), len(rows) - 1)
-        ranked = sorted(rows, key=lambda row: _rank(seed, images.entries[row].name))
+        ranked = sorted(rows, key=lambda row: (_rank(seed, digests[row]), images.entries[row].name))
         for row in ranked[:number]:
             splits[row] = "val"
     single = sorted(name for name, rows in by_class.items() if len(rows) == 1)
@@ -182,8 +206,8 @@ def _hold_out(images: Placed, share: float, seed: int, notes: list[str]) -> Plac
     return replace(images, splits=splits)
 
 
-def _rank(seed: int, name: str) -> bytes:
-    return hashlib.blake2b(f"{seed}/{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+def _rank(seed: int, digest: bytes) -> bytes:
+    return hashlib.blake2b(f"{seed}/".encode() + digest, digest_size=8).digest()
 
 
 def _note_absent(images: Placed, classes: tuple[str, ...], notes: list[str]) -> None:
@@ -203,14 +227,18 @@ def _note_copies(images: Placed, digests: list[bytes], notes: list[str]) -> None
         notes.append(f"Exact copies of training images lie in other splits ({len(rows):,}): {some(copies)}.")
 
 
-def _samples(files: Files, images: Placed, classes: tuple[str, ...]) -> dict[str, Samples]:
+def _samples(
+    files: Files, images: Placed, classes: tuple[str, ...], digests: list[bytes], areas: np.ndarray
+) -> dict[str, Samples]:
     label = {name: index for index, name in enumerate(classes)}
+    short = np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
     splits = {}
     for split in ("train", "val", "test", UNSPLIT):
         rows = [row for row, other in enumerate(images.splits) if other == split]
         if rows:
             names = [images.entries[row].name for row in rows]
-            splits[split] = Samples.of(files, names, [label[images.classes[row]] for row in rows], classes)
+            labels = [label[images.classes[row]] for row in rows]
+            splits[split] = Samples.of(files, names, labels, classes, short[rows], areas[rows])
     return splits
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Preprocess
+from vitrail.config import Preprocess, Size
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.preprocess import normalise, prepare
@@ -71,10 +71,12 @@ class Classifier:
     @torch.no_grad()
     def predict_pixels(self, pixels: Tensor, top: int, threshold: float) -> list[Prediction]:
         """Predictions for a batch of uint8 inputs (B, C, H, W)."""
+        if top < 1:
+            raise UserError(f"top is how many classes to show, at least 1, not {top}")
         if not self.classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
-        best = self.probabilities(logits).topk(min(top, len(self.classes)), dim=-1)
+        best = logits.softmax(-1).topk(min(top, len(self.classes)), dim=-1)
         found = []
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ranked = tuple((self.classes[i], p) for i, p in zip(indices, probabilities, strict=True))
@@ -82,15 +84,13 @@ class Classifier:
             found.append(Prediction(label, ranked[0][1], ranked))
         return found
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Softmax, or one sigmoid per class for weights trained with the sigmoid loss."""
-        objective = self.card.recipe.get("objective", {})
-        return logits.sigmoid() if objective.get("loss") == "sigmoid" else logits.softmax(-1)
 
+def load(spec: str | Path, *, image_size: Size | None = None, device: str | torch.device = "cpu") -> Classifier:
+    """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict.
 
-def load(spec: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
-    """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict."""
-    weights = read_weights(str(spec))
+    `image_size` (height, width) is for foreign weights of non-square images, which do not say it themselves.
+    """
+    weights = read_weights(str(spec), image_size=image_size)
     with torch.device("meta"):
         net = VisionTransformer(weights.card.model)
     net.load_state_dict(weights.state, assign=True)

@@ -41,7 +41,11 @@ class Representation(nn.Module):
 
 
 class Classifier(nn.Linear):
-    """Zero weights at the start: the first prediction is the bias alone."""
+    """Zero weights at the start: the first prediction is the bias alone.
+
+    Runs in the precision of its weights even under autocast: near the sigmoid head's -10, bfloat16 logits would be
+    1/16 apart.
+    """
 
     def __init__(self, width: int, num_classes: int, initial_bias: float):
         self.initial_bias = initial_bias
@@ -50,3 +54,7 @@ class Classifier(nn.Linear):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         nn.init.constant_(self.bias, self.initial_bias)
+
+    def forward(self, vector: Tensor) -> Tensor:
+        with torch.autocast(vector.device.type, enabled=False):
+            return super().forward(vector.to(self.weight.dtype))

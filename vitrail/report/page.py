@@ -115,12 +115,6 @@ def verdict(facts: ReportFacts) -> list[str]:
     scores = facts.scores
     right = round(scores.top1 * scores.n)
     sentences = [f"It names the right class for {right:,} of {scores.n:,} images."]
-    if right == scores.n:
-        bound = max(0.0, 1 - 3 / scores.n)  # the rule of three: 95 % bound when no failure was seen
-        sentences.append(
-            f"No mistake was seen, which the interval cannot express: "
-            f"with this many images, the true accuracy may still be as low as {percent(bound)}."
-        )
     guess, level = _guess(scores)
     better = scores.top1_interval[0] > level  # by far, usually; then the number says enough
     compared = "" if better else _compared(scores, level)

@@ -26,10 +26,10 @@ def show_recipes(console: Console, name: str | None) -> None:
     """The first comment lines of each recipe, or the whole text of one."""
     if name is not None:
         read_recipe(name)  # a wrong name is reported with the right one
-        console.print((recipe_folder() / f"{name}.toml").read_text(), markup=False, end="")
+        console.print((recipe_folder() / f"{name}.toml").read_text(encoding="utf-8"), markup=False, end="")
         return
     for known in recipe_names():
-        lines = (recipe_folder() / f"{known}.toml").read_text().splitlines()
+        lines = (recipe_folder() / f"{known}.toml").read_text(encoding="utf-8").splitlines()
         command, about = (line.removeprefix("# ") for line in lines[:2])
         console.print(f"[bold]{known}[/]  {about}")
         console.print(f"    [dim]{command}[/]")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.config import ModelConfig, RunConfig, Size
+from vitrail.config import ModelConfig, Size, TrainConfig
+from vitrail.images.scan import cores
 from vitrail.model.cost import macs
 
 CPU_CORE_FLOPS = 60e9  # what one core sustains in training, to the nearest order
 GPU_FLOPS = 150e12
 CPU_SECONDS, GPU_SECONDS = 600.0, 1200.0  # how long a run may take when nobody said
 FEWEST_STEPS = 100
+PATCHES = (4, 8, 14, 16, 32, 1)  # those of the published networks; 1 divides every image
 SMALL_DATA = 20_000  # images up to which a linear probe takes seconds
 
 
@@ -37,7 +38,7 @@ class Facts:
     @property
     def flops(self) -> float:
         """What the machine sustains, and so how much a run may spend."""
-        return GPU_FLOPS if self.device == "cuda" else CPU_CORE_FLOPS * (os.cpu_count() or 1)
+        return GPU_FLOPS if self.device == "cuda" else CPU_CORE_FLOPS * cores()
 
     @property
     def seconds(self) -> float:
@@ -57,42 +58,47 @@ def choose_recipe(facts: Facts) -> Decision:
     return Decision("recipe", "finetune", "starting weights were given")
 
 
-def choose_model(facts: Facts) -> list[tuple[str, Any, Decision]]:
-    """Network and image size for training from random weights, as (key, value, decision)."""
+def choose_model(facts: Facts, asked: Size | None) -> list[tuple[str, Any, Decision]]:
+    """Network and image size for training from random weights, as (key, value, decision); the size may be given."""
+    found = []
     short = min(facts.median_size)
-    if short < 48:
-        size = 32
-    elif short < 96 or facts.device != "cuda":
-        size = 64
-    else:
-        size = 128
-    seen = f"half of the images have a short side under {short} px" if short < 96 else f"images are about {short} px"
-    limit = "" if short < 96 or facts.device == "cuda" else ", and more would be slow without a GPU"
+    size = asked or (_image_size(short, facts.device),) * 2
+    if asked is None:
+        limit = "" if short < 96 or facts.device == "cuda" else ", and more would be slow without a GPU"
+        why = f"the short side of the images is about {short} px{limit}"
+        found.append(("model.image_size", size, Decision("image size", f"{size[0]} px", why)))
     letter = "S" if facts.device == "cuda" and facts.images >= 10_000 else "Ti"
     across = 8 if facts.device == "cuda" else 4  # in equal time on two cores, 16 patches learned more than 64
-    name = f"{letter}/{size // across}"
-    why = f"{across * across} patches an image; " + (
-        "enough images and a GPU for the small size" if letter == "S" else "the smallest size, for little data"
-    )
-    return [
-        ("model.image_size", (size, size), Decision("image size", f"{size} px", seen + limit)),
-        ("model.name", name, Decision("model", name, why)),
-    ]
+    patch = min((p for p in PATCHES if not (size[0] % p or size[1] % p)), key=lambda p: abs(min(size) / p - across))
+    amount = "enough images and a GPU for the small size" if letter == "S" else "the smallest size, for little data"
+    patches = (size[0] // patch) * (size[1] // patch)
+    why = f"{patches} patches an image; {amount}"
+    return [*found, ("model.name", f"{letter}/{patch}", Decision("model", f"{letter}/{patch}", why))]
 
 
-def choose_length(facts: Facts, config: RunConfig, model: ModelConfig) -> list[tuple[str, Any, Decision]]:
-    """Batch size and steps: fewer epochs for more data, never more than the time budget."""
-    batch = config.train.batch_size
-    found = []
-    if facts.images < 4 * batch:
-        batch = max(4, 2 ** int(math.log2(max(facts.images / 4, 4))))
-        why = f"at least four batches in an epoch of {facts.images} images"
-        found.append(("train.batch_size", batch, Decision("batch size", str(batch), why)))
+def _image_size(short: int, device: str) -> int:
+    if short < 48:
+        return 32
+    return 64 if short < 96 or device != "cuda" else 128
+
+
+def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decision]]:
+    """The recipe's batch size, or a smaller one for few images."""
+    if facts.images >= 4 * train.batch_size:
+        return []
+    batch = max(4, 2 ** int(math.log2(max(facts.images / 4, 4))))
+    why = f"at least four batches in an epoch of {facts.images} images"
+    return [("train.batch_size", batch, Decision("batch size", str(batch), why))]
+
+
+def choose_length(facts: Facts, train: TrainConfig, model: ModelConfig) -> list[tuple[str, Any, Decision]]:
+    """Steps: fewer epochs for more data, never more than the time budget."""
     usual, cap = (100.0, 2000) if facts.start is None else (20.0, 1000)
     wanted = min(usual, max(5.0, usual * math.sqrt(cap / facts.images)))
     epochs = min(wanted, facts.epochs_within_budget(model))
-    steps = max(FEWEST_STEPS, round(epochs * facts.images / batch))
-    why = f"{steps * batch / facts.images:.0f} epochs of {facts.images:,} images in batches of {batch}"
+    steps = max(FEWEST_STEPS, round(epochs * facts.images / train.batch_size))
+    real = steps * train.batch_size / facts.images
+    why = f"{real:.0f} epochs of {facts.images:,} images in batches of {train.batch_size}"
     if epochs < wanted:
         why += f"; more would take over {facts.seconds / 60:.0f} minutes here"
-    return [*found, ("train.steps", steps, Decision("steps", f"{steps:,}", why))]
+    return [("train.steps", steps, Decision("steps", f"{steps:,}", why))]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from vitrail.config import DataConfig
 from vitrail.errors import UserError, did_you_mean
 from vitrail.evaluate.metrics import Scores
-from vitrail.images.sources import Dataset, open_dataset
+from vitrail.images.sources import Dataset, Samples, open_dataset, seen_in
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.measure import Measurement, measure, mistakes, uncertain
+from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.show import make_console, scanning, show_data, show_scores
 from vitrail.train.interrupt import Interrupts
 from vitrail.train.precision import choose_device
@@ -41,42 +44,43 @@ def evaluate(
         raise UserError(f"{weights} has no class names, so it cannot be measured: train a classifier from it first")
     with Interrupts() as interrupts:
         with scanning(console, interrupts) as scanned:
-            dataset, name, sentence = _images(str(data), card, split, scanned)
+            dataset, samples, words = _images(str(data), card, split, scanned)
         show_data(console, dataset)
-        found = measure(
-            classifier.net,
-            sentence,
-            dataset.splits[name],
-            dataset,
-            card.preprocess,
-            DataConfig(),
-            next(classifier.net.parameters()).device,
-            interrupts,
-        )
+        place = next(classifier.net.parameters()).device
+        found = measure(classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts)
     show_scores(console, found.scores, found.sentence)
     path = Path(report) if report is not None else _beside(weights, dataset)
     write_report(path, _facts(weights, data, dataset, card, found))
-    console.print(f"report: [bold]{path}[/]")
+    console.print(f"report: [bold]{escape(str(path))}[/]")
     return found.scores
 
 
-def _images(data: str, card: Card, split: str | None, scanned: object) -> tuple[Dataset, str, str]:
-    """The dataset, the name of the split to measure on, and what that split is, in words."""
+def _images(
+    data: str, card: Card, split: str | None, scanned: Callable[[int, int], None]
+) -> tuple[Dataset, Samples, str]:
+    """The dataset, the images to measure on, and what they are, in words. Images of the training are left out."""
     trained = card.data
-    whole = open_dataset(data, classes=card.classes, split=False, progress=scanned)  # type: ignore[arg-type]
-    if whole.fingerprint == trained.get("fingerprint"):
+    limit = {"max_pixels": trained["max_pixels"]} if trained else {}
+    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limit)
+    if dataset.fingerprint == trained.get("fingerprint"):
         rule = {key: trained[key] for key in ("holdout", "monitor", "split_seed")}
-        again = open_dataset(data, classes=card.classes, **rule)
-        chosen = split or ("test" if "test" in again.splits else "val")
+        dataset = open_dataset(data, classes=card.classes, **rule, **limit)
+        name = split or ("test" if "test" in dataset.splits else "val")
         words = {"val": "held-out split: these weights were trained on the rest of this folder"}
     else:
-        again = whole
-        chosen = split or next(name for name in ("test", "val", "all", "train") if name in whole.splits)
+        name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
         words = {"all": "folder"}
-    if chosen not in again.splits:
-        known = list(again.splits)
-        raise UserError(f"{data} has no split '{chosen}'{did_you_mean(chosen, known)} It has: {', '.join(known)}.")
-    return again, chosen, words.get(chosen, f"{chosen} split")
+    if name not in dataset.splits:
+        known = list(dataset.splits)
+        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known)} It has: {', '.join(known)}.")
+    samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
+    seen = seen_in(samples, trained.get("trained_on", []))
+    if name == "train" or not seen.any():  # asked for the training images, one gets them
+        return dataset, samples, sentence
+    if seen.all():
+        raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
+    left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
+    return dataset, samples.subset(np.flatnonzero(~seen)), f"{sentence}; {left_out}"
 
 
 def _beside(weights: str | Path, dataset: Dataset) -> Path:
@@ -93,8 +97,8 @@ def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, 
         scores=found.scores,
         reliability=found.reliability,
         split_used=found.sentence,
-        mistakes=mistakes(found, dataset, card.preprocess, DataConfig()),
-        uncertain=uncertain(found, dataset, card.preprocess, DataConfig()),
+        mistakes=found.mistakes,
+        uncertain=found.uncertain,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
+from vitrail.images.sources import sketch
 from vitrail.model.cost import macs, parameters
 from vitrail.model.vit import VisionTransformer
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.measure import Measurement, measure, mistakes, uncertain
+from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
 from vitrail.runs.show import show_scores
 from vitrail.train.interrupt import Interrupts
@@ -32,13 +34,13 @@ def finish(
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
-    found = measure(net, split, samples, plan.dataset, plan.preprocess, plan.config.data, plan.device, interrupts)
+    found = measure(net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts)
     show_scores(console, found.scores, found.sentence)
     card = _card(plan, found, about)
-    write_bundle(folder / "model.safetensors", net.state_dict(), card)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
-    console.print(f"weights: [bold]{folder / 'model.safetensors'}[/]")
-    console.print(f"report:  [bold]{folder / 'report.html'}[/]")
+    write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
+    console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
+    console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
     return found.scores
 
 
@@ -61,6 +63,8 @@ def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
             "holdout": data.holdout,
             "monitor": data.monitor,
             "split_seed": data.split_seed,
+            "max_pixels": data.max_pixels,
+            "trained_on": sketch(dataset.splits["train"]),
         },
         metrics={"measured_on": found.sentence, **metrics},
         source=about["source"],
@@ -92,14 +96,14 @@ def _facts(
         history=history,
         watched_baseline=to_beat["watched"] if to_beat else None,
         baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
-        mistakes=mistakes(found, dataset, plan.preprocess, plan.config.data),
-        uncertain=uncertain(found, dataset, plan.preprocess, plan.config.data),
+        mistakes=found.mistakes,
+        uncertain=found.uncertain,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,
         notes=dataset.notes,
         cost=cost,
-        config_toml=(folder / "config.toml").read_text(),
+        config_toml=(folder / "config.toml").read_text(encoding="utf-8"),
         commands=[
             f"vitrail predict {weights} photo.jpg",
             f"vitrail evaluate {weights} {plan.config.data.path}",

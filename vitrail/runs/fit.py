@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from vitrail.train.checkpoint import Checkpoints, TrainState
 from vitrail.train.interrupt import Interrupted, Interrupts
 from vitrail.train.loop import Evaluator, LoopPlan, Prepared, Update, run
 from vitrail.train.optimizer import build_optimizer
-from vitrail.train.precision import autocast
+from vitrail.train.precision import autocast, repeatable
 from vitrail.train.progress import MetricsLog, TrainingProgress
 from vitrail.train.schedule import learning_rate
 
@@ -37,6 +39,7 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     step: int
+    seconds: float  # of training before it
 
 
 def fit(
@@ -47,15 +50,17 @@ def fit(
     console: Console,
     interrupts: Interrupts,
     checkpoint: Checkpoint | None = None,
-) -> VisionTransformer:
-    """Train `net` to the last step and return the network to keep (the average, where one is kept)."""
+) -> tuple[VisionTransformer, float]:
+    """Train `net` to the last step; returns the network to keep (the average, where one is kept) and the seconds."""
     config, settings = plan.config, plan.config.train
     average = Average(net, settings.ema) if settings.ema else None
     state = TrainState(net, build_optimizer(net, config.optimizer), average)
     checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints)
 
+    started = time.monotonic() - (checkpoint.seconds if checkpoint is not None else 0.0)
+
     def save(current: TrainState) -> None:
-        checkpoints.save(current, about)
+        checkpoints.save(current, {**about, "seconds": time.monotonic() - started})
 
     if checkpoint is not None:
         state.load(checkpoint.tensors, checkpoint.step)
@@ -64,7 +69,10 @@ def fit(
     objective = Classification(config.objective, len(plan.dataset.classes))
     metrics = MetricsLog(folder / "metrics.jsonl", state.step)
     try:
-        with TrainingProgress(console, metrics, plan.steps, state.step) as progress:
+        with (
+            TrainingProgress(console, metrics, plan.steps, state.step) as progress,
+            repeatable(plan.device, settings.deterministic),
+        ):
             run(
                 state,
                 prepared_batches(plan, objective, state.step, progress),
@@ -81,13 +89,18 @@ def fit(
             f"vitrail train --resume --out {folder}",
         )
         raise
-    return average.model if average is not None else net  # type: ignore[return-value]
+    kept = average.model if average is not None else net
+    return kept, time.monotonic() - started  # type: ignore[return-value]
 
 
 def _when(plan: Plan) -> LoopPlan:
     settings, tenth = plan.config.train, max(1, plan.steps // 10)
     return LoopPlan(
-        plan.steps, settings.log_every, settings.evaluate_every or tenth, settings.checkpoint_every or tenth
+        plan.steps,
+        settings.log_every,
+        settings.evaluate_every or tenth,
+        settings.checkpoint_every or tenth,
+        math.inf if settings.checkpoint_every else 60.0,
     )
 
 
@@ -107,8 +120,10 @@ def prepared_batches(
 ) -> Iterator[Prepared]:
     """Batches from step `start` on, as the network takes them; each unreadable image is reported once."""
     config = plan.config
-    reader = reader_of(plan.dataset.splits["train"], plan.dataset, plan.preprocess, config.data)
-    loader = training_loader(reader, config.train.batch_size, config.augment, config.train.seed, config.data.workers)
+    reader = reader_of(plan.dataset.splits["train"], plan.preprocess, config.data)
+    loader = training_loader(
+        reader, config.train.batch_size, config.augment, config.train.seed, config.data.workers, plan.device
+    )
     reported: set[str] = set()
     for step, batch in enumerate(loader.from_step(start, plan.steps), start):
         for name, reason in batch.failures:
@@ -135,8 +150,8 @@ def prepare(batch: Batch, step: int, plan: Plan, objective: Classification) -> P
 
 def _evaluator(plan: Plan, objective: Classification, interrupts: Interrupts) -> Evaluator:
     """Loss and accuracy on the validation images, during training."""
-    reader = reader_of(plan.dataset.splits["val"], plan.dataset, plan.preprocess, plan.config.data)
-    loader: Loader = evaluation_loader(reader, plan.config.train.batch_size, plan.config.data.workers)
+    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, plan.config.data)
+    loader: Loader = evaluation_loader(reader, plan.config.train.batch_size, plan.config.data.workers, plan.device)
     cast: Callable[[], AbstractContextManager[object]] = autocast(plan.config.train.precision, plan.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:

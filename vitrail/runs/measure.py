@@ -2,93 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
 from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
 from vitrail.images.decode import BadImage
-from vitrail.images.sources import Dataset, Samples
+from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs
 from vitrail.report.page import Picture
 from vitrail.runs.outputs import outputs_of, reader_of
 from vitrail.train.interrupt import Interrupts
+from vitrail.train.precision import repeatable
 
-SHOWN = 12  # pictures of mistakes in a report
+MISTAKES, UNCERTAIN = 12, 6  # pictures in a report
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a network scores on one split, and on which images."""
+    """What a network scores on one split, on which images, and some of those as pictures."""
 
-    split: str
-    samples: Samples
+    sentence: str  # what was measured on
     outputs: Outputs
     scores: Scores
     reliability: Reliability
-    probabilities: np.ndarray  # (N, K)
-
-    @property
-    def sentence(self) -> str:
-        left_out = f"; {len(self.outputs.failures):,} could not be read" if self.outputs.failures else ""
-        return f"Measured on {self.scores.n:,} images of the {self.split}{left_out}."
+    mistakes: list[Picture]  # the most confident first
+    uncertain: list[Picture]  # the least certain first, right or wrong
 
 
 def measure(
     net: nn.Module,
     split: str,
     samples: Samples,
-    dataset: Dataset,
     spec: Preprocess,
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
 ) -> Measurement:
-    """Score a network in float32 on every image of a split."""
+    """Score a network in float32 on every image of a split; `split` says in words which that is."""
     net.eval()
-    out = outputs_of(net, samples, dataset, spec, data, device, interrupts)
+    with repeatable(device):
+        out = outputs_of(net, samples, spec, data, device, interrupts)
     logits, labels = out.values.numpy(), out.labels.numpy()
+    scores = score(logits, labels, samples.classes)
+    left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
     probabilities = softmax(logits)
+    pictures = _Pictures(samples, out, probabilities, spec, data)
     return Measurement(
-        split,
-        samples,
+        f"Measured on {scores.n:,} images of the {split}{left_out}.",
         out,
-        score(logits, labels, dataset.classes),
+        scores,
         reliability(probabilities, labels),
-        probabilities,
+        pictures.of(confident_mistakes(logits, labels, MISTAKES).tolist()),
+        pictures.of(least_certain(logits, UNCERTAIN).tolist()),
     )
 
 
-def mistakes(found: Measurement, dataset: Dataset, spec: Preprocess, data: DataConfig) -> list[Picture]:
-    """The most confident mistakes as pictures."""
-    rows = confident_mistakes(found.outputs.values.numpy(), found.outputs.labels.numpy(), SHOWN)
-    return _pictures(rows.tolist(), found, dataset, spec, data)
+class _Pictures:
+    """Rows of the outputs as pictures with what was said of them."""
 
+    def __init__(self, samples: Samples, out: Outputs, probabilities: np.ndarray, spec: Preprocess, data: DataConfig):
+        self.samples, self.out, self.probabilities = samples, out, probabilities
+        self.reader = reader_of(samples, spec, data)
 
-def uncertain(found: Measurement, dataset: Dataset, spec: Preprocess, data: DataConfig) -> list[Picture]:
-    """The images the network is least sure of, right or wrong."""
-    rows = least_certain(found.outputs.values.numpy(), SHOWN // 2)
-    return _pictures(rows.tolist(), found, dataset, spec, data)
+    def of(self, rows: Sequence[int]) -> list[Picture]:
+        found = (self._picture(row) for row in rows)
+        return [picture for picture in found if picture is not None]
 
-
-def _pictures(
-    rows: list[int], found: Measurement, dataset: Dataset, spec: Preprocess, data: DataConfig
-) -> list[Picture]:
-    reader = reader_of(found.samples, dataset, spec, data)
-    pictures = []
-    for row in rows:
-        sample: Tensor = found.outputs.sample[row]
-        index, truth = int(sample), int(found.outputs.labels[row])
-        predicted = int(found.probabilities[row].argmax())
+    def _picture(self, row: int) -> Picture | None:
+        index, truth = int(self.out.sample[row]), int(self.out.labels[row])
+        predicted = int(self.probabilities[row].argmax())
         try:
-            image = reader.image(index)
-        except BadImage:
-            continue
-        name = found.samples.name(index)
-        own, other = float(found.probabilities[row, truth]), float(found.probabilities[row, predicted])
-        pictures.append(Picture(image, name, dataset.classes[truth], dataset.classes[predicted], other, own))
-    return pictures
+            image = self.reader.image(index)
+        except BadImage:  # it was readable a moment ago
+            return None
+        classes, chances = self.samples.classes, self.probabilities[row]
+        return Picture(
+            image,
+            self.samples.name(index),
+            classes[truth],
+            classes[predicted],
+            float(chances[predicted]),
+            float(chances[truth]),
+        )

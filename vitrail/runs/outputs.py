@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 from vitrail.config import DataConfig, Preprocess
-from vitrail.images.loader import Reader, evaluation_loader, fits_in_memory
-from vitrail.images.sources import Dataset, Samples
+from vitrail.images.loader import Reader, evaluation_loader
+from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs, run_network
 from vitrail.train.interrupt import Interrupts
 
+IN_MEMORY = 1 << 30  # decoded bytes up to which images are kept, so that small sets are decoded once
 
-def reader_of(samples: Samples, dataset: Dataset, spec: Preprocess, data: DataConfig) -> Reader:
-    height, width = dataset.median_size
-    keep = fits_in_memory(len(samples), height, width, spec.channels)
+
+def reader_of(samples: Samples, spec: Preprocess, data: DataConfig) -> Reader:
+    keep = int(samples.areas.sum()) * spec.channels <= IN_MEMORY
     return Reader(samples, spec, data.max_pixels, keep)
 
 
 def outputs_of(
     forward: Callable[[Tensor], Tensor],
     samples: Samples,
-    dataset: Dataset,
     spec: Preprocess,
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
 ) -> Outputs:
-    loader = evaluation_loader(reader_of(samples, dataset, spec, data), 64, data.workers)
+    loader = evaluation_loader(reader_of(samples, spec, data), 64, data.workers, device)
     return run_network(forward, loader, spec, device, between=lambda _: interrupts.check())

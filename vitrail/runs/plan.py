@@ -24,7 +24,7 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
 from vitrail.model.variants import configure, parse
-from vitrail.runs.choose import Decision, Facts, choose_length, choose_model, choose_recipe
+from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_model, choose_recipe
 from vitrail.train.precision import choose_device, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Request:
     """What the user typed."""
 
-    data: str
+    data: str | None  # none: the recipe names it, as the config.toml of an earlier run does
     model: str | None = None
     recipe: str | None = None
     weights: str | None = None
@@ -69,6 +69,8 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     given = _given(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
+    if not early.data.path:
+        raise UserError("say which images to train on: vitrail train DATA")
     if early.model.name:
         parse(early.model.name)
     device = choose_device(early.train.device)
@@ -81,15 +83,18 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     settings = _Settings(given)
     settings.take_recipe(request.recipe, facts)
     if weights is None and not settings.config.model.name:
-        settings.choose(choose_model(facts))
+        settings.choose(choose_model(facts, settings.config.model.image_size))
     model, preprocess = network_of(settings.config, dataset, weights)
     settings.set("model.image_size", model.image_size)
     settings.values["preprocess"] = preprocess.model_dump()
-    settings.set("train.device", device.type)
+    settings.set("train.device", str(device))
+    settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
+    if weights is not None and Path(settings.config.model.weights).exists():
+        settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
     if settings.config.kind == "train":
-        train = settings.config.train
-        if train.steps is None and train.epochs is None:
-            settings.choose(choose_length(facts, settings.config, model))
+        settings.choose(choose_batch(facts, settings.config.train))
+        if settings.config.train.steps is None and settings.config.train.epochs is None:
+            settings.choose(choose_length(facts, settings.config.train, model))
         settings.fix_precision(device)
         settings.fix_steps(facts.images)
     return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
@@ -112,8 +117,12 @@ class _Settings:
             decision = choose_recipe(facts)
             self.decisions.append(decision)
             name = decision.value
-        recipe = read_recipe(name)
-        self.values = merge(merge({"recipe": name}, recipe), self.given)
+        self.values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
+        asked = self.given.get("train", {})
+        if "epochs" in asked and "steps" not in asked:  # what was typed wins over what the recipe says
+            self.values["train"].pop("steps", None)
+        if self.config.kind == "probe":
+            _refuse_unused(self.given)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
@@ -176,12 +185,19 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
         base = weights.card.preprocess
         start = weights.card.model
         _check_name(choice.name, start)
+        if choice.representation or choice.pool not in (None, start.pool):
+            raise UserError(
+                f"the starting weights pool by '{start.pool}' and fine-tuning gives them a plain head: "
+                "leave out model.pool and model.representation"
+            )
         changes: dict[str, Any] = {"num_classes": count, "representation": 0}
         changes |= {"dropout": choice.dropout, "head_bias": choice.head_bias}
         if choice.image_size is not None:
             changes["image_size"] = choice.image_size
         model = validate(ModelConfig, {**start.model_dump(), **changes}, "model")
-    overrides.pop("size", None)
+    asked = overrides.pop("size", None)
+    if asked is not None and tuple(asked) != model.image_size:
+        raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
     return model, preprocess_for(model.image_size, base, overrides)
 
 
@@ -201,7 +217,7 @@ def _check_name(name: str, start: ModelConfig) -> None:
 def write_config(path: Path, config: RunConfig) -> None:
     """config.toml: every setting of the run; `--recipe config.toml` repeats it."""
     with whole_file(path) as temporary:
-        temporary.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+        temporary.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
 
 
 def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
@@ -215,12 +231,21 @@ def _given(request: Request) -> dict[str, Any]:
     for path in _leaves(given):
         if not any(path == key or path.startswith("preprocess.") for key in known):
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
-    given = merge({"data": {"path": request.data}}, given)
+    if request.data is not None:
+        given = merge({"data": {"path": request.data}}, given)
     if request.model is not None:
         given = merge(given, {"model": {"name": request.model}})
     if request.weights is not None:
         given = merge(given, {"model": {"weights": request.weights}})
     return given
+
+
+def _refuse_unused(given: dict[str, Any]) -> None:
+    """A probe trains no network: settings of training would be promises that nothing keeps."""
+    used = ("data.", "model.", "preprocess.", "probe.", "train.seed", "train.device")
+    for path in _leaves(given):
+        if not path.startswith(used):
+            raise UserError(f"the probe recipe does not use {path}: leave it out")
 
 
 def _leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:

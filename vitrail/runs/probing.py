@@ -83,8 +83,7 @@ def _features(
     device: torch.device,
     interrupts: Interrupts,
 ) -> Outputs:
-    samples = plan.dataset.splits[split]
-    return outputs_of(forward, samples, plan.dataset, spec, plan.config.data, device, interrupts)
+    return outputs_of(forward, plan.dataset.splits[split], spec, plan.config.data, device, interrupts)
 
 
 def _fit(plan: Plan, train: Outputs) -> Probe:

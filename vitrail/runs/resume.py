@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL
 import torch
 from rich.console import Console
 
@@ -20,11 +22,13 @@ from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.interrupt import Interrupts
+from vitrail.train.precision import choose_device
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
     """What a checkpoint says of its run, so that going on does not need the starting weights again."""
     return {
+        "config": plan.config.model_dump(mode="json"),
         "model": plan.model.model_dump(),
         "preprocess": plan.preprocess.model_dump(),
         "fingerprint": plan.dataset.fingerprint,
@@ -45,6 +49,8 @@ def environment(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "device": f"{device.type} {name}",
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
     }
 
 
@@ -54,11 +60,17 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
         raise UserError(f"{folder} holds no run: there is no config.toml in it")
     if (folder / "model.safetensors").is_file():
         raise UserError(f"the run in {folder} is finished: its weights are {folder / 'model.safetensors'}")
-    config = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
-    found = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints).latest()
+    written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
+    found = Checkpoints(folder / "checkpoints", written.train.keep_checkpoints).latest()
     if found is None:
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
     tensors, about, damaged = found
+    config = validate(RunConfig, about["config"], "checkpoint")
+    if written != config:
+        raise UserError(
+            f"{folder / 'config.toml'} was changed after the run was started; a resumed run keeps its settings: "
+            "put them back, or start a new run with --recipe and another --out"
+        )
     for sentence in damaged:
         console.print(f"[yellow]{sentence}[/]")
     with scanning(console, interrupts) as scanned:
@@ -68,13 +80,13 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
             f"the images in {config.data.path} are not those this run was started with; "
             "put them back, or start a new run with another --out"
         )
-    device = torch.device(config.train.device)
+    device = choose_device(config.train.device)
     _warn_of_changes(about["environment"], environment(device), console)
     model = validate(ModelConfig, about["model"], "checkpoint")
     preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
     decisions = [Decision(**row) for row in about["decisions"]]
     plan = Plan(config, model, preprocess, dataset, device, None, decisions)
-    return plan, about, Checkpoint(tensors, about["step"])
+    return plan, about, Checkpoint(tensors, about["step"], about["seconds"])
 
 
 def _warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:

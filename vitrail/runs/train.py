@@ -62,15 +62,12 @@ def train(
                 f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
             )
             net = VisionTransformer(plan.model).to(plan.device)
-            started = time.monotonic()
-            kept = fit(plan, net, folder, about, console, interrupts, checkpoint)
-            scores = finish(plan, kept, folder, about, time.monotonic() - started, console, interrupts)
+            kept, seconds = fit(plan, net, folder, about, console, interrupts, checkpoint)
+            scores = finish(plan, kept, folder, about, seconds, console, interrupts)
             return _result(folder, scores)
-        if data is None:
-            raise UserError("say which images to train on: vitrail train DATA")
-        start = str(from_) if from_ is not None else None
+        images, start = (str(path) if path is not None else None for path in (data, from_))
         with scanning(console, interrupts) as scanned:
-            plan = make_plan(Request(str(data), model, recipe, start, overrides), scanned)
+            plan = make_plan(Request(images, model, recipe, start, overrides), scanned)
         folder = fresh_folder(out, plan.dataset.root, overwrite)
         console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
         show_data(console, plan.dataset)
@@ -84,22 +81,29 @@ def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -
     net = VisionTransformer(plan.model)
     if plan.weights is not None:
         state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model)
-        net.load_state_dict(state, strict=False)
+        fresh = set(net.load_state_dict(state, strict=False).missing_keys)
+        assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
             console.print(f"[dim]{escape(change)}[/]")
     net.to(plan.device)
-    started = time.monotonic()
     if plan.config.kind == "probe":
-        kept, to_beat = _probed(plan, net, console, interrupts), None
+        kept, seconds = _probed(plan, net, console, interrupts)
+        about = about_run(plan, None)
+        _begin(folder, plan)
     else:
-        to_beat = _baseline(plan, net, console, interrupts)
-    about = about_run(plan, to_beat)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder / "config.toml", plan.config)
-    if plan.config.kind == "train":
-        started = time.monotonic()
-        kept = fit(plan, net, folder, about, console, interrupts)
-    return finish(plan, kept, folder, about, time.monotonic() - started, console, interrupts)
+        about = about_run(plan, _baseline(plan, net, console, interrupts))
+        _begin(folder, plan)
+        kept, seconds = fit(plan, net, folder, about, console, interrupts)
+    return finish(plan, kept, folder, about, seconds, console, interrupts)
+
+
+def _begin(folder: Path, plan: Plan) -> None:
+    """From here on the folder holds a run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder / "config.toml", plan.config)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> Baseline | None:
@@ -112,15 +116,18 @@ def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: 
     return found
 
 
-def _probed(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> VisionTransformer:
-    """The frozen network with a linear head fitted on its features."""
+def _probed(
+    plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts
+) -> tuple[VisionTransformer, float]:
+    """The frozen network with a linear head fitted on its features, and the seconds it took."""
+    started = time.monotonic()
     with console.status("one pass over the images, then logistic regression"):
         fitted = probe_network(plan, net, interrupts)
     net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
     tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
     plan.decisions.append(Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})"))
     show_decisions(console, plan.decisions[-1:])
-    return net
+    return net, time.monotonic() - started
 
 
 def _result(folder: Path, scores: Scores) -> TrainResult:

@@ -44,7 +44,7 @@ class LoopPlan:
     log_every: int
     evaluate_every: int
     checkpoint_every: int
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = math.inf  # and after this time, whatever the step
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,13 @@ def run(
     """Train from state.step to plan.steps. On a signal: save, then raise Interrupted, at the next boundary."""
     pace = _Pace()
     saved_at = time.monotonic()
+
+    def save_finite() -> None:
+        finite = [torch.isfinite(p).all() for p in state.model.parameters()]
+        if not torch.stack(finite).all():
+            raise _diverged(state.step)
+        save(state)
+
     state.model.train()
     for batch in batches:
         loss, lr = update(state, batch)
@@ -103,11 +110,11 @@ def run(
             if step % plan.evaluate_every == 0 or last:
                 evaluate(state, evaluator, watcher, pace)
         except Interrupted:
-            save(state)
+            save_finite()
             raise
         if step % plan.checkpoint_every == 0 or last or time.monotonic() - saved_at > plan.checkpoint_seconds:
             with pace.paused():
-                save(state)
+                save_finite()
             saved_at = time.monotonic()
 
 
@@ -119,6 +126,13 @@ def evaluate(state: TrainState, evaluator: Evaluator, watcher: Watcher, pace: _P
         row = evaluator(model)
         model.train(model is state.model)
     watcher.log({"step": state.step, **row})
+
+
+def _diverged(step: int) -> UserError:
+    return UserError(
+        f"training diverged: at step {step} the loss or the weights are not numbers any more; "
+        "start again with a lower learning rate (--set optimizer.lr=...)"
+    )
 
 
 class _Pace:
@@ -136,10 +150,7 @@ class _Pace:
     def summary(self, step: int) -> dict[str, float]:
         loss = torch.stack(self.losses).mean().item()
         if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is not a number any more at step {step}: lower the learning rate "
-                "(--set optimizer.lr=...) and start again; the last checkpoint before it is kept"
-            )
+            raise _diverged(step)
         seconds = max(time.monotonic() - self.started, 1e-9)
         row = {"loss": loss, "images_per_second": self.images / seconds}
         self.losses, self.images, self.started = [], 0, time.monotonic()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -44,7 +45,8 @@ def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
     if asked == "bf16":
         return "bf16", "as asked"
     if device.type == "cuda":
-        return ("bf16", "this GPU has it") if torch.cuda.is_bf16_supported() else ("fp32", "this GPU has no bfloat16")
+        there = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "this GPU has it") if there else ("fp32", "this GPU has no bfloat16")
     if device.type != "cpu":
         return "fp32", f"bfloat16 is untested on {device.type}"
     gain = bf16_gain_on_cpu()
@@ -92,3 +94,23 @@ def choose_device(asked: str) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@contextlib.contextmanager
+def repeatable(device: torch.device, enabled: bool = True) -> Iterator[None]:
+    """On a GPU: kernels that give the same bits every time, and float32 convolutions that are float32.
+
+    A CPU repeats itself as it is. cuBLAS reads its variable when a process first uses it, hence the default.
+    """
+    if device.type != "cuda" or not enabled:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.allow_tf32 = tf32

@@ -180,7 +180,8 @@ def find_image_size(patches: int, patch: Size, told: Sequence[Size], asked: Size
         if fits(size):
             return size
     raise UserError(
-        f"{where} has positions for {patches} patches, which is not a square: give the size with --image-size HxW"
+        f"{where} has positions for {patches} patches, which is not a square: "
+        "load it with vitrail.load(path, image_size=(height, width))"
     )
 
 
