@@ -27,7 +27,7 @@ class Contestant:
 class Effort:
     """How long a race may take. A turn repeats the work until it is long enough for the clock."""
 
-    seconds: float = 12.0  # of one race by its own clock, warm-up not counted
+    seconds: float = 8.0  # of one race by its own clock, warm-up not counted
     min_rounds: int = 7  # six is the fewest that can tell anything
     max_rounds: int = 60
     turn_seconds: float = 0.05

@@ -18,7 +18,7 @@ LEVEL = {
     "objectives": 3,
     "weights": 3,
     "infer": 4,
-    "train": 5,
+    "training": 5,
     "evaluate": 5,
     "explain": 5,
     "report": 6,

@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from vitrail.runs.demo import demo
-from vitrail.train.interrupt import Interrupted
-from vitrail.train.progress import TrainingProgress
+from vitrail.training.interrupt import Interrupted
+from vitrail.training.progress import TrainingProgress
 
 
 def run(folder, log, **options):

@@ -120,8 +120,8 @@ def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tmp_p
 @pytest.fixture
 def unfinished(photos, tmp_path, quiet, monkeypatch):
     """A run that was stopped by a signal after its fourth step."""
-    from vitrail.train.interrupt import Interrupted
-    from vitrail.train.progress import TrainingProgress
+    from vitrail.training.interrupt import Interrupted
+    from vitrail.training.progress import TrainingProgress
 
     data = tmp_path / "photos"
     shutil.copytree(photos, data)
@@ -169,7 +169,7 @@ def test_resume_refuses_other_settings_and_missing_runs(unfinished, quiet, tmp_p
 
 
 def test_metrics_after_a_resume_have_each_step_once(unfinished, quiet):
-    from vitrail.train.progress import read_metrics
+    from vitrail.training.progress import read_metrics
 
     _, run = unfinished
     train(out=run, resume=True, console=quiet)

@@ -11,7 +11,7 @@ from vitrail.errors import UserError
 from vitrail.images.sources import open_dataset
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
-from vitrail.train.progress import read_metrics
+from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import read_card
 
 STEPS = (*SMALL, "train.steps=40", "optimizer.lr=3e-3", "train.log_every=5")

@@ -18,8 +18,8 @@ from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.show import make_console, scanning, show_data, show_scores
-from vitrail.train.interrupt import Interrupts
-from vitrail.train.precision import choose_device
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.precision import choose_device
 from vitrail.weights.bundle import Card
 
 

@@ -16,8 +16,8 @@ from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
 from vitrail.runs.show import show_scores
-from vitrail.train.interrupt import Interrupts
-from vitrail.train.progress import read_metrics
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
 

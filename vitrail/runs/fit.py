@@ -23,14 +23,14 @@ from vitrail.model.vit import VisionTransformer
 from vitrail.objectives.classification import Classification
 from vitrail.runs.outputs import reader_of
 from vitrail.runs.plan import Plan
-from vitrail.train.average import Average
-from vitrail.train.checkpoint import Checkpoints, TrainState
-from vitrail.train.interrupt import Interrupted, Interrupts
-from vitrail.train.loop import Evaluator, LoopPlan, Prepared, Update, run
-from vitrail.train.optimizer import build_optimizer
-from vitrail.train.precision import autocast, repeatable
-from vitrail.train.progress import MetricsLog, TrainingProgress
-from vitrail.train.schedule import learning_rate
+from vitrail.training.average import Average
+from vitrail.training.checkpoint import Checkpoints, TrainState
+from vitrail.training.interrupt import Interrupted, Interrupts
+from vitrail.training.loop import Evaluator, LoopPlan, Prepared, Update, run
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.precision import autocast, repeatable
+from vitrail.training.progress import MetricsLog, TrainingProgress
+from vitrail.training.schedule import learning_rate
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs
 from vitrail.report.page import Picture
 from vitrail.runs.outputs import outputs_of, reader_of
-from vitrail.train.interrupt import Interrupts
-from vitrail.train.precision import repeatable
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.precision import repeatable
 
 MISTAKES, UNCERTAIN = 12, 6  # pictures in a report
 

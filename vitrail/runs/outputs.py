@@ -11,7 +11,7 @@ from vitrail.config import DataConfig, Preprocess
 from vitrail.images.loader import Reader, evaluation_loader
 from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs, run_network
-from vitrail.train.interrupt import Interrupts
+from vitrail.training.interrupt import Interrupts
 
 IN_MEMORY = 1 << 30  # decoded bytes up to which images are kept, so that small sets are decoded once
 

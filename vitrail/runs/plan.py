@@ -25,7 +25,7 @@ from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
 from vitrail.model.variants import configure, parse
 from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_model, choose_recipe
-from vitrail.train.precision import choose_device, choose_precision
+from vitrail.training.precision import choose_device, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:

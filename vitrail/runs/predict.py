@@ -18,7 +18,7 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import is_image_name
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
-from vitrail.train.precision import choose_device
+from vitrail.training.precision import choose_device
 
 BATCH = 32
 

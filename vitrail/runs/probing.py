@@ -17,7 +17,7 @@ from vitrail.model.vit import VisionTransformer
 from vitrail.runs.choose import SMALL_DATA
 from vitrail.runs.outputs import outputs_of
 from vitrail.runs.plan import Plan
-from vitrail.train.interrupt import Interrupts
+from vitrail.training.interrupt import Interrupts
 
 THUMBNAIL = (16, 16)
 BASELINE_SECONDS = 60.0  # features that would take longer are not worth a baseline

@@ -20,9 +20,9 @@ from vitrail.runs.fit import Checkpoint
 from vitrail.runs.plan import Plan, read_data
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
-from vitrail.train.checkpoint import Checkpoints
-from vitrail.train.interrupt import Interrupts
-from vitrail.train.precision import choose_device
+from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.precision import choose_device
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from vitrail.evaluate.metrics import Scores
 from vitrail.images.sources import Dataset
 from vitrail.runs.choose import Decision
-from vitrail.train.interrupt import Interrupts
+from vitrail.training.interrupt import Interrupts
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -22,7 +22,7 @@ from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_run, read_run
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
-from vitrail.train.interrupt import Interrupts
+from vitrail.training.interrupt import Interrupts
 from vitrail.weights.resize import adapt
 
 FILES = ("checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "report.html")  # of a run folder

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vitrail.config import ScheduleConfig
-from vitrail.train.schedule import learning_rate
+from vitrail.training.schedule import learning_rate
 
 
 def test_warm_up_starts_at_zero_and_reaches_the_base():

@@ -3,8 +3,8 @@ import torch
 
 from vitrail.config import OptimizerConfig
 from vitrail.model.vit import create
-from vitrail.train.average import Average
-from vitrail.train.optimizer import build_optimizer
+from vitrail.training.average import Average
+from vitrail.training.optimizer import build_optimizer
 
 
 def tiny():

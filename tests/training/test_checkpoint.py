@@ -6,9 +6,9 @@ import torch
 from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
 from vitrail.model.vit import create
-from vitrail.train.average import Average
-from vitrail.train.checkpoint import Checkpoints, TrainState
-from vitrail.train.optimizer import build_optimizer
+from vitrail.training.average import Average
+from vitrail.training.checkpoint import Checkpoints, TrainState
+from vitrail.training.optimizer import build_optimizer
 
 
 def trained_state(steps, seed=0, name="adamw"):

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from vitrail.train import precision
 
 from vitrail.errors import UserError
-from vitrail.train import precision
-from vitrail.train.precision import autocast, choose_device, choose_precision
+from vitrail.training.precision import autocast, choose_device, choose_precision
 
 CPU = torch.device("cpu")
 

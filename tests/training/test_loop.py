@@ -7,11 +7,11 @@ from torch import nn
 from vitrail.config import ObjectiveConfig, OptimizerConfig
 from vitrail.errors import UserError
 from vitrail.objectives.classification import Classification
-from vitrail.train.checkpoint import TrainState
-from vitrail.train.interrupt import Interrupted, Interrupts
-from vitrail.train.loop import LoopPlan, Prepared, Update, run
-from vitrail.train.optimizer import build_optimizer
-from vitrail.train.precision import autocast
+from vitrail.training.checkpoint import TrainState
+from vitrail.training.interrupt import Interrupted, Interrupts
+from vitrail.training.loop import LoopPlan, Prepared, Update, run
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.precision import autocast
 
 
 class Log:

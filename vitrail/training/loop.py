@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.train.checkpoint import TrainState
-from vitrail.train.interrupt import Interrupted, Interrupts
+from vitrail.training.checkpoint import TrainState
+from vitrail.training.interrupt import Interrupted, Interrupts
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, targets, weights -> loss
 Evaluator = Callable[[torch.nn.Module], dict[str, float]]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.train.average import Average
+from vitrail.training.average import Average
 
 
 @dataclass
