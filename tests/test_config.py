@@ -30,6 +30,11 @@ def test_a_recipe_is_laid_over_its_base(tmp_path):
         ({"optimiser": {}}, "unknown key 'optimiser'; did you mean 'optimizer"),
         ({"train": {"steps": 0}}, "'train.steps' Input should be greater than 0"),
         ({"optimizer": {"name": "adam"}}, "'optimizer.name' Input should be 'adamw' or 'sgd'"),
+        ({"optimizer": {"betas": [2, 3]}}, "'optimizer.betas.0' Input should be less than 1"),
+        ({"augment": {"aspect": [0, 0]}}, "aspect is a range [low, high] with 0 < low <= high, not [0, 0]"),
+        ({"augment": {"area": [0.9, 0.1]}}, "area is a range"),
+        ({"model": {"image_size": [0, 16]}}, "'model.image_size.0' Input should be greater than 0"),
+        ({"train": {"epochs": float("inf")}}, "'train.epochs' Input should be a finite number"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_sentence(values, message):
@@ -43,6 +48,16 @@ def test_unknown_recipes_and_files_are_named():
         read_recipe("scrach")
     with pytest.raises(UserError, match="does not exist"):
         read_recipe("nowhere.toml")
+
+
+def test_a_base_must_be_a_recipe_and_the_file_toml(tmp_path):
+    for text, message in [('base = "me"', "base must be one of"), ("base = 3", "base must be one of"), ("x", "TOML")]:
+        (tmp_path / "me.toml").write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_recipe(str(tmp_path / "me.toml"))
+    (tmp_path / "me.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="TOML"):
+        read_recipe(str(tmp_path / "me.toml"))
 
 
 def test_overrides_are_toml_values_or_words():

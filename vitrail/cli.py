@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -232,12 +233,16 @@ def recipes(name: str | None = None, /) -> None:
 
 def main() -> None:
     """Run a command; what the user can fix is one sentence on standard error, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # file names need not be text; they must not stop the rows after them
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("stopped", 128 + signal.SIGINT)
+        _say("stopped")
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -245,9 +250,14 @@ def main() -> None:
         stopped_by = getattr(error, "signal_number", None)  # train.interrupt.Interrupted, whose import needs torch
         if stopped_by is None:
             raise
+        _say(escape(str(error)))
         sys.exit(128 + stopped_by)
 
 
 def _fail(sentence: str, code: int) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(sentence)}")
+    _say(f"[bold red]error:[/] {escape(sentence)}")
     sys.exit(code)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)

@@ -6,17 +6,21 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vitrail.errors import UserError, did_you_mean
 
-Size = tuple[int, int]  # (height, width), always in this order
+Side = Annotated[int, Field(gt=0)]
+Size = tuple[Side, Side]  # (height, width), always in this order
+Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Byte = Annotated[int, Field(ge=0, le=255)]
 
 
 class Schema(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Schema):
@@ -71,7 +75,15 @@ class Preprocess(Schema):
     antialias: bool = True
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    background: tuple[int, int, int] = (255, 255, 255)  # what shows through transparent pixels
+    background: tuple[Byte, Byte, Byte] = (255, 255, 255)  # what shows through transparent pixels
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Preprocess:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}: one each for every channel")
+        if min(self.std) <= 0:
+            raise ValueError("std must be positive")
+        return self
 
     @property
     def channels(self) -> int:
@@ -101,10 +113,17 @@ class DataConfig(Schema):
 
 class AugmentConfig(Schema):
     crop: Literal["inception", "none"] = "inception"
-    area: tuple[float, float] = (0.05, 1.0)
+    area: tuple[Share, Share] = (0.05, 1.0)
     aspect: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True
     mixup: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AugmentConfig:
+        for name, (low, high) in (("area", self.area), ("aspect", self.aspect)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name} is a range [low, high] with 0 < low <= high, not [{low:g}, {high:g}]")
+        return self
 
 
 class ObjectiveConfig(Schema):
@@ -117,8 +136,8 @@ class OptimizerConfig(Schema):
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     decay: Literal["all", "matrices"] = "all"  # the paper decays every parameter; big_vision only matrices
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     clip: float = Field(default=0.0, ge=0)  # largest global gradient norm; 0: no clipping
 
@@ -206,22 +225,31 @@ def recipe_folder() -> Any:
 
 def read_recipe(name: str) -> dict[str, Any]:
     """The values of a named recipe or a TOML file, laid over the recipe its `base` names."""
+    values = read_recipe_file(name)
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if base not in recipe_names() or base == name:
+        raise UserError(f"recipe '{name}': base must be one of {', '.join(recipe_names())}, not '{base}'")
+    return merge(read_recipe(base), values)
+
+
+def read_recipe_file(name: str) -> dict[str, Any]:
+    """What the file of a recipe itself says, without its base."""
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     else:
         known = recipe_names()
-        raise UserError(f"no recipe '{name}'{did_you_mean(name, known)} Recipes: {', '.join(known)}.")
+        raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} Recipes: {', '.join(known)}.")
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
-    base = values.pop("base", None)
-    return merge(read_recipe(base), values) if base else values
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

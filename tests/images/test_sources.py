@@ -88,6 +88,26 @@ def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
     assert [everything.classes[label] for label in everything.labels] == ["a", "a", "a", "b", "b"]
 
 
+def test_folders_called_training_and_testing_are_splits(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"Training/a": 4, "Training/b": 4, "Testing/a": 1, "Testing/b": 1}))
+    data = open_dataset(tmp_path)
+    assert data.classes == ("a", "b") and len(data.splits["test"]) == 2
+
+
+def test_splits_under_unknown_names_are_suspected(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"part1/a": 2, "part1/b": 2, "part2/a": 2, "part2/b": 2}))
+    assert any("if those are the classes" in note for note in open_dataset(tmp_path).notes)
+    other = fill(tmp_path / "other", numbered({"cat/day1": 2, "cat/day2": 2, "dog/day1": 2, "dog": 1}))
+    assert not any("if those are the classes" in note for note in open_dataset(other).notes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names that are not text")
+def test_a_class_name_that_is_not_text_is_told_before_the_scan(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"a": 2, os.fsdecode(b"caf\xe9"): 2}))
+    with pytest.raises(UserError, match="is not plain text: rename the folder"):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("validation", ["val", "valid", "validation", "dev", "VAL", "Valid"])
 def test_given_splits_are_kept(tmp_path: Path, validation: str) -> None:
     fill(tmp_path, ["Train/a/1.png", "Train/b/2.png", f"{validation}/a/3.png", f"{validation}/b/4.png", "test/a/5.png"])

@@ -84,3 +84,14 @@ def test_top_must_be_positive(path, image):
     with pytest.raises(UserError, match="at least 1, not 0"):
         vitrail.load(path).predict([image], top=0)
     assert len(vitrail.load(path).predict([image], top=99)[0].top) == 4
+
+
+def test_one_image_is_taken_as_one_and_other_things_are_refused(path, image):
+    clf = vitrail.load(path)
+    assert len(clf.predict(image)) == 1
+    with pytest.raises(UserError, match="not NoneType"):
+        clf.predict([None])
+    with pytest.raises(UserError, match="from 0 to 1, not 2"):
+        clf.predict([image], threshold=2)
+    with pytest.raises(UserError, match="no device 'gpu'"):
+        vitrail.load(path, device="gpu")

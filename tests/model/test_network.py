@@ -63,15 +63,16 @@ def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
 
 
 class Masks:
-    """Dropout with a mask that depends only on how many calls came before."""
+    """Dropout whose mask depends only on the call and the place of each value, however many tokens there are."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, x: Tensor, p: float = 0.1, training: bool = True, inplace: bool = False) -> Tensor:
         self.calls += 1
-        keep = torch.rand(x.shape, generator=torch.Generator().manual_seed(self.calls)) > p
-        return x * keep / (1 - p) if training else x
+        batch, tokens, width = x.shape
+        whole = torch.rand(batch, 7, width, generator=torch.Generator().manual_seed(self.calls)) > p
+        return x * whole[:, :tokens] / (1 - p) if training else x
 
 
 def test_dropout_is_where_the_paper_has_it(monkeypatch):
@@ -83,6 +84,20 @@ def test_dropout_is_where_the_paper_has_it(monkeypatch):
     assert torch.allclose(net(pixels), expected, rtol=0, atol=1e-10)
     assert masks.calls == 1 + 3 * net.config.depth
     assert not torch.allclose(expected, written_out(net, pixels, lambda x: x), atol=1e-3)
+
+
+def test_leaving_out_tokens_that_nobody_reads_changes_no_logit_and_no_gradient():
+    """With class-token pooling the last block computes that token alone."""
+    net = random_net()
+    pixels = torch.randn(3, 3, 8, 12, dtype=torch.float64)
+    short = net(pixels)
+    gradients = torch.autograd.grad(short.logsumexp(-1).sum(), list(net.parameters()))
+    whole = net.head(net.representation(net.pool(net.encoder(net.positions(net.tokens(pixels))))))
+    expected = torch.autograd.grad(whole.logsumexp(-1).sum(), list(net.parameters()))
+    assert torch.allclose(short, whole, rtol=0, atol=1e-12)
+    for one, other in zip(gradients, expected, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    assert net.encoder(net.tokens(pixels), keep=1).shape[1] == 1
 
 
 def test_dropout_is_active_in_training_only():

@@ -127,6 +127,11 @@ def test_models_and_recipes_are_listed():
     listed = vitrail("recipes").stdout
     assert all(name in listed for name in ("scratch", "finetune", "probe", "demo"))
     assert "momentum = 0.9" in vitrail("recipes", "finetune").stdout
+    assert "no recipe 'foo'. Recipes: demo" in sentence(vitrail("recipes", "foo"))
+
+
+def test_a_recipe_file_is_shown_too(weights):
+    assert "[optimizer]" in vitrail("recipes", weights / "config.toml").stdout
 
 
 # Three folders of a new user.

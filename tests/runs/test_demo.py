@@ -3,6 +3,7 @@ import signal
 import pytest
 from rich.console import Console
 
+from vitrail.errors import UserError
 from vitrail.runs.demo import demo
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
@@ -31,9 +32,9 @@ def test_the_demo_trains_measures_predicts_and_says_what_is_next(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingProgress, "step", stop_at_two)
-        with pytest.raises(Interrupted):
+        with pytest.raises(Interrupted, match="stopped and saved; go on with: vitrail train --resume"):
             run(folder, log)
-    assert "to beat:" in log.read_text() and "stopped and saved at step 2 of 4" in log.read_text()
+    assert "to beat:" in log.read_text()
 
     text = run(folder, log)
     assert "goes on from step 2 of 4" in text
@@ -41,6 +42,11 @@ def test_the_demo_trains_measures_predicts_and_says_what_is_next(tmp_path, monke
     assert text.count("%") >= 5 * 3 and "vitrail train photos/" in text
     assert len(list((folder / "samples").iterdir())) == 5
     assert (folder / "report.html").stat().st_size > 10_000
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text('recipe = "scratch"')
+    with pytest.raises(UserError, match="holds another run"):
+        run(tmp_path / "mine", log, again=True)
 
     again = run(folder, log)
     assert "holds a finished demo" in again and "step" not in again

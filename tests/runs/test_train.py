@@ -196,11 +196,28 @@ def test_the_public_api_is_lazy_and_complete(photos, tmp_path, quiet):
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         vitrail.trian  # noqa: B018
     assert set(vitrail.__all__) == {"create", "load", "train"}
+    for _ in range(2):  # the module that holds it must not take its name
+        vitrail.train(photos, out=tmp_path / "o", overrides=[*SMALL, "train.steps=1"], overwrite=True, console=quiet)
 
 
 def test_scores_are_json(trained):
     text = json.dumps(trained[0].scores.to_dict())
     assert json.loads(text)["n"] == 9
+
+
+def test_a_users_own_recipe_stands(photos, quiet, tmp_path):
+    (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nbatch_size = 24\nsteps = 2\n')
+    small = ["model.name=Ti/8", "model.image_size=[16, 16]", "train.precision=fp32"]
+    result = train(photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=small, console=quiet)
+    assert read_card(result.weights).recipe["train"]["batch_size"] == 24
+    with pytest.raises(UserError, match="set one of them"):
+        train(photos, overrides=["train.steps=2", "train.epochs=3"], console=quiet)
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(trained, photos, quiet, tmp_path):
+    for path in (tmp_path / "none" / "r.html", tmp_path):
+        with pytest.raises(UserError, match="cannot write the report"):
+            evaluate(trained[0].weights, photos, report=path, console=quiet)
 
 
 def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):

@@ -63,6 +63,18 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
         checkpoints.latest()
 
 
+def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(trained_state(5), {"mean": 0.5})
+    (file,) = checkpoints.files()
+    whole = file.read_bytes()
+    for old, new in ((b'step\\": 5', b'step\\": 4'), (b'mean\\": 0.5', b'mean\\": 0.4')):
+        assert whole.count(old) == 1
+        file.write_bytes(whole.replace(old, new))
+        with pytest.raises(UserError, match="checksum"):
+            checkpoints.latest()
+
+
 def test_no_checkpoints_is_not_an_error(tmp_path):
     assert Checkpoints(tmp_path / "none", keep=1).latest() is None
 

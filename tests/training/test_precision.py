@@ -1,9 +1,10 @@
 import pytest
 import torch
-from vitrail.train import precision
 
 from vitrail.errors import UserError
-from vitrail.training.precision import autocast, choose_device, choose_precision
+from vitrail.infer.device import choose_device
+from vitrail.training import precision
+from vitrail.training.precision import autocast, choose_precision
 
 CPU = torch.device("cpu")
 
@@ -33,9 +34,13 @@ def test_bfloat16_must_be_worth_it(trial):
     assert choose_precision("auto", CPU) == ("bf16", "bfloat16 gives 1.9 times the speed on this processor")
 
 
-def test_what_is_asked_for_is_not_tried():
+def test_what_is_asked_for_must_work_but_not_pay(trial):
     assert choose_precision("fp32", CPU) == ("fp32", "as asked")
+    trial("print(0.6)")
     assert choose_precision("bf16", CPU) == ("bf16", "as asked")
+    trial("raise SystemExit(132)")
+    with pytest.raises(UserError, match="cannot compute in bfloat16"):
+        choose_precision("bf16", CPU)
 
 
 def test_autocast_leaves_weights_and_losses_alone():
@@ -50,5 +55,8 @@ def test_a_device_that_is_not_there_is_one_sentence():
     with pytest.raises(UserError, match="no device 'gpu'"):
         choose_device("gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="no CUDA device here"):
+        with pytest.raises(UserError, match="there is no device 'cuda'"):
             choose_device("cuda")
+    for name in ("meta", "xpu"):
+        with pytest.raises(UserError, match="no device"):
+            choose_device(name)

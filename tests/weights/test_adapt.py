@@ -66,7 +66,7 @@ def test_the_head_is_kept_only_when_asked(old_state):
         ({"representation": 12}, {"head", "representation"}, "representation layer: starts fresh with 12 values"),
         ({"representation": 0}, {"head", "representation"}, "head: 10 classes, starts at zero"),
     ],
-    ids=str,
+    ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
 def test_a_head_that_no_longer_fits_goes_even_when_asked_to_stay(old_state, options, gone, change):
     state, changes = adapt(old_state, OLD, changed(**options), keep_head=True)

@@ -9,7 +9,11 @@ from pathlib import Path
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import Entry, Files, Listing, ZipFiles
 
-SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
+SPLIT_FOLDERS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 UNSPLIT = "all"
 
 
@@ -71,6 +75,8 @@ def place(listing: Listing, given: dict[str, str], path: str | Path, notes: list
     if not placed.entries:
         found = "has images but no class folders" if loose else "holds no images"
         raise UserError(f"'{path}' {found}; put the images of each class in a folder named after the class")
+    if not given:
+        _note_same_inside(placed, notes)
     empty = _empty_folders(listing, placed, given, depth)
     for names, noun, where in (
         (loose, "image", "beside the class folders"),
@@ -87,6 +93,21 @@ def place(listing: Listing, given: dict[str, str], path: str | Path, notes: list
         if number:
             notes.append(f"Ignored {count(number, noun)}{what}.")
     return placed
+
+
+def _note_same_inside(placed: Placed, notes: list[str]) -> None:
+    """Class folders that all hold the same folders are likely splits under names of their own."""
+    inside: dict[str, set[str]] = {}
+    for entry in placed.entries:
+        top, *rest = entry.name.split("/")
+        inside.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
+    kinds = {frozenset(names) for names in inside.values()}
+    shared = min(kinds, key=len)
+    if len(inside) > 1 and len(kinds) == 1 and len(shared) > 1 and "" not in shared:
+        notes.append(
+            f"Every class folder holds the same folders, {some(sorted(shared))}: if those are the classes, "
+            "rename the outer folders to train, val or test."
+        )
 
 
 def _empty_folders(listing: Listing, placed: Placed, given: dict[str, str], depth: int) -> list[str]:
@@ -108,6 +129,10 @@ def class_list(placed: Placed, known: Sequence[str] | None, path: str | Path) ->
             raise UserError(_one_class(placed, names[0], path))
     else:
         names = tuple(known)
+    for name in names:
+        if not name.isprintable():
+            shown = ascii(name)
+            raise UserError(f"the name of the class folder {shown} in '{path}' is not plain text: rename the folder")
     allowed = frozenset(names)
     for name, split in dict.fromkeys(zip(placed.classes, placed.splits, strict=True)):
         if name not in allowed:

@@ -135,7 +135,7 @@ def open_dataset(
         _note_absent(images, names, notes)
     _note_copies(images, digests, notes)
     return Dataset(
-        root=str(Path(path).expanduser().absolute()),
+        root=os.path.normpath(Path(path).expanduser().absolute()),
         classes=names,
         splits=_samples(files, images, names, digests, found.shapes[usable].astype(np.int64).prod(axis=1)),
         excluded=excluded,

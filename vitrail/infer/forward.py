@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Preprocess
+from vitrail.errors import UserError
 from vitrail.images.loader import Batch
 from vitrail.images.preprocess import normalise
 
@@ -49,6 +50,9 @@ def run_network(
         done += len(batch)
         if between is not None:
             between(done)
+    if not any(len(rows) for rows in labels):
+        name, reason = failures[0] if failures else ("the data", "there are no images")
+        raise UserError(f"no image could be read, first {name}: {reason}")
     return Outputs(torch.cat(values), torch.cat(labels), torch.cat(samples), failures)
 
 

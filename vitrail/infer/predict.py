@@ -15,6 +15,7 @@ from vitrail.config import Preprocess, Size
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.preprocess import normalise, prepare
+from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.read import read_weights
@@ -52,6 +53,8 @@ class Classifier:
         self, images: Sequence[Image], *, top: int = 5, threshold: float = 0.0, batch_size: int = 32
     ) -> list[Prediction]:
         """One Prediction per image, in order; below `threshold` the label is "none of these"."""
+        if isinstance(images, str | Path | bytes | np.ndarray):
+            images = [images]  # one image, and not the characters of its name
         pixels = (self.pixels(image) for image in images)
         return [p for batch in _batched(pixels, batch_size) for p in self.predict_pixels(batch, top, threshold)]
 
@@ -59,6 +62,8 @@ class Classifier:
         """An image as the network's uint8 input (C, H, W)."""
         if isinstance(image, np.ndarray):
             return prepare(_checked_array(image, self.preprocess.channels), self.preprocess)
+        if not isinstance(image, str | Path | bytes):
+            raise UserError(f"an image is a path, bytes or a uint8 array, not {type(image).__name__}")
         name = "the image" if isinstance(image, bytes) else str(image)
         try:
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
@@ -73,6 +78,8 @@ class Classifier:
         """Predictions for a batch of uint8 inputs (B, C, H, W)."""
         if top < 1:
             raise UserError(f"top is how many classes to show, at least 1, not {top}")
+        if not 0 <= threshold <= 1:
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
         if not self.classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
@@ -94,7 +101,7 @@ def load(spec: str | Path, *, image_size: Size | None = None, device: str | torc
     with torch.device("meta"):
         net = VisionTransformer(weights.card.model)
     net.load_state_dict(weights.state, assign=True)
-    return Classifier(net.to(device).eval().requires_grad_(False), weights.card)
+    return Classifier(net.to(choose_device(device)).eval().requires_grad_(False), weights.card)
 
 
 def _checked_array(image: np.ndarray, channels: int) -> np.ndarray:

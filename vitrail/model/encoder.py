@@ -26,12 +26,13 @@ class Attention(nn.Module):
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
+        """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
         batch, tokens, width = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.transpose(1, 3).unbind(2)  # each (B, heads, T, D/heads)
-        mixed = F.scaled_dot_product_attention(q, k, v)  # scaled by 1/sqrt(D/heads)
-        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        mixed = F.scaled_dot_product_attention(q[:, :, :keep], k, v)  # scaled by 1/sqrt(D/heads)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -61,8 +62,8 @@ class Block(nn.Module):
         self.mlp = MLP(config.width, config.mlp_dim, config.gelu, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
+        x = x[:, :keep] + self.dropout(self.attention(self.norm1(x), keep))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -73,7 +74,9 @@ class Encoder(nn.Module):
         before_pool = config.norm == "before_pool"
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps) if before_pool else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
+    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
+        """`keep`: how many leading tokens are read afterwards; the last block computes no others."""
+        *blocks, last = self.blocks
+        for block in blocks:
             x = block(x)
-        return self.norm(x)
+        return self.norm(last(x, keep))

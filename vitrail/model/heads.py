@@ -15,6 +15,7 @@ class Pool(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.kind = config.pool
+        self.reads = 1 if config.pool == "token" else None  # how many leading tokens; none: all
         self.first_patch = int(config.class_token)
         after_pool = config.norm == "after_pool"
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps) if after_pool else nn.Identity()

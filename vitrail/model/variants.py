@@ -41,6 +41,6 @@ def parse(name: str) -> tuple[str, int]:
     if match and match[1].capitalize() in SIZES and match[1] not in SIZES:
         hint = f"; did you mean '{match[1].capitalize()}/{match[2]}'?"
     else:
-        hint = did_you_mean(name, COMMON)
+        hint = did_you_mean(name, COMMON) or "."
     sizes = ", ".join(SIZES)
     raise UserError(f"no model '{name}'{hint} A model is a size ({sizes}), a slash and a patch size, such as S/16.")

@@ -37,7 +37,7 @@ class VisionTransformer(nn.Module):
         """The vector before the classifier, (B, D)."""
         x = self.tokens(pixels)
         x = self.dropout(self.positions(x))
-        x = self.encoder(x)
+        x = self.encoder(x, keep=self.pool.reads)
         return self.representation(self.pool(x))
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from vitrail.atomic import whole_file
+from vitrail.errors import UserError
 from vitrail.evaluate.calibration import Reliability
 from vitrail.evaluate.metrics import ClassScore, Scores
 from vitrail.report import plots
@@ -73,9 +74,12 @@ class Level:
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the page; an existing file is replaced only by a complete one."""
-    with whole_file(Path(path)) as temporary:
-        text = render(facts).replace("\0", "\ufffd")  # a file name can hold what a page cannot
-        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+    text = render(facts).replace("\0", "\ufffd")  # a file name can hold what a page cannot
+    try:
+        with whole_file(Path(path)) as temporary:
+            temporary.write_bytes(text.encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise UserError(f"cannot write the report {path}: {error.strerror or error}") from error
 
 
 def render(facts: ReportFacts) -> str:

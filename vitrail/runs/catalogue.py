@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -26,7 +28,8 @@ def show_recipes(console: Console, name: str | None) -> None:
     """The first comment lines of each recipe, or the whole text of one."""
     if name is not None:
         read_recipe(name)  # a wrong name is reported with the right one
-        console.print((recipe_folder() / f"{name}.toml").read_text(encoding="utf-8"), markup=False, end="")
+        file = recipe_folder() / f"{name}.toml" if name in recipe_names() else Path(name)
+        console.print(file.read_text(encoding="utf-8"), markup=False, end="")
         return
     for known in recipe_names():
         lines = (recipe_folder() / f"{known}.toml").read_text(encoding="utf-8").splitlines()

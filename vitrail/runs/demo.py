@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from vitrail.config import read_recipe
+from vitrail.errors import UserError
 from vitrail.images.sources import bundled_images, open_dataset
 from vitrail.runs.predict import predict
 from vitrail.runs.show import make_console
@@ -27,7 +30,10 @@ def demo(
     console = console or make_console()
     folder = Path(out)
     weights = folder / "model.safetensors"
-    started = (folder / "checkpoints").is_dir()
+    config = folder / "config.toml"
+    if config.is_file() and read_recipe(str(config)).get("recipe") != "demo":
+        raise UserError(f"{folder} holds another run: choose another --out for the demo")
+    started = any((folder / "checkpoints").glob("step_*"))
     if weights.is_file() and not again:
         top1 = read_card(weights).metrics["top1"]
         console.print(f"{folder} holds a finished demo with top-1 {top1:.1%}; --again starts over")
@@ -35,13 +41,13 @@ def demo(
         train(out=folder, resume=True, console=console)
     else:
         console.print("3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on")
-        train(bundled_images(), recipe="demo", out=folder, overrides=overrides, overwrite=again, console=console)
+        train(bundled_images(), recipe="demo", out=folder, overrides=overrides, overwrite=True, console=console)
     console.print("\nfive of the test images:")
     predict(weights, _samples(folder / "samples"), top=3, console=console)
     console.print(
         f"\nopen [bold]{folder / 'report.html'}[/] in a browser, then try\n"
-        f"    vitrail predict {folder} {folder / 'samples'} --json\n"
-        f"    vitrail evaluate {folder} {bundled_images()}\n"
+        f"    {shlex.join(['vitrail', 'predict', str(folder), str(folder / 'samples'), '--json'])}\n"
+        f"    {shlex.join(['vitrail', 'evaluate', str(folder), str(bundled_images())])}\n"
         "    vitrail train photos/                 with your own photos/<class>/*.jpg",
     )
 

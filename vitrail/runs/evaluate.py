@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,14 +14,14 @@ from rich.markup import escape
 from vitrail.config import DataConfig
 from vitrail.errors import UserError, did_you_mean
 from vitrail.evaluate.metrics import Scores
+from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.sources import Dataset, Samples, open_dataset, seen_in
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
-from vitrail.runs.show import make_console, scanning, show_data, show_scores
+from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.precision import choose_device
 from vitrail.weights.bundle import Card
 
 
@@ -38,10 +40,13 @@ def evaluate(
     used whole, unless it is the very data the weights were trained on: then only the part training never saw.
     """
     console = console or make_console()
-    classifier = load(weights, device=choose_device(device))
+    classifier = load(weights, device=device)
     card = classifier.card
     if not card.classes:
         raise UserError(f"{weights} has no class names, so it cannot be measured: train a classifier from it first")
+    path = Path(report) if report is not None else _beside(weights, str(data))
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UserError(f"cannot write the report to {path}: name a file in a folder that exists (--report)")
     with Interrupts() as interrupts:
         with scanning(console, interrupts) as scanned:
             dataset, samples, words = _images(str(data), card, split, scanned)
@@ -49,7 +54,6 @@ def evaluate(
         place = next(classifier.net.parameters()).device
         found = measure(classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts)
     show_scores(console, found.scores, found.sentence)
-    path = Path(report) if report is not None else _beside(weights, dataset)
     write_report(path, _facts(weights, data, dataset, card, found))
     console.print(f"report: [bold]{escape(str(path))}[/]")
     return found.scores
@@ -60,7 +64,7 @@ def _images(
 ) -> tuple[Dataset, Samples, str]:
     """The dataset, the images to measure on, and what they are, in words. Images of the training are left out."""
     trained = card.data
-    limit = {"max_pixels": trained["max_pixels"]} if trained else {}
+    limit = {"max_pixels": trained.get("max_pixels", MAX_PIXELS)}
     dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limit)
     if dataset.fingerprint == trained.get("fingerprint"):
         rule = {key: trained[key] for key in ("holdout", "monitor", "split_seed")}
@@ -72,7 +76,7 @@ def _images(
         words = {"all": "folder"}
     if name not in dataset.splits:
         known = list(dataset.splits)
-        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known)} It has: {', '.join(known)}.")
+        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
     samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
     seen = seen_in(samples, trained.get("trained_on", []))
     if name == "train" or not seen.any():  # asked for the training images, one gets them
@@ -83,16 +87,16 @@ def _images(
     return dataset, samples.subset(np.flatnonzero(~seen)), f"{sentence}; {left_out}"
 
 
-def _beside(weights: str | Path, dataset: Dataset) -> Path:
+def _beside(weights: str | Path, data: str) -> Path:
     path = Path(weights)
     folder = path if path.is_dir() else path.parent
     folder = folder if folder.is_dir() else Path()
-    return folder / f"evaluation-{Path(dataset.root).stem}.html"
+    return folder / f"evaluation-{data_name(os.path.normpath(data))}.html"
 
 
 def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, found: Measurement) -> ReportFacts:
     return ReportFacts(
-        title=f"{Path(weights).name} on {Path(dataset.root).name}",
+        title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
         scores=found.scores,
         reliability=found.reliability,
@@ -106,7 +110,10 @@ def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, 
             ("parameters", f"{parameters(card.model):,}"),
             ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
         ],
-        commands=[f"vitrail evaluate {weights} {data}", f"vitrail predict {weights} photo.jpg"],
+        commands=[
+            shlex.join(["vitrail", "evaluate", str(weights), str(data)]),
+            shlex.join(["vitrail", "predict", str(weights), "photo.jpg"]),
+        ],
         card=[
             ("starting weights", card.source or "none (random)"),
             ("licence", card.licence or "none stated"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vitrail.model.vit import VisionTransformer
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
-from vitrail.runs.show import show_scores
+from vitrail.runs.show import data_name, show_scores
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
@@ -79,7 +80,7 @@ def _facts(
     dataset, to_beat = plan.dataset, about["baseline"]
     history = read_metrics(folder / "metrics.jsonl")
     speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
-    weights = folder / "model.safetensors"
+    weights = str(folder / "model.safetensors")
     cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
     cost += [("speed", f"{sorted(speeds)[len(speeds) // 2]:.0f} images/s")] if speeds else []
     cost += [
@@ -88,7 +89,7 @@ def _facts(
         ("device", about["environment"]["device"]),
     ]
     return ReportFacts(
-        title=Path(dataset.root).stem,
+        title=data_name(dataset.root),
         subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
         scores=found.scores,
         reliability=found.reliability,
@@ -105,9 +106,9 @@ def _facts(
         cost=cost,
         config_toml=(folder / "config.toml").read_text(encoding="utf-8"),
         commands=[
-            f"vitrail predict {weights} photo.jpg",
-            f"vitrail evaluate {weights} {plan.config.data.path}",
-            f"vitrail train {plan.config.data.path} --recipe {folder / 'config.toml'} --out again",
+            shlex.join(["vitrail", "predict", weights, "photo.jpg"]),
+            shlex.join(["vitrail", "evaluate", weights, plan.config.data.path]),
+            shlex.join(["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"]),
         ],
         card=[
             ("starting weights", card.source or "none (random)"),

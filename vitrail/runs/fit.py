@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from vitrail.errors import UserError
 from vitrail.images.augment import flip, mixup
 from vitrail.images.loader import Batch, Loader, evaluation_loader, training_loader
 from vitrail.images.preprocess import normalise
@@ -25,7 +26,7 @@ from vitrail.runs.outputs import reader_of
 from vitrail.runs.plan import Plan
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, TrainState
-from vitrail.training.interrupt import Interrupted, Interrupts
+from vitrail.training.interrupt import Interrupts
 from vitrail.training.loop import Evaluator, LoopPlan, Prepared, Update, run
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.precision import autocast, repeatable
@@ -68,27 +69,20 @@ def fit(
         save(state)  # a run killed before its first checkpoint can go on too
     objective = Classification(config.objective, len(plan.dataset.classes))
     metrics = MetricsLog(folder / "metrics.jsonl", state.step)
-    try:
-        with (
-            TrainingProgress(console, metrics, plan.steps, state.step) as progress,
-            repeatable(plan.device, settings.deterministic),
-        ):
-            run(
-                state,
-                prepared_batches(plan, objective, state.step, progress),
-                _update(plan, objective),
-                _when(plan),
-                evaluator=_evaluator(plan, objective, interrupts),
-                save=save,
-                watcher=progress,
-                interrupts=interrupts,
-            )
-    except Interrupted:
-        console.print(
-            f"stopped and saved at step {state.step:,} of {plan.steps:,}; go on with: "
-            f"vitrail train --resume --out {folder}",
+    with (
+        TrainingProgress(console, metrics, plan.steps, state.step) as progress,
+        repeatable(plan.device, settings.deterministic),
+    ):
+        run(
+            state,
+            prepared_batches(plan, objective, state.step, progress),
+            _update(plan, objective),
+            _when(plan),
+            evaluator=_evaluator(plan, objective, interrupts),
+            save=save,
+            watcher=progress,
+            interrupts=interrupts,
         )
-        raise
     kept = average.model if average is not None else net
     return kept, time.monotonic() - started  # type: ignore[return-value]
 
@@ -130,6 +124,11 @@ def prepared_batches(
             if name not in reported:
                 progress.message(f"{name} cannot be read any more and is left out: {reason}")
                 reported.add(name)
+        if 2 * len(batch.failures) > len(batch):
+            raise UserError(
+                f"{len(batch.failures)} of the {len(batch)} images of step {step} cannot be read any more, first "
+                f"{batch.failures[0][0]}: {batch.failures[0][1]}; put them back and go on with --resume"
+            )
         yield prepare(batch, step, plan, objective)
 
 

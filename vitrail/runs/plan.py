@@ -18,14 +18,16 @@ from vitrail.config import (
     merge,
     parse_overrides,
     read_recipe,
+    read_recipe_file,
     validate,
 )
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
+from vitrail.infer.device import choose_device
 from vitrail.model.variants import configure, parse
 from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_model, choose_recipe
-from vitrail.training.precision import choose_device, choose_precision
+from vitrail.training.precision import choose_precision
 from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:
@@ -117,9 +119,13 @@ class _Settings:
             decision = choose_recipe(facts)
             self.decisions.append(decision)
             name = decision.value
+        typed = self.given.get("train", {})
+        if name.endswith(".toml"):  # what stands in the user's own file was said as much as what was typed
+            own = read_recipe_file(name)
+            own.pop("base", None)
+            self.given = merge(own, self.given)
         self.values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
-        asked = self.given.get("train", {})
-        if "epochs" in asked and "steps" not in asked:  # what was typed wins over what the recipe says
+        if "epochs" in typed:  # what was typed wins over what the recipe says
             self.values["train"].pop("steps", None)
         if self.config.kind == "probe":
             _refuse_unused(self.given)
@@ -198,7 +204,10 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
-    return model, preprocess_for(model.image_size, base, overrides)
+    preprocess = preprocess_for(model.image_size, base, overrides)
+    if preprocess.channels != model.channels:
+        raise UserError(f"preprocess.mean has {preprocess.channels} values, and the network {model.channels} channels")
+    return model, preprocess
 
 
 def _check_name(name: str, start: ModelConfig) -> None:
@@ -231,6 +240,8 @@ def _given(request: Request) -> dict[str, Any]:
     for path in _leaves(given):
         if not any(path == key or path.startswith("preprocess.") for key in known):
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
+    if {"steps", "epochs"} <= given.get("train", {}).keys():
+        raise UserError("train.steps and train.epochs both say how long to train: set one of them")
     if request.data is not None:
         given = merge({"data": {"path": request.data}}, given)
     if request.model is not None:

@@ -18,7 +18,6 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import is_image_name
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
-from vitrail.training.precision import choose_device
 
 BATCH = 32
 
@@ -46,7 +45,7 @@ def predict(
     files = list(image_files(images))
     if not files:
         raise UserError(f"no images in {', '.join(map(str, images))}")
-    classifier = load(weights, device=choose_device(device))
+    classifier = load(weights, device=device)
     rows = predict_files(classifier, files, top, threshold)
     write = {"table": _table, "json": _jsonl, "csv": _csv}[form]
     return write(rows, sys.stdout, console or make_console())

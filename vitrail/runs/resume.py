@@ -15,6 +15,7 @@ from rich.console import Console
 from vitrail import __version__
 from vitrail.config import ModelConfig, Preprocess, RunConfig, read_recipe, validate
 from vitrail.errors import UserError
+from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
 from vitrail.runs.fit import Checkpoint
 from vitrail.runs.plan import Plan, read_data
@@ -22,7 +23,6 @@ from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.precision import choose_device
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
@@ -65,6 +65,9 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
     if found is None:
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
     tensors, about, damaged = found
+    missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
+    if missing:
+        raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
     config = validate(RunConfig, about["config"], "checkpoint")
     if written != config:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,11 @@ from vitrail.training.interrupt import Interrupts
 def make_console(*, stderr: bool = False) -> Console:
     """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut."""
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def data_name(root: str) -> str:
+    """What a dataset is called: its folder, or its archive without the .zip."""
+    return Path(root).name.removesuffix(".zip")
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,12 +19,12 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.model.vit import VisionTransformer
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish
-from vitrail.runs.fit import fit
+from vitrail.runs.fit import Checkpoint, fit
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_run, read_run
-from vitrail.runs.show import make_console, scanning, show_data, show_decisions
-from vitrail.training.interrupt import Interrupts
+from vitrail.runs.show import data_name, make_console, scanning, show_data, show_decisions
+from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.weights.resize import adapt
 
 FILES = ("checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "report.html")  # of a run folder
@@ -53,6 +55,7 @@ def train(
     `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`.
     """
     console = console or make_console()
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     with Interrupts() as interrupts:
         if resume:
             _refuse_with_resume(out, data=data, model=model, recipe=recipe, from_=from_, set=overrides)
@@ -62,9 +65,7 @@ def train(
                 f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
             )
             net = VisionTransformer(plan.model).to(plan.device)
-            kept, seconds = fit(plan, net, folder, about, console, interrupts, checkpoint)
-            scores = finish(plan, kept, folder, about, seconds, console, interrupts)
-            return _result(folder, scores)
+            return _result(folder, _fit_and_finish(plan, net, folder, about, console, interrupts, checkpoint))
         images, start = (str(path) if path is not None else None for path in (data, from_))
         with scanning(console, interrupts) as scanned:
             plan = make_plan(Request(images, model, recipe, start, overrides), scanned)
@@ -93,8 +94,26 @@ def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -
     else:
         about = about_run(plan, _baseline(plan, net, console, interrupts))
         _begin(folder, plan)
-        kept, seconds = fit(plan, net, folder, about, console, interrupts)
+        return _fit_and_finish(plan, net, folder, about, console, interrupts)
     return finish(plan, kept, folder, about, seconds, console, interrupts)
+
+
+def _fit_and_finish(
+    plan: Plan,
+    net: VisionTransformer,
+    folder: Path,
+    about: dict[str, Any],
+    console: Console,
+    interrupts: Interrupts,
+    checkpoint: Checkpoint | None = None,
+) -> Scores:
+    """The part of a run that can be stopped and gone on with."""
+    try:
+        kept, seconds = fit(plan, net, folder, about, console, interrupts, checkpoint)
+        return finish(plan, kept, folder, about, seconds, console, interrupts)
+    except Interrupted as stopped:
+        stopped.advice = f" and saved; go on with: vitrail train --resume --out {shlex.quote(str(folder))}"
+        raise
 
 
 def _begin(folder: Path, plan: Plan) -> None:
@@ -145,7 +164,7 @@ def _refuse_with_resume(out: str | Path | None, **asked: object) -> None:
 def fresh_folder(out: str | Path | None, root: str, overwrite: bool) -> Path:
     """A folder for a new run: never one that already holds a run, unless told so."""
     if out is None:
-        base = Path("runs") / (Path(root).stem or "run")
+        base = Path("runs") / (data_name(root) or "run")
         folder, number = base, 2
         while folder.exists():
             folder, number = base.with_name(f"{base.name}-{number}"), number + 1

@@ -77,7 +77,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{state.step:09d}.safetensors"
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
-        facts = {**about, "step": state.step, "digest": digest(tensors)}
+        facts = {**about, "step": state.step}
+        facts["digest"] = digest(tensors, facts)
         try:
             with whole_file(path) as temporary:
                 save_file(tensors, temporary, metadata={"vitrail-checkpoint": json.dumps(facts, sort_keys=True)})
@@ -95,7 +96,7 @@ class Checkpoints:
                 with safe_open(path, framework="pt") as file:
                     facts = json.loads((file.metadata() or {})["vitrail-checkpoint"])
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                if digest(tensors) != facts["digest"]:
+                if digest(tensors, facts) != facts["digest"]:
                     raise ValueError("its contents do not match their checksum")
                 return tensors, facts, damaged
             except (SafetensorError, OSError, KeyError, ValueError) as error:
@@ -105,9 +106,11 @@ class Checkpoints:
         return None
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of names, shapes, types and every byte."""
+def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """A checksum of names, shapes, types and every byte of the tensors, and of the facts beside them."""
     total = hashlib.blake2b(digest_size=16)
+    others = {key: value for key, value in facts.items() if key != "digest"}
+    total.update(json.dumps(others, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -13,7 +13,11 @@ class Interrupted(Exception):
 
     def __init__(self, signal_number: int):
         self.signal_number = signal_number
+        self.advice = ""  # how to go on
         super().__init__(signal.Signals(signal_number).name)
+
+    def __str__(self) -> str:
+        return f"stopped{self.advice}"
 
 
 class Interrupts:

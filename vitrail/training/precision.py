@@ -43,6 +43,8 @@ def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
     if asked == "fp32":
         return "fp32", "as asked"
     if asked == "bf16":
+        if device.type == "cpu" and bf16_gain_on_cpu() is None:
+            raise UserError("this processor cannot compute in bfloat16: use --set train.precision=fp32, or auto")
         return "bf16", "as asked"
     if device.type == "cuda":
         there = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -79,21 +81,6 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
     if precision != "bf16":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-def choose_device(asked: str) -> torch.device:
-    """The device a user named, or the best there is."""
-    if asked != "auto":
-        try:
-            device = torch.device(asked)
-        except RuntimeError:
-            raise UserError(f"no device '{asked}': use cpu, cuda, mps or auto") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError("no CUDA device here: use --set train.device=cpu, or auto")
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 @contextlib.contextmanager

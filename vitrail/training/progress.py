@@ -38,11 +38,13 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows written so far; a last line cut by a crash is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(row, dict) and "step" in row:
+            rows.append(row)
     return rows
 
 
