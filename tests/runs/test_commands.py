@@ -13,6 +13,7 @@ import pytest
 from tests.runs.conftest import SMALL, draw, vitrail
 from vitrail.runs.train import train
 
+pytestmark = pytest.mark.slow  # every test starts processes
 FEW = [part for setting in (*SMALL, "train.steps=3") for part in ("--set", setting)]
 
 
