@@ -167,6 +167,8 @@ def test_the_probe_is_a_whole_classifier(trained, photos, quiet, tmp_path):
     ours, start = vitrail.load(result.weights).net, vitrail.load(trained[0].weights).net
     assert torch.equal(ours.encoder.norm.weight, start.encoder.norm.weight)
     assert not torch.equal(ours.head.weight, start.head.weight)
+    again = train(recipe=str(result.folder / "config.toml"), out=tmp_path / "again", console=quiet)
+    assert torch.equal(vitrail.load(again.weights).net.head.weight, ours.head.weight)
 
 
 def test_given_splits_are_used_and_the_headline_is_the_test_split(tmp_path, quiet):

@@ -119,16 +119,16 @@ class _Settings:
             decision = choose_recipe(facts)
             self.decisions.append(decision)
             name = decision.value
-        typed = self.given.get("train", {})
+        typed = self.given
         if name.endswith(".toml"):  # what stands in the user's own file was said as much as what was typed
             own = read_recipe_file(name)
             own.pop("base", None)
             self.given = merge(own, self.given)
         self.values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
-        if "epochs" in typed:  # what was typed wins over what the recipe says
+        if "epochs" in typed.get("train", {}):  # what was typed wins over what the recipe says
             self.values["train"].pop("steps", None)
         if self.config.kind == "probe":
-            _refuse_unused(self.given)
+            _refuse_unused(typed)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
