@@ -1,0 +1,135 @@
+"""The scan of a data set and its cache, and the images that come with the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.images.folders import fill, image_bytes, numbered, zipped
+from vitrail.images import scan as scan_module
+from vitrail.images.decode import decode
+from vitrail.images.sources import bundled_images, open_dataset
+
+# the cache
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the files that were decoded."""
+    seen: list[int] = []
+
+    def spy(data: bytes, **options: int) -> np.ndarray:
+        seen.append(len(data))
+        return decode(data, **options)
+
+    monkeypatch.setattr(scan_module, "decode", spy)
+    return seen
+
+
+@pytest.mark.parametrize("as_archive", [False, True])
+def test_only_new_and_changed_files_are_decoded_again(tmp_path: Path, decoded: list[int], as_archive: bool) -> None:
+    root = fill(tmp_path / "data", numbered({"a": 5, "b": 5}))
+    (root / "a/bad.png").write_bytes(b"bad")
+    place = zipped(root, tmp_path / "data.zip") if as_archive else root
+    first = open_dataset(place)
+    assert len(decoded) == 11
+    second = open_dataset(place)
+    assert len(decoded) == 11
+    assert second.fingerprint == first.fingerprint
+    assert second.excluded == first.excluded
+    assert second.median_size == first.median_size
+    if not as_archive:
+        (root / "a/0.png").write_bytes(image_bytes(99, (9, 9)))
+        fill(root, {"b/new.png": image_bytes(98)})
+        (root / "b/0.png").unlink()
+        assert open_dataset(place).fingerprint != first.fingerprint
+        assert len(decoded) == 13
+
+
+def test_a_replaced_archive_is_scanned_again(tmp_path: Path) -> None:
+    root = fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
+    target = zipped(root, tmp_path / "data.zip")
+    before = open_dataset(target).fingerprint
+    (root / "a/0.png").write_bytes(image_bytes(55))
+    assert open_dataset(zipped(root, target)).fingerprint != before
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an archive", b"PK\x03\x04 cut"])
+def test_a_damaged_cache_is_no_error(tmp_path: Path, decoded: list[int], damage: bytes) -> None:
+    fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
+    expected = open_dataset(tmp_path / "data").fingerprint
+    for file in (scan_module.cache_folder() / "scans").iterdir():
+        file.write_bytes(damage)
+    assert open_dataset(tmp_path / "data").fingerprint == expected
+    assert len(decoded) == 12
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, {"file": b""})
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
+    assert open_dataset(fill(tmp_path / "data", numbered({"a": 3, "b": 3}))).classes == ("a", "b")
+
+
+def test_an_interrupted_scan_goes_on(tmp_path: Path, decoded: list[int]) -> None:
+    fill(tmp_path, numbered({"a": 50, "b": 50}))
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_dataset(tmp_path, progress=interrupt)
+    decoded.clear()
+    open_dataset(tmp_path)
+    assert len(decoded) <= 100 - 64
+    leftovers = [path.name for path in (scan_module.cache_folder() / "scans").iterdir() if path.suffix != ".npz"]
+    assert leftovers == []
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"a": 40, "b": 40}))
+    calls: list[tuple[int, int]] = []
+    open_dataset(tmp_path, progress=lambda done, total: calls.append((done, total)))
+    assert calls[0] == (0, 80)
+    assert calls[-1] == (80, 80)
+    assert calls == sorted(calls)
+    calls.clear()
+    open_dataset(tmp_path, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(80, 80)]
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("VITRAIL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert scan_module.cache_folder() == tmp_path / "vitrail"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert scan_module.cache_folder() == tmp_path / ".cache" / "vitrail"
+
+
+# what comes with the package
+
+
+def test_the_bundled_images() -> None:
+    data = open_dataset(bundled_images(), split=False)
+    assert data.given_split
+    assert data.excluded == []
+    assert data.notes == []
+    assert data.median_size == (32, 32)
+    assert len(data.classes) == 10
+    assert np.bincount(data.splits["train"].labels).tolist() == [200] * 10
+    assert np.bincount(data.splits["test"].labels).tolist() == [100] * 10
+    pixels = {split: [decode(s.read(i)) for i in range(len(s))] for split, s in data.splits.items()}
+    assert {image.shape for images in pixels.values() for image in images} == {(32, 32, 3)}
+    distinct = {image.tobytes() for images in pixels.values() for image in images}
+    assert len(distinct) == 3_000
+    assert bundled_images().stat().st_size < 7_000_000
+
+
+def test_looking_at_data_does_not_import_torch() -> None:
+    code = "import sys, vitrail.images.sources, vitrail.images.decode; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,94 @@
+"""How images are split, and the fingerprint that tells one data set from another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.images.folders import contents, fill, image_bytes, names_of, numbered
+from vitrail.images.sources import open_dataset
+
+# the split
+
+
+def test_hold_out_is_stratified_and_never_takes_the_last_image(tmp_path: Path) -> None:
+    counts = {"one": 1, "two": 2, "three": 3, "ten": 10, "many": 52}
+    data = open_dataset(fill(tmp_path, numbered(counts)), holdout=0.2)
+    held = Counter(name.split("/")[0] for name in names_of(data, "val"))
+    assert held == {"two": 1, "three": 1, "ten": 2, "many": 10}
+    assert data.notes == ["Nothing is held out of classes with a single image: 'one'."]
+    assert not names_of(data, "val") & names_of(data, "train")
+    mostly = open_dataset(tmp_path, holdout=0.99)
+    assert Counter(name.split("/")[0] for name in names_of(mostly, "train")) == dict.fromkeys(counts, 1)
+
+
+def test_the_seed_alone_decides_the_split(tmp_path: Path) -> None:
+    images = {name: image_bytes(i) for i, name in enumerate(numbered({"a": 30, "b": 30}))}
+    first = open_dataset(fill(tmp_path / "here", images), split_seed=3)
+    elsewhere = open_dataset(fill(tmp_path / "elsewhere", dict(reversed(images.items()))), split_seed=3)
+    assert contents(first) == contents(elsewhere)
+    other = open_dataset(tmp_path / "here", split_seed=4)
+    assert names_of(other, "val") != names_of(first, "val")
+    assert other.fingerprint == first.fingerprint
+
+
+@settings(max_examples=15, deadline=None)
+@given(count=st.integers(5, 40), seed=st.integers(0, 5), removed=st.integers(0, 4))
+def test_a_removed_image_moves_at_most_one_other(
+    tmp_path_factory: pytest.TempPathFactory, count: int, seed: int, removed: int
+) -> None:
+    root = fill(tmp_path_factory.mktemp("data"), numbered({"a": count, "b": 2}))
+    before = open_dataset(root, split_seed=seed)
+    (root / f"a/{removed}.png").unlink()
+    after = open_dataset(root, split_seed=seed)
+    gone = {f"a/{removed}.png"}
+    assert len((names_of(before, "val") ^ names_of(after, "val")) - gone) <= 1
+    assert {n for n in names_of(before, "val") if n[0] == "b"} == {n for n in names_of(after, "val") if n[0] == "b"}
+
+
+def test_the_content_decides_so_renaming_moves_nothing_and_copies_stand_together(tmp_path: Path) -> None:
+    images = {name: image_bytes(i) for i, name in enumerate(numbered({"a": 20, "b": 20}))}
+    first = open_dataset(fill(tmp_path / "first", images))
+    renamed = {name.replace("/", "/new "): data for name, data in images.items()}
+    second = open_dataset(fill(tmp_path / "second", renamed))
+    assert {name.replace("new ", "") for name in names_of(second, "val")} == names_of(first, "val")
+    copies = {f"{name}.png": data for name, data in images.items()} | images
+    both = open_dataset(fill(tmp_path / "both", copies))
+    apart = [name for name in names_of(both, "val") if name in images and f"{name}.png" not in names_of(both, "val")]
+    assert len(apart) <= len(both.classes)  # at most the pair at the cut of each class
+
+
+def test_copies_across_the_split_are_noted(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"train/a": 2, "train/b": 2, "val/a": 1}))
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "val/a/copy.png")
+    data = open_dataset(tmp_path)
+    assert data.notes[-1] == "Exact copies of training images lie in other splits (1): 'val/a/copy.png'."
+
+
+# the fingerprint
+
+
+def test_the_fingerprint_sees_content_names_and_classes_only(tmp_path: Path) -> None:
+    root = fill(tmp_path / "one", numbered({"a": 4, "b": 4}))
+    fingerprint = open_dataset(root).fingerprint
+    copied = shutil.copytree(root, tmp_path / "two")
+    os.utime(copied / "a/0.png", (1, 1))
+    assert open_dataset(copied).fingerprint == fingerprint
+    assert open_dataset(root, classes=["b", "a"], holdout=0.5).fingerprint == fingerprint
+    (copied / "a/0.png").write_bytes(image_bytes(200))
+    swapped = open_dataset(copied).fingerprint
+    (copied / "a/0.png").rename(copied / "b/extra.png")
+    moved = open_dataset(copied).fingerprint
+    assert len({fingerprint, swapped, moved}) == 3
+
+
+def test_the_median_size(tmp_path: Path) -> None:
+    sizes = [(4, 6), (10, 8), (100, 7)]
+    fill(tmp_path, {f"{name}/{h}.png": image_bytes(1, (h, w)) for name in "ab" for h, w in sizes})
+    assert open_dataset(tmp_path).median_size == (10, 7)
