@@ -14,6 +14,7 @@ from vitrail.runs.train import train
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import read_card
 
+pytestmark = pytest.mark.slow  # whole runs
 STEPS = (*SMALL, "train.steps=40", "optimizer.lr=3e-3", "train.log_every=5")
 
 

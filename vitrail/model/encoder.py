@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
+from vitrail.model.tokens import normal_
 
 
 class Attention(nn.Module):
@@ -47,7 +48,7 @@ class MLP(nn.Module):
     def reset_parameters(self) -> None:
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
-            nn.init.normal_(layer.bias, std=1e-6)
+            normal_(layer.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.dropout(F.gelu(self.up(x), approximate=self.approximate)))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig, Size
+from vitrail.model.tokens import normal_
 
 
 class LearnedPositions(nn.Module):
@@ -18,7 +19,7 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=0.02)
+        normal_(self.table, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.table  # (B, T, D)

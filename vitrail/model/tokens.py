@@ -17,6 +17,13 @@ def lecun_normal_(weight: Tensor, fan_in: int) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+def normal_(weight: Tensor, std: float) -> None:
+    """A normal distribution. On the meta device there is nothing to fill, and torch would import its compiler first,
+    which would double the time that loading weights takes."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 class Tokens(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()

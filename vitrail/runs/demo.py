@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +46,12 @@ def demo(
         train(bundled_images(), recipe="demo", out=folder, overrides=overrides, overwrite=True, console=console)
     console.print("\nfive of the test images:")
     predict(weights, _samples(folder / "samples"), top=3, console=console)
+    vitrail = "vitrail" if shutil.which("vitrail") else sys.argv[0]  # as it can be typed here
     console.print(
         f"\nopen [bold]{folder / 'report.html'}[/] in a browser, then try\n"
-        f"    {shlex.join(['vitrail', 'predict', str(folder), str(folder / 'samples'), '--json'])}\n"
-        f"    {shlex.join(['vitrail', 'evaluate', str(folder), str(bundled_images())])}\n"
-        "    vitrail train photos/                 with your own photos/<class>/*.jpg",
+        f"    {shlex.join([vitrail, 'predict', str(folder), str(folder / 'samples'), '--json'])}\n"
+        f"    {shlex.join([vitrail, 'evaluate', str(folder), str(bundled_images())])}\n"
+        f"    {shlex.quote(vitrail)} train photos/    with your own photos/<class>/*.jpg",
     )
 
 
