@@ -36,9 +36,16 @@ def sentence(done, code=1):
 
 
 def imported_by(*arguments):
-    """The top-level modules a command imports: what its start-up time is made of."""
-    code = f"import sys; sys.argv = {['vitrail', *map(str, arguments)]!r}\nfrom vitrail.cli import main\n"
-    code += "try: main()\nfinally: print(*sorted({m.split('.')[0] for m in sys.modules} | {'torch._dynamo'} & sys.modules.keys()), file=sys.stderr)"
+    """The packages a command imports (and torch's compiler, if it does): what its start-up time is made of."""
+    code = f"""
+import sys
+from vitrail.cli import main
+sys.argv = {["vitrail", *map(str, arguments)]!r}
+try:
+    main()
+finally:
+    print(*{{m.split(".")[0] for m in sys.modules}}, *{{"torch._dynamo"}} & sys.modules.keys(), file=sys.stderr)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return set(done.stderr.splitlines()[-1].split())
 
