@@ -43,7 +43,7 @@ def test_what_is_asked_for_must_work_but_not_pay(trial):
         choose_precision("bf16", CPU)
 
 
-def test_autocast_leaves_weights_and_losses_alone():
+def test_autocast_is_on_for_bf16_alone():
     with autocast("bf16", CPU)():
         assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     with autocast("fp32", CPU)():
