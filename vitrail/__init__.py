@@ -10,11 +10,11 @@ __all__ = ["create", "load", "train"]
 
 if TYPE_CHECKING:
     from vitrail.infer.predict import load
-    from vitrail.model.vit import create
+    from vitrail.model.build import create
     from vitrail.runs.train import train
 
 
-_HOME = {"create": "vitrail.model.vit", "load": "vitrail.infer.predict", "train": "vitrail.runs.train"}
+_HOME = {"create": "vitrail.model.build", "load": "vitrail.infer.predict", "train": "vitrail.runs.train"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from vitrail.errors import UserError, did_you_mean
 
@@ -17,52 +17,164 @@ Size = tuple[Side, Side]  # (height, width), always in this order
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Byte = Annotated[int, Field(ge=0, le=255)]
+Count = Annotated[int, Field(gt=0)]
+Positions = Literal["none", "1d", "2d", "sincos", "relative"]
+PositionsAt = Literal["stem", "layers", "shared"]  # added once; a table for every block; one table, at every block
+Pooling = Literal["token", "gap", "map"]
+Resampling = Literal["paper", "bicubic", "bicubic_antialias"]  # the last two as DeiT and timm do it
+
+GROUPS = 32  # of channels in every GroupNorm
 
 
 class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class StemConfig(Schema):
+    """The convolutional stem of a hybrid: a ResNet with activations after its norms, as in the original code.
+
+    Epsilons are the original's. timm's are 1e-5 and, in the variance, 1e-8.
+    """
+
+    blocks: tuple[Count, ...] = ()  # of each stage; none: the root alone
+    width: int = Field(default=64, gt=0)  # channels of the root
+    norm_eps: float = Field(default=1e-6, gt=0)
+    weight_eps: float = Field(default=1e-5, ge=0)
+    weight_eps_in: Literal["deviation", "variance"] = "deviation"
+
+    @model_validator(mode="after")
+    def _grouped(self) -> StemConfig:
+        _check_groups(self.width)
+        return self
+
+    @property
+    def stride(self) -> int:
+        """How many image pixels one pixel of its feature map spans."""
+        return 4 * 2 ** max(len(self.blocks) - 1, 0)
+
+    @property
+    def features(self) -> int:
+        """Channels of its feature map."""
+        return self.width * 4 * 2 ** (len(self.blocks) - 1) if self.blocks else self.width
+
+
 class ModelConfig(Schema):
     """One Vision Transformer, to the parameter. Constants that differ by origin (GELU form, epsilon) live here."""
 
+    kind: Literal["vit"] = "vit"
     width: int = Field(gt=0)
     depth: int = Field(gt=0)
     mlp_dim: int = Field(gt=0)
     heads: int = Field(gt=0)
-    patch: Size
+    patch: Size  # in pixels of the image, or of the stem's feature map
     image_size: Size
     num_classes: int = Field(ge=0)  # 0: no classifier, the network returns features
     channels: int = Field(default=3, gt=0)
+    stem: StemConfig | None = None
     class_token: bool = True
-    pool: Literal["token", "gap"] = "token"
+    registers: int = Field(default=0, ge=0)  # extra learned tokens that nothing reads
+    positions: Positions = "1d"
+    positions_at: PositionsAt = "stem"
+    prefix_positions: bool = True  # 1d: class token and registers have rows too; false in big_vision
+    axial: bool = False  # each block becomes two: attention along rows, then along columns
+    pool: Pooling = "token"
     norm: Literal["before_pool", "after_pool"] = "before_pool"
     representation: int = Field(default=0, ge=0)  # size of the tanh layer before the classifier; 0: none
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    drop_path: float = Field(default=0.0, ge=0, lt=1)  # chance to skip the last block's branches; less in earlier ones
+    layer_scale: float | None = None  # initial value of a learned gain on each branch; none: no gain
     gelu: Literal["tanh", "erf"] = "tanh"
-    norm_eps: float = 1e-6
+    norm_eps: float = Field(default=1e-6, gt=0)
     head_bias: float = 0.0  # initial value; -10 in the paper's sigmoid pre-training
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelConfig:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads")
-        if self.image_size[0] % self.patch[0] or self.image_size[1] % self.patch[1]:
-            raise ValueError(
-                f"image size {self.image_size[0]}x{self.image_size[1]} is not a multiple of the patch "
-                f"{self.patch[0]}x{self.patch[1]}"
-            )
+        rows, columns = self.cell
+        if self.image_size[0] % rows or self.image_size[1] % columns:
+            what = "the stride of stem and patch," if self.stem else "the patch"
+            size = f"{self.image_size[0]}x{self.image_size[1]}"
+            raise ValueError(f"image size {size} is not a multiple of {what} {rows}x{columns}")
         if self.pool == "token" and not self.class_token:
             raise ValueError("pool 'token' needs a class token")
+        if self.pool == "map" and self.norm == "after_pool":
+            raise ValueError("pool 'map' has the norm before it")
+        if self.positions_at != "stem" and self.positions not in ("1d", "2d", "sincos"):
+            raise ValueError(f"positions '{self.positions}' are not added to tokens: leave positions_at at 'stem'")
+        if self.positions_at == "layers" and self.positions == "sincos":
+            raise ValueError("positions 'sincos' are the same in every layer: positions_at is 'stem' or 'shared'")
+        parts = {"2d": 2, "sincos": 4}.get(self.positions, 1)
+        if self.width % parts:
+            raise ValueError(f"positions '{self.positions}' need a width that divides by {parts}")
+        if self.axial and (self.prefix or self.positions == "relative"):
+            raise ValueError("an axial network has patches alone: no class token, registers or relative positions")
         return self
 
     @property
+    def cell(self) -> Size:
+        """Image pixels that one token stands for."""
+        stride = self.stem.stride if self.stem else 1
+        return self.patch[0] * stride, self.patch[1] * stride
+
+    @property
     def grid(self) -> Size:
-        return self.image_size[0] // self.patch[0], self.image_size[1] // self.patch[1]
+        return self.image_size[0] // self.cell[0], self.image_size[1] // self.cell[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches."""
+        return int(self.class_token) + self.registers
 
     @property
     def sequence(self) -> int:
-        return self.grid[0] * self.grid[1] + int(self.class_token)
+        return self.grid[0] * self.grid[1] + self.prefix
+
+    @property
+    def blocks(self) -> int:
+        """Pairs of attention and MLP."""
+        return self.depth * (2 if self.axial else 1)
+
+
+class ResNetConfig(Schema):
+    """One BiT ResNet: the paper's baseline, with activations before its convolutions."""
+
+    kind: Literal["resnet"]
+    blocks: tuple[Count, ...] = Field(min_length=1)  # of each stage
+    width: int = Field(default=64, gt=0)  # channels of the root
+    image_size: Size  # what it is trained on; its weights fit any
+    num_classes: int = Field(ge=0)
+    channels: int = Field(default=3, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
+    weight_eps: float = Field(default=1e-10, ge=0)
+    weight_eps_in: Literal["deviation", "variance"] = "variance"
+    pool_padding: Literal["zeros", "none"] = "zeros"  # around the map that the root pools; none in big_vision
+    head_bias: float = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResNetConfig:
+        _check_groups(self.width)
+        return self
+
+    @property
+    def features(self) -> int:
+        """Size of the vector before the classifier."""
+        return self.width * 4 * 2 ** (len(self.blocks) - 1)
+
+
+def _check_groups(width: int) -> None:
+    if width % GROUPS:
+        raise ValueError(f"width {width} does not divide into {GROUPS} groups of channels")
+
+
+def _kind(value: Any) -> str:
+    return str(value.get("kind", "vit") if isinstance(value, dict) else getattr(value, "kind", "vit"))
+
+
+# Any network; values without a kind are a Vision Transformer's.
+NetworkConfig = Annotated[
+    Annotated[ModelConfig, Tag("vit")] | Annotated[ResNetConfig, Tag("resnet")], Discriminator(_kind)
+]
 
 
 class Preprocess(Schema):
@@ -96,10 +208,16 @@ class ModelChoice(Schema):
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
     weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
     image_size: Size | None = None  # none: the size of the starting weights, else 224
-    pool: Literal["token", "gap"] | None = None
+    pool: Pooling | None = None
+    positions: Positions | None = None
+    positions_at: PositionsAt | None = None
+    registers: int | None = Field(default=None, ge=0)
+    layer_scale: float | None = None  # initial value; none: as the starting weights have it
     representation: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    drop_path: float = Field(default=0.0, ge=0, lt=1)
     head_bias: float = 0.0
+    resample: Resampling = "paper"  # how positions of the starting weights are fitted to another image size
 
 
 class DataConfig(Schema):
@@ -195,12 +313,19 @@ def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
         return schema.model_validate(dict(values))
     except ValidationError as error:
         problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
+        key = ".".join(str(part) for part in problem["loc"] if part not in ("vit", "resnet"))
         if problem["type"] == "extra_forbidden":
             known = key_paths(schema)
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
         about = f"'{key}' " if key else ""
         raise UserError(f"{where}: {about}{problem['msg'].removeprefix('Value error, ')}") from None
+
+
+def network_config(values: Mapping[str, Any], where: str) -> NetworkConfig:
+    """The config of any network from plain values."""
+    if values.get("kind") == "resnet":
+        return validate(ResNetConfig, values, where)
+    return validate(ModelConfig, values, where)
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from PIL import Image
 import vitrail
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
-from vitrail.model.vit import create
+from vitrail.model.build import create
 from vitrail.weights.bundle import Card, write_bundle
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitrail.config import ModelConfig
-from vitrail.model.variants import COMMON, configure
-from vitrail.model.vit import VisionTransformer
+from vitrail.config import NetworkConfig
+from vitrail.model.build import build
+from vitrail.model.variants import AXIAL, COMMON, configure
 
 # name: (parameters, with representation layer, mean pooling, without head) at 224 px and 1000 classes
 COUNTS = {
@@ -24,6 +24,27 @@ COUNTS = {
     "g/14": (1_012_611_432, 1_014_595_304, 1_012_608_616, 1_011_202_432),
     "G/14": (1_844_440_680, 1_847_211_240, 1_844_437_352, 1_842_775_680),
 }
+# hybrids: (parameters, tokens) and BiT ResNets: parameters
+HYBRIDS = {
+    "R50+B/16": (98_659_112, 197),
+    "R26+B/32": (101_383_976, 50),
+    "R26+S/32": (36_431_912, 50),
+    "R50+L/32": (328_994_856, 50),
+    "R50+B/32": (110_945_832, 50),
+    "R50+L/16": (316_483_624, 197),
+    "R+Ti/16": (6_337_704, 50),
+}
+RESNETS = {
+    "R50x1": 25_549_352,
+    "R50x2": 97_988_712,
+    "R50x3": 217_319_080,
+    "R101x1": 44_541_480,
+    "R101x3": 387_934_888,
+    "R152x1": 60_185_128,
+    "R152x2": 236_335_208,
+    "R152x4": 936_533_224,
+    "R200x3": 568_633_000,
+}
 # (name, image size): (parameters, tokens); none where only the tokens are known
 LARGER_IMAGES = {
     ("S/16", 384): (22_196_584, 577),
@@ -36,13 +57,43 @@ LARGER_IMAGES = {
 }
 
 
-def count(config: ModelConfig) -> int:
+def count(config: NetworkConfig) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in VisionTransformer(config).parameters())
+        return sum(parameter.numel() for parameter in build(config).parameters())
 
 
 def test_every_named_size_is_counted():
-    assert set(COUNTS) == set(COMMON)
+    assert {*COUNTS, *HYBRIDS, *RESNETS, *AXIAL} == set(COMMON)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids(name):
+    config = configure(name, 1000)
+    assert (count(config), config.sequence) == HYBRIDS[name]
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets(name):
+    assert count(configure(name, 1000)) == RESNETS[name]
+
+
+def test_big_vision_s_small_recipe():
+    """Mean pooling and fixed positions, with and without the tanh layer."""
+    plain = {"pool": "gap", "positions": "sincos"}
+    assert count(configure("S/16", 1000, **plain)) == 21_974_632
+    assert count(configure("S/16", 1000, **plain, representation=384)) == 22_122_472
+
+
+def test_an_axial_network_has_every_block_twice():
+    block = count(configure("B/16", 0, depth=2)) - count(configure("B/16", 0, depth=1))
+    plain = count(configure("B/16", 1000, pool="gap"))
+    assert count(configure("Axial-B/16", 1000)) == plain + 12 * block
+
+
+def test_the_net_of_appendix_d2():
+    """8 layers, width 1024, MLP 2048, patch 32; the number of heads, which the paper does not tell, changes nothing."""
+    values = {"width": 1024, "depth": 8, "mlp_dim": 2048, "heads": 16}
+    assert count(configure("B/32", 1000, **values)) == 71_425_000
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -28,7 +28,7 @@ def weights(photos, tmp_path_factory):
     return out
 
 
-def sentence(done, code=1):
+def sentence(done, code=2):
     """The one sentence of a failed command."""
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

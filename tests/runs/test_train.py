@@ -225,7 +225,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_work(trained, photos
 
 def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
     for setting in ("model.pool=gap", "model.representation=true"):
-        with pytest.raises(UserError, match=r"leave out model\.pool"):
+        with pytest.raises(UserError, match=r"leave out model\.(pool|representation)"):
             train(photos, from_=trained[0].weights, overrides=[setting], console=quiet)
     with pytest.raises(UserError, match="not a S/16: their width is 192, not 384"):
         train(photos, from_=trained[0].weights, model="S/16", console=quiet)

@@ -5,7 +5,7 @@ import torch
 
 from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.model.vit import create
+from vitrail.model.build import create
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, TrainState
 from vitrail.training.optimizer import build_optimizer

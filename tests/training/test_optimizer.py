@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from vitrail.config import OptimizerConfig
-from vitrail.model.vit import create
+from vitrail.model.build import create
 from vitrail.training.average import Average
 from vitrail.training.optimizer import build_optimizer
 

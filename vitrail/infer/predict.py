@@ -17,7 +17,7 @@ from vitrail.images.decode import BadImage, decode
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of
-from vitrail.model.vit import VisionTransformer
+from vitrail.model.build import build
 from vitrail.weights.read import read_weights
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load(spec: str | Path, *, image_size: Size | None = None, device: str | torc
     """
     weights = read_weights(str(spec), image_size=image_size)
     with torch.device("meta"):
-        net = VisionTransformer(weights.card.model)
+        net = build(weights.card.model)
     net.load_state_dict(weights.state, assign=True)
     return Classifier(net.to(choose_device(device)).eval().requires_grad_(False), weights.card)
 

@@ -1,26 +1,230 @@
-"""What a network costs, known before anything runs."""
+"""What a network costs, known before anything is built: parameters, multiply-adds, and what a training step keeps in
+memory and moves through it. Parameters and multiply-adds are exact; `estimate` makes bytes and seconds of the rest.
+
+Bytes are those of one image in bfloat16 autocast: residual stream and norms in float32, products in bfloat16.
+"""
 
 from __future__ import annotations
 
-from vitrail.config import ModelConfig
+import math
+from dataclasses import dataclass, fields
+
+from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
+
+TILE = 128  # tokens that fused attention works on at once
 
 
-def parameters(config: ModelConfig) -> int:
+@dataclass(frozen=True)
+class Cost:
+    """Of one image; everything but parameters and macs covers a training step, forward and backward."""
+
+    parameters: int = 0
+    macs: int = 0  # multiply-adds of the forward pass
+    fused: int = 0  # those of them in fused attention
+    tiled: int = 0  # what these become in a step, when attention fills up its tiles and computes scores again
+    streamed: float = 0  # bytes that matrix products and convolutions read and write
+    moved: float = 0  # bytes that everything else reads and writes
+    saved: float = 0  # bytes kept from the forward to the backward pass
+    passing: float = 0  # bytes that come and go while all of these are kept
+    kernels: float = 0  # launched on the device, whatever the batch
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(*(getattr(self, field.name) * times for field in fields(self)))
+
+
+def parameters(config: NetworkConfig) -> int:
     """The exact number of parameters."""
-    width, patch = config.width, config.patch[0] * config.patch[1] * config.channels
-    embedding = patch * width + width + int(config.class_token) * width + config.sequence * width
-    block = 4 * width * width + 4 * width + 2 * width * config.mlp_dim + config.mlp_dim + width + 4 * width
-    features = config.representation or width
-    representation = config.representation * (width + 1)
-    head = config.num_classes * (features + 1)
-    return embedding + config.depth * block + 2 * width + representation + head
+    return cost(config).parameters
 
 
-def macs(config: ModelConfig) -> int:
-    """Multiply-adds of one image's forward pass; training takes about three times as many."""
-    tokens, width = config.sequence, config.width
+def macs(config: NetworkConfig) -> int:
+    """Multiply-adds of one image's forward pass, as the paper counts them; training takes three times as many."""
+    return cost(config).macs
+
+
+def cost(config: NetworkConfig, *, whole: bool = True) -> Cost:
+    """The sum over the network. Not `whole`: the last block computes only the tokens that are read, as ours does."""
+    if isinstance(config, ResNetConfig):
+        return _resnet(config)
+    short = config.pool == "token" and not whole
+    total = _tokens(config) + _block(config) * (config.blocks - int(short))
+    if short:
+        total += _block(config, read=1)
+    return total + _pool(config) + _head(config)
+
+
+def _linear(inputs: int, outputs: int, tokens: int) -> Cost:
+    """A product with bias: its operands pass by three times, in two bytes each; the input is kept."""
+    passed = 2 * 3 * tokens * (inputs + outputs)
+    bias = 2 * tokens * outputs
+    macs = tokens * inputs * outputs
+    return Cost(inputs * outputs + outputs, macs, streamed=passed, moved=bias, saved=2 * tokens * inputs, kernels=7)
+
+
+def _layer_norm(width: int, tokens: int) -> Cost:
+    """In float32, with the cast to what a product takes: 14 bytes a value forward, 26 backward; its input is kept."""
+    return Cost(2 * width, moved=40 * tokens * width, saved=4 * tokens * width, kernels=5)
+
+
+def _tokens(config: ModelConfig) -> Cost:
+    """Stem, patches, class token, registers and positions."""
+    width, count = config.width, config.sequence
     patches = config.grid[0] * config.grid[1]
-    embedding = patches * config.patch[0] * config.patch[1] * config.channels * width
-    block = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * config.mlp_dim
-    features = config.representation or width
-    return embedding + config.depth * block + config.representation * width + config.num_classes * features
+    image = config.channels * config.image_size[0] * config.image_size[1]
+    inputs = config.stem.features if config.stem else config.channels
+    total = _linear(inputs * config.patch[0] * config.patch[1], width, patches)
+    passing = 8 * count * width  # gradients of the stream
+    moved = 4 * image + 40 * count * width
+    total += Cost(config.prefix * width, moved=moved, saved=4 * image, passing=passing, kernels=20)
+    if config.stem:
+        total += _stem(config.stem, config)
+    return total + _positions(config)
+
+
+def _positions(config: ModelConfig) -> Cost:
+    patches, width = config.grid[0] * config.grid[1], config.width
+    rows = {
+        "1d": patches + config.prefix * int(config.prefix_positions),
+        "2d": (config.grid[0] + config.grid[1]) / 2,  # each is half as wide
+    }.get(config.positions, 0)
+    tables = config.blocks if config.positions_at == "layers" else 1
+    added = 0 if config.positions_at == "stem" else config.blocks
+    return Cost(int(rows * width) * tables, moved=8 * config.sequence * width * added, kernels=4 * added)
+
+
+def _block(config: ModelConfig, read: int | None = None) -> Cost:
+    """Attention and MLP, each with norm and residual; `read`: the tokens that the rest of the network looks at."""
+    width, hidden, count = config.width, config.mlp_dim, config.sequence
+    out = count if read is None else read
+    total = _layer_norm(width, count) + _linear(width, 3 * width, count) + _mixing(config, out)
+    total += _linear(width, width, out) + _residual(width, out)
+    total += _layer_norm(width, out) + _mlp(width, hidden, out) + _residual(width, out)
+    if config.layer_scale is not None:  # a product with a vector: 10 bytes a value forward, 22 backward
+        total += Cost(2 * width, moved=64 * out * width, saved=4 * out * width, kernels=12)
+    if config.dropout:
+        dropped = out * (2 * width + hidden)
+        total += Cost(moved=10 * dropped, saved=dropped, kernels=6)
+    return total
+
+
+def _residual(width: int, tokens: int) -> Cost:
+    """The branch added to the stream: 10 bytes a value forward, 18 backward."""
+    return Cost(moved=28 * tokens * width, kernels=4)
+
+
+def _mlp(width: int, hidden: int, tokens: int) -> Cost:
+    gelu = Cost(moved=10 * tokens * hidden, saved=2 * tokens * hidden, kernels=2)
+    return _linear(width, hidden, tokens) + gelu + _linear(hidden, width, tokens)
+
+
+def _mixing(config: ModelConfig, queries: int) -> Cost:
+    """Scores, softmax and weighted sum. Fused, a step takes 3.5 times the forward's products: scores are made again."""
+    width, heads, count = config.width, config.heads, config.sequence
+    kept = 6 * count * width + 4 * heads * queries  # q, k, v and a number for each row of scores
+    packed = 12 * count * width  # gradients of q, k and v brought together
+    if config.axial:
+        side = sum(config.grid) / 2  # the mean of the two directions; unfused, so the scores are kept
+        scores = heads * count * side
+        products = round(2 * count * width * side)
+        copies = count * width  # of queries, keys and values, scaled and in line
+        moved, saved = packed + 280 * copies + 40 * scores, kept + 6 * copies + 6 * scores
+        return Cost(macs=products, moved=moved, saved=saved, kernels=30)
+    products = 2 * queries * count * width
+    tiles = (-(-queries // TILE) * TILE) * (-(-count // TILE) * TILE)
+    total = Cost(macs=products, fused=products, tiled=7 * tiles * width, moved=packed, saved=kept, kernels=12)
+    if config.positions == "relative":
+        patches = config.grid[0] * config.grid[1]
+        rows = 2 * patches - 1 + (3 if config.prefix else 0)
+        offsets, scores = heads * queries * rows, heads * queries * count
+        kept = 4 * scores + 2 * offsets
+        table, products = rows * (width // heads), queries * rows * width
+        total += Cost(table, products, moved=20 * (offsets + scores), saved=kept, kernels=16)
+    return total
+
+
+def _pool(config: ModelConfig) -> Cost:
+    """The last norm, and one vector of all tokens."""
+    width, count = config.width, config.sequence
+    if config.pool == "token" or config.norm == "after_pool":
+        norm = _layer_norm(width, 1)
+    else:
+        norm = _layer_norm(width, count)
+    if config.pool != "map":
+        return norm + Cost(moved=8 * width * (1 if config.pool == "token" else count), kernels=4)
+    attention = Cost(width, 2 * count * width, kernels=20) + _linear(width, width, 1) + _linear(width, 2 * width, count)
+    return norm + attention + _linear(width, width, 1) + _layer_norm(width, 1) + _mlp(width, config.mlp_dim, 1)
+
+
+def _head(config: ModelConfig) -> Cost:
+    layers = _linear(config.width, config.representation, 1) if config.representation else Cost()
+    features = config.representation or config.width
+    return layers + _linear(features, config.num_classes, 1) if config.num_classes else layers
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, before: int, there: int) -> Cost:
+    """A standardised convolution of a map of `before` pixels that makes one of `there`."""
+    weights = kernel**2 * inputs * outputs
+    passed = 2 * 3 * (before * inputs + there * outputs)
+    return Cost(weights, there * weights, streamed=passed, saved=2 * before * inputs, kernels=10)
+
+
+def _group_norm(channels: int, values: int, relu: bool = True) -> Cost:
+    """In float32, with casts on both sides: its input and, of the ReLU, its output are kept."""
+    return Cost(2 * channels, moved=(86 if relu else 68) * values, saved=(8 if relu else 4) * values, kernels=6)
+
+
+def _stem(config: StemConfig, net: ModelConfig) -> Cost:
+    height, width = net.image_size
+    area = _area((height, width), 1)
+    total = _convolution(net.channels, config.width, 7, height * width, area)
+    total += _group_norm(config.width, area * config.width) + _pooling(area * config.width)
+    return total + _stages(config, net.image_size, preactivated=False)
+
+
+def _resnet(config: ResNetConfig) -> Cost:
+    height, width = config.image_size
+    pixels, area = config.channels * height * width, _area(config.image_size, 1)
+    total = _convolution(config.channels, config.width, 7, height * width, area) + _pooling(area * config.width)
+    total += Cost(moved=8 * pixels, saved=4 * pixels) + _stages(config, config.image_size, preactivated=True)
+    last = _area(config.image_size, len(config.blocks) + 1) * config.features
+    total += _group_norm(config.features, last) + Cost(moved=8 * last, kernels=4)
+    return total + _linear(config.features, config.num_classes, 1) if config.num_classes else total
+
+
+def _pooling(values: int) -> Cost:
+    """Maxima of a map of so many values; their places are kept as 64-bit integers."""
+    return Cost(moved=16 * values, saved=values // 4 * 8, kernels=4)
+
+
+def _area(size: tuple[int, int], halvings: int) -> int:
+    """Pixels of a map after its sides were halved, rounding up."""
+    return math.prod(-(-side // 2**halvings) for side in size)
+
+
+def _stages(config: StemConfig | ResNetConfig, size: tuple[int, int], *, preactivated: bool) -> Cost:
+    total, inputs = Cost(), config.width
+    for stage, count in enumerate(config.blocks):
+        inner, area = config.width * 2**stage, _area(size, stage + 2)
+        for unit in range(count):
+            before = _area(size, stage + 1) if stage and not unit else area
+            total += _bottleneck(inputs, inner, before, area, preactivated)
+            inputs = 4 * inner
+    return total
+
+
+def _bottleneck(inputs: int, inner: int, before: int, area: int, preactivated: bool) -> Cost:
+    outputs = 4 * inner
+    total = _convolution(inputs, inner, 1, before, before) + _convolution(inner, inner, 3, before, area)
+    total += _convolution(inner, outputs, 1, area, area)
+    total += _group_norm(inner, before * inner) + _group_norm(inner, area * inner)
+    changed = inputs != outputs
+    if changed:
+        total += _convolution(inputs, outputs, 1, before, area)
+    if preactivated:
+        norms = _group_norm(inputs, before * inputs)
+        return total + norms + Cost(moved=12 * area * outputs, kernels=3)
+    norms = _group_norm(outputs, area * outputs) + Cost(moved=24 * area * outputs, kernels=4)
+    return total + norms + (_group_norm(outputs, area * outputs, relu=False) if changed else Cost())

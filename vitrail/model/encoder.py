@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
-from vitrail.model.tokens import normal_
+from vitrail.model.initialise import normal_
+from vitrail.model.positions import RelativePositions
+
+Watch = Callable[[int, Tensor], None]  # number of a block, its input
 
 
 class Attention(nn.Module):
     """Multi-head self-attention (Eq. 5-8); the three input projections are stored as one matrix."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.heads = heads
+        width = config.width
+        self.heads = config.heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+        self.relative = RelativePositions(config) if config.positions == "relative" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -29,20 +37,33 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
         """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
+        q, k, v = self.split(x)
+        q = q[:, :, :keep]
+        bias = None if self.relative is None else self.relative(q)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # scaled by 1/sqrt(D/heads)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each (B, heads, T, D/heads)."""
         batch, tokens, width = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
-        q, k, v = qkv.transpose(1, 3).unbind(2)  # each (B, heads, T, D/heads)
-        mixed = F.scaled_dot_product_attention(q[:, :, :keep], k, v)  # scaled by 1/sqrt(D/heads)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        # Apart first, then transposed: their gradients then come together as the projection wants them, uncopied.
+        return tuple(part.transpose(1, 2) for part in qkv.unbind(2))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The share of each token (last axis) in each new token, (B, heads, T, T): what the fused path never forms."""
+        q, k, _ = self.split(x)
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        return (scores if self.relative is None else scores + self.relative(q)).softmax(-1)
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int, hidden: int, gelu: str, dropout: float):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-        self.approximate = {"tanh": "tanh", "erf": "none"}[gelu]
-        self.dropout = nn.Dropout(dropout)
+        self.up = nn.Linear(config.width, config.mlp_dim)
+        self.down = nn.Linear(config.mlp_dim, config.width)
+        self.approximate = {"tanh": "tanh", "erf": "none"}[config.gelu]
+        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -54,30 +75,84 @@ class MLP(nn.Module):
         return self.down(self.dropout(F.gelu(self.up(x), approximate=self.approximate)))
 
 
-class Block(nn.Module):
-    def __init__(self, config: ModelConfig):
+class LayerScale(nn.Module):
+    """A learned gain for each channel of a branch (Touvron et al. 2021)."""
+
+    def __init__(self, width: int, initial: float):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = Attention(config.width, config.heads)
-        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config.width, config.mlp_dim, config.gelu, config.dropout)
+        self.initial = initial
+        self.gain = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.initial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training, leave the branch out for some images, and scale the others to make up for it."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = torch.empty(len(x), 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
+        return x * kept.div_(1 - self.rate)
+
+
+class Block(nn.Module):
+    """`rate` is the chance that a branch is left out in training."""
+
+    def __init__(self, config: ModelConfig, rate: float = 0.0, attention: type[Attention] = Attention):
+        super().__init__()
+        width, gain = config.width, config.layer_scale
+        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.attention = attention(config)
+        self.scale1 = nn.Identity() if gain is None else LayerScale(width, gain)
+        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        self.scale2 = nn.Identity() if gain is None else LayerScale(width, gain)
         self.dropout = nn.Dropout(config.dropout)
+        self.drop_path = DropPath(rate) if rate else nn.Identity()
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
-        x = x[:, :keep] + self.dropout(self.attention(self.norm1(x), keep))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        x = x[:, :keep] + self.drop_path(self.scale1(self.dropout(self.attention(self.norm1(x), keep))))
+        return x + self.drop_path(self.scale2(self.dropout(self.mlp(self.norm2(x)))))
 
 
 class Encoder(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, attentions: Sequence[type[Attention]] = (Attention,)):
+        """`attentions`: the kinds that follow one another in each of the config's blocks."""
         super().__init__()
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        count = config.blocks
+        rates = [config.drop_path * index / max(count - 1, 1) for index in range(count)]
+        self.blocks = nn.ModuleList(
+            Block(config, rate, attentions[index % len(attentions)]) for index, rate in enumerate(rates)
+        )
         before_pool = config.norm == "before_pool"
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps) if before_pool else nn.Identity()
 
-    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
-        """`keep`: how many leading tokens are read afterwards; the last block computes no others."""
-        *blocks, last = self.blocks
-        for block in blocks:
-            x = block(x)
-        return self.norm(last(x, keep))
+    def forward(
+        self,
+        x: Tensor,
+        keep: int | None = None,
+        positions: Sequence[nn.Module] | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """`keep`: how many leading tokens are read afterwards; the last block computes no others.
+
+        `positions` are added to the input of each block; `watch` is shown what each block then gets.
+        """
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            if positions is not None:
+                x = positions[index](x)
+            if watch is not None:
+                watch(index, x)
+            x = block(x, keep if index == last else None)
+        return self.norm(x)

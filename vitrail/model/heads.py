@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
-from vitrail.model.tokens import lecun_normal_
+from vitrail.model.encoder import MLP
+from vitrail.model.initialise import lecun_normal_
 
 
 class Pool(nn.Module):
@@ -16,13 +18,47 @@ class Pool(nn.Module):
         super().__init__()
         self.kind = config.pool
         self.reads = 1 if config.pool == "token" else None  # how many leading tokens; none: all
-        self.first_patch = int(config.class_token)
+        self.first_patch = config.prefix
         after_pool = config.norm == "after_pool"
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps) if after_pool else nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
         pooled = tokens[:, 0] if self.kind == "token" else tokens[:, self.first_patch :].mean(dim=1)
         return self.norm(pooled)  # (B, D)
+
+
+class AttentionPool(nn.Module):
+    """big_vision's MAP head: one learned query attends to all tokens, and an MLP refines what it gathered."""
+
+    reads = None
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.probe = nn.Parameter(torch.empty(1, 1, width))
+        self.query = nn.Linear(width, width)
+        self.keyvalue = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.probe)
+        limit = (3.0 / self.out.in_features) ** 0.5  # Xavier for each D x D matrix
+        for layer in (self.query, self.keyvalue, self.out):
+            nn.init.uniform_(layer.weight, -limit, limit)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, count, width = tokens.shape
+        size = width // self.heads
+        q = self.query(self.probe).view(1, 1, self.heads, size).transpose(1, 2)
+        k, v = self.keyvalue(tokens).view(batch, count, 2, self.heads, size).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(q.expand(batch, -1, -1, -1), k, v)  # (B, heads, 1, D/heads)
+        x = self.out(mixed.flatten(1))
+        return x + self.mlp(self.mlp_norm(x))  # (B, D)
 
 
 class Representation(nn.Module):
@@ -57,5 +93,7 @@ class Classifier(nn.Linear):
         nn.init.constant_(self.bias, self.initial_bias)
 
     def forward(self, vector: Tensor) -> Tensor:
+        if vector.is_meta:  # where there is no autocast to leave
+            return super().forward(vector)
         with torch.autocast(vector.device.type, enabled=False):
             return super().forward(vector.to(self.weight.dtype))

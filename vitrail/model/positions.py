@@ -1,35 +1,153 @@
-"""Position embeddings: added to the tokens, so that attention can tell patches apart (Eq. 1)."""
+"""Positions, so that attention can tell patches apart: added to the tokens (Eq. 1), or to the scores of attention."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig, Size
-from vitrail.model.tokens import normal_
+from vitrail.config import ModelConfig, Resampling, Size
+from vitrail.model.initialise import normal_
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector per token in raster order; the class token has its own row, the first."""
+    """One learned vector per token in raster order; class token and registers have rows of their own, or none."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.table = nn.Parameter(torch.empty(1, config.sequence, config.width))
+        self.skip = 0 if config.prefix_positions else config.prefix
+        self.table = nn.Parameter(torch.empty(1, config.sequence - self.skip, config.width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         normal_(self.table, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return tokens + self.table  # (B, T, D)
+        return tokens + (F.pad(self.table, (0, 0, self.skip, 0)) if self.skip else self.table)  # (B, T, D)
 
 
-def resample(table: Tensor, old: Size, new: Size) -> Tensor:
-    """A (1, T, D) table for another grid, as the paper does it: bilinear with aligned corners, class row untouched."""
+class AxisPositions(nn.Module):
+    """Learned 2-D: half of each vector is learned for the column, half for the row of the patch."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        rows, columns = config.grid
+        self.prefix = config.prefix
+        self.columns = nn.Parameter(torch.empty(columns, config.width // 2))
+        self.rows = nn.Parameter(torch.empty(rows, config.width // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        normal_(self.columns, std=0.02)
+        normal_(self.rows, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        across = self.columns.expand(len(self.rows), -1, -1)
+        down = self.rows[:, None].expand(-1, len(self.columns), -1)
+        grid = torch.cat([across, down], dim=-1).flatten(0, 1)  # (h*w, D)
+        return tokens + F.pad(grid, (0, 0, self.prefix, 0))
+
+
+class SinCosPositions(nn.Module):
+    """Fixed 2-D waves, as big_vision has them: nothing to learn, nothing to store."""
+
+    waves: Tensor
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        table = np.zeros((config.sequence, config.width), np.float32)
+        table[config.prefix :] = sincos(config.grid, config.width)
+        # from_numpy makes a real tensor even while a network without storage is built.
+        self.register_buffer("waves", torch.from_numpy(table), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens + self.waves
+
+
+def sincos(grid: Size, width: int) -> np.ndarray:
+    """[sin x, cos x, sin y, cos y] at width/4 frequencies from 1 to 1/10000, for every patch in raster order."""
+    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
+    quarter = width // 4
+    frequencies = 10_000.0 ** -(np.arange(quarter) / max(quarter - 1, 1))
+    waves = [wave(place * frequencies) for place in (x, y) for wave in (np.sin, np.cos)]
+    return np.concatenate(waves, axis=1)
+
+
+class RelativePositions(nn.Module):
+    """1-D relative attention: a learned vector for each offset between two patches in raster order, shared by the heads
+    of a layer. Class token and registers have no place in the raster: three more vectors stand for the pairs from
+    them, to them and among them."""
+
+    index: Tensor
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        patches = config.grid[0] * config.grid[1]
+        self.table = nn.Parameter(torch.empty(relative_rows(patches, config.prefix), config.width // config.heads))
+        self.register_buffer("index", torch.from_numpy(relative_index(patches, config.prefix)), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        normal_(self.table, std=0.02)
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """What to add to the scores: (B, heads, queries, D/heads) -> (B, heads, queries, T)."""
+        scores = queries @ self.table.T / queries.shape[-1] ** 0.5  # one for each offset
+        index = self.index[: queries.shape[2]].expand(*queries.shape[:2], -1, -1)
+        return scores.gather(-1, index)
+
+
+def relative_rows(patches: int, prefix: int) -> int:
+    return 2 * patches - 1 + (3 if prefix else 0)
+
+
+def relative_index(patches: int, prefix: int) -> np.ndarray:
+    """Which vector stands for each (query, key) pair."""
+    offsets = 2 * patches - 1
+    index = np.empty((prefix + patches, prefix + patches), np.int64)
+    places = np.arange(patches)
+    index[prefix:, prefix:] = places[:, None] - places + patches - 1
+    index[:prefix, prefix:], index[prefix:, :prefix], index[:prefix, :prefix] = offsets, offsets + 1, offsets + 2
+    return index
+
+
+ADDED = {"1d": LearnedPositions, "2d": AxisPositions, "sincos": SinCosPositions}
+
+
+def added_positions(config: ModelConfig) -> nn.Module:
+    """What is added to the tokens: once, at every block (a list of modules), or nothing."""
+    if config.positions not in ADDED:
+        return nn.Identity()
+    kind = ADDED[config.positions]
+    if config.positions_at == "layers":
+        return nn.ModuleList(kind(config) for _ in range(config.blocks))
+    return kind(config)
+
+
+def resample(table: Tensor, old: Size, new: Size, how: Resampling = "paper") -> Tensor:
+    """A (1, T, D) table for another grid; the rows of class token and registers stay as they are.
+
+    The paper's way is bilinear with aligned corners. DeiT and MAE take bicubic, timm bicubic with antialiasing; both
+    keep the corners of the outer patches in place instead of their centres.
+    """
     if old == new:
         return table
     extra = table.shape[1] - old[0] * old[1]
     grid = table[:, extra:].reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, D, h, w)
-    grid = F.interpolate(grid.float(), size=new, mode="bilinear", align_corners=True).to(table.dtype)
+    grid = _interpolate(grid, new, how).to(table.dtype)
     return torch.cat([table[:, :extra], grid.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], -1)], dim=1)
+
+
+def resample_axis(table: Tensor, new: int, how: Resampling = "paper") -> Tensor:
+    """An (n, D) table along one line - rows, columns or offsets - for a line of another length."""
+    if len(table) == new:
+        return table
+    line = table.T[None, :, :, None]  # (1, D, n, 1)
+    return _interpolate(line, (new, 1), how)[0, :, :, 0].T.to(table.dtype)
+
+
+def _interpolate(grid: Tensor, size: Size, how: Resampling) -> Tensor:
+    if how == "paper":
+        return F.interpolate(grid.float(), size=size, mode="bilinear", align_corners=True)
+    return F.interpolate(grid.float(), size=size, mode="bicubic", antialias=how == "bicubic_antialias")

@@ -1,11 +1,11 @@
-"""One table of sizes. "B/16" is parsed, never one function per variant."""
+"""One table of sizes. "B/16", "R50+B/16" or "R50x1" is parsed, never one function per variant."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from vitrail.config import ModelConfig, Size, validate
+from vitrail.config import NetworkConfig, Size, network_config
 from vitrail.errors import UserError, did_you_mean
 
 # letter: (width, depth, mlp_dim, heads). B, L, H: the paper's Table 1; g, G: Scaling Vision Transformers.
@@ -19,28 +19,78 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "g": (1408, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
 }
-COMMON = ["Ti/16", "S/32", "S/16", "M/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"]
+# layers of a ResNet: blocks of each stage
+RESNETS: dict[str, tuple[int, ...]] = {
+    "26": (2, 2, 2, 2),
+    "50": (3, 4, 6, 3),
+    "101": (3, 4, 23, 3),
+    "152": (3, 8, 36, 3),
+    "200": (3, 24, 36, 3),
+}
+PLAIN = ["Ti/16", "S/32", "S/16", "M/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"]
+HYBRIDS = ["R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"]
+BIT = ["R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"]
+AXIAL = ["Axial-B/32", "Axial-B/16"]
+COMMON = [*PLAIN, *HYBRIDS, *BIT, *AXIAL]  # those of the paper and its code, in the order to show them
+
+TRANSFORMER = re.compile(r"(?P<axial>Axial-)?(?P<stem>R(?P<layers>\d*)\+)?(?P<letter>[A-Za-z]+)/(?P<patch>\d+)")
+RESNET = re.compile(r"R(?P<layers>\d+)x(?P<factor>[1-9]\d?)")
 
 
-def configure(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> ModelConfig:
+def configure(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> NetworkConfig:
     """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
-    letter, patch = parse(name)
-    width, depth, mlp_dim, heads = SIZES[letter]
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if options.get("pool") == "gap":
-        options.setdefault("class_token", False)  # as in the original code
-    values = {"width": width, "depth": depth, "mlp_dim": mlp_dim, "heads": heads, "patch": (patch, patch)}
-    return validate(ModelConfig, {**values, "image_size": size, "num_classes": num_classes, **options}, f"model {name}")
+    values = {**parse(name), "image_size": size, "num_classes": num_classes}
+    if options.get("pool") in ("gap", "map"):
+        values.setdefault("class_token", False)  # as in the original code
+    return network_config({**values, **options}, f"model {name}")
 
 
-def parse(name: str) -> tuple[str, int]:
-    """`"B/16"` -> `("B", 16)`."""
-    match = re.fullmatch(r"(?:ViT-)?([A-Za-z]+)/(\d+)", name.strip())
-    if match and match[1] in SIZES and int(match[2]) > 0:
-        return match[1], int(match[2])
-    if match and match[1].capitalize() in SIZES and match[1] not in SIZES:
-        hint = f"; did you mean '{match[1].capitalize()}/{match[2]}'?"
+def parse(name: str) -> dict[str, Any]:
+    """What a name stands for, as values of a ModelConfig or a ResNetConfig."""
+    plain = re.sub(r"^(ViT-|BiT-)", "", name.strip())
+    if (match := RESNET.fullmatch(plain)) and match["layers"] in RESNETS:
+        return {"kind": "resnet", "blocks": RESNETS[match["layers"]], "width": 64 * int(match["factor"])}
+    match = TRANSFORMER.fullmatch(plain)
+    if not match or match["letter"] not in SIZES or int(match["patch"]) < 1:
+        raise _unknown(name, plain)
+    width, depth, mlp_dim, heads = SIZES[match["letter"]]
+    values: dict[str, Any] = {"width": width, "depth": depth, "mlp_dim": mlp_dim, "heads": heads}
+    if match["stem"]:
+        blocks, patch = _stem(match["layers"], int(match["patch"]), name, plain)
+        values |= {"stem": {"blocks": blocks}}
+    else:
+        patch = int(match["patch"])
+    if match["axial"]:
+        values |= {"axial": True, "class_token": False, "pool": "gap"}
+    return {**values, "patch": (patch, patch)}
+
+
+def _stem(layers: str, total: int, name: str, plain: str) -> tuple[tuple[int, ...], int]:
+    """Blocks of a hybrid's stem and the patch on its feature map, so that a token spans `total` pixels.
+
+    At 16, the last stage's blocks go to the stage before it. "R+Ti/16" is a name of the original code that does not
+    keep to this: its root alone, with patches of 8, makes tokens of 32 pixels.
+    """
+    if not layers and total == 16:
+        return (), 8
+    if layers not in RESNETS or total not in (16, 32):
+        raise _unknown(name, plain)
+    *early, third, fourth = RESNETS[layers]
+    return ((*early, third, fourth) if total == 32 else (*early, third + fourth)), 1
+
+
+def _unknown(name: str, plain: str) -> UserError:
+    same = [known for known in COMMON if known.lower() == plain.lower()]
+    letter = re.fullmatch(r"([A-Za-z]+)/(\d+)", plain)
+    if same:
+        hint = f"; did you mean '{same[0]}'?"
+    elif letter and letter[1].capitalize() in SIZES and letter[1] not in SIZES:
+        hint = f"; did you mean '{letter[1].capitalize()}/{letter[2]}'?"
     else:
         hint = did_you_mean(name, COMMON) or "."
     sizes = ", ".join(SIZES)
-    raise UserError(f"no model '{name}'{hint} A model is a size ({sizes}), a slash and a patch size, such as S/16.")
+    return UserError(
+        f"no model '{name}'{hint} A model is a size ({sizes}), a slash and a patch size, such as S/16; "
+        "`vitrail models` also lists hybrids (R50+B/16), ResNets (R50x1) and axial networks (Axial-B/16)."
+    )

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig, Size
-from vitrail.model.encoder import Encoder
-from vitrail.model.heads import Classifier, Pool, Representation
-from vitrail.model.positions import LearnedPositions
+from vitrail.config import ModelConfig
+from vitrail.model.axial import ColumnAttention, RowAttention
+from vitrail.model.encoder import Attention, Block, Encoder, Watch
+from vitrail.model.heads import AttentionPool, Classifier, Pool, Representation
+from vitrail.model.positions import added_positions
 from vitrail.model.tokens import Tokens
-from vitrail.model.variants import configure
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What `trace` saw. Tokens are those a block gives on: `[class token, registers,] patches` in raster order."""
+
+    logits: Tensor  # (B, num_classes), bit for bit those of the plain call
+    attention: dict[int, Tensor]  # block: (B, heads, T, T); row i says where token i looked
+    tokens: dict[int, Tensor]  # block: (B, T, D)
 
 
 class VisionTransformer(nn.Module):
@@ -19,10 +30,10 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = Tokens(config)
-        self.positions = LearnedPositions(config)
+        self.positions = added_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Encoder(config)
-        self.pool = Pool(config)
+        self.encoder = Encoder(config, (RowAttention, ColumnAttention) if config.axial else (Attention,))
+        self.pool = AttentionPool(config) if config.pool == "map" else Pool(config)
         size = config.representation
         self.representation = Representation(config.width, size) if size else nn.Identity()
         features = size or config.width
@@ -33,14 +44,38 @@ class VisionTransformer(nn.Module):
         """(B, C, H, W) normalised pixels -> (B, num_classes) logits."""
         return self.head(self.forward_features(pixels))
 
-    def forward_features(self, pixels: Tensor) -> Tensor:
-        """The vector before the classifier, (B, D)."""
+    def forward_features(self, pixels: Tensor, watch: Watch | None = None) -> Tensor:
+        """The vector before the classifier, (B, D). `watch` is shown the input of each block."""
         x = self.tokens(pixels)
-        x = self.dropout(self.positions(x))
-        x = self.encoder(x, keep=self.pool.reads)
+        if self.config.positions_at == "stem":
+            x = self.positions(x)
+        x = self.encoder(self.dropout(x), self.pool.reads, self._at_every_block(), watch)
         return self.representation(self.pool(x))
 
+    def trace(self, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
+        """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), computed beside the fused
+        path from the inputs it kept, so that the logits do not change by one bit and only those blocks cost more."""
+        count = len(self.encoder.blocks)
+        wrong = [index for index in layers or () if not -count <= index < count]
+        if wrong:
+            raise ValueError(f"there is no block {wrong[0]}: this network has blocks 0 to {count - 1}")
+        chosen = set(range(count) if layers is None else (index % count for index in layers))
+        inputs: dict[int, Tensor] = {}
 
-def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> VisionTransformer:
-    """A network by name with fresh weights: `create("S/16", num_classes=10, image_size=(224, 320), pool="gap")`."""
-    return VisionTransformer(configure(name, num_classes, image_size, **options))
+        def watch(index: int, x: Tensor) -> None:
+            if index in chosen:
+                inputs[index] = x
+
+        logits = self.head(self.forward_features(pixels, watch))
+        blocks = {index: cast(Block, self.encoder.blocks[index]) for index in inputs}
+        attention = {index: blocks[index].attention.weights(blocks[index].norm1(x)) for index, x in inputs.items()}
+        tokens = {index: blocks[index](x) for index, x in inputs.items()}
+        return Trace(logits, attention, tokens)
+
+    def _at_every_block(self) -> Sequence[nn.Module] | None:
+        """What is added to the input of each block."""
+        if self.config.positions_at == "stem":
+            return None
+        if isinstance(self.positions, nn.ModuleList):
+            return list(self.positions)
+        return [self.positions] * self.config.blocks

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.config import ModelConfig, Size, TrainConfig
+from vitrail.config import NetworkConfig, Size, TrainConfig
 from vitrail.images.scan import cores
 from vitrail.model.cost import macs
 
@@ -33,7 +33,7 @@ class Facts:
     classes: int
     median_size: Size
     device: str  # cpu, cuda or mps
-    start: ModelConfig | None  # the network of the starting weights
+    start: NetworkConfig | None  # the network of the starting weights
 
     @property
     def flops(self) -> float:
@@ -44,7 +44,7 @@ class Facts:
     def seconds(self) -> float:
         return GPU_SECONDS if self.device == "cuda" else CPU_SECONDS
 
-    def epochs_within_budget(self, model: ModelConfig) -> float:
+    def epochs_within_budget(self, model: NetworkConfig) -> float:
         return self.seconds * self.flops / (6 * macs(model)) / self.images
 
 
@@ -91,7 +91,7 @@ def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decis
     return [("train.batch_size", batch, Decision("batch size", str(batch), why))]
 
 
-def choose_length(facts: Facts, train: TrainConfig, model: ModelConfig) -> list[tuple[str, Any, Decision]]:
+def choose_length(facts: Facts, train: TrainConfig, model: NetworkConfig) -> list[tuple[str, Any, Decision]]:
     """Steps: fewer epochs for more data, never more than the time budget."""
     usual, cap = (100.0, 2000) if facts.start is None else (20.0, 1000)
     wanted = min(usual, max(5.0, usual * math.sqrt(cap / facts.images)))

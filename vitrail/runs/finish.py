@@ -11,8 +11,8 @@ from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.images.sources import sketch
+from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
-from vitrail.model.vit import VisionTransformer
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
@@ -24,7 +24,7 @@ from vitrail.weights.bundle import Card, created_with, write_bundle
 
 def finish(
     plan: Plan,
-    net: VisionTransformer,
+    net: Network,
     folder: Path,
     about: dict[str, Any],
     seconds: float,

@@ -20,7 +20,7 @@ from vitrail.images.loader import Batch, Loader, evaluation_loader, training_loa
 from vitrail.images.preprocess import normalise
 from vitrail.images.randomness import step_seed
 from vitrail.infer.forward import run_network
-from vitrail.model.vit import VisionTransformer
+from vitrail.model.build import Network
 from vitrail.objectives.classification import Classification
 from vitrail.runs.outputs import reader_of
 from vitrail.runs.plan import Plan
@@ -45,13 +45,13 @@ class Checkpoint:
 
 def fit(
     plan: Plan,
-    net: VisionTransformer,
+    net: Network,
     folder: Path,
     about: dict[str, Any],
     console: Console,
     interrupts: Interrupts,
     checkpoint: Checkpoint | None = None,
-) -> tuple[VisionTransformer, float]:
+) -> tuple[Network, float]:
     """Train `net` to the last step; returns the network to keep (the average, where one is kept) and the seconds."""
     config, settings = plan.config, plan.config.train
     average = Average(net, settings.ema) if settings.ema else None

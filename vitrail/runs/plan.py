@@ -11,11 +11,14 @@ import tomli_w
 
 from vitrail.atomic import whole_file
 from vitrail.config import (
-    ModelConfig,
+    ModelChoice,
+    NetworkConfig,
     Preprocess,
+    ResNetConfig,
     RunConfig,
     key_paths,
     merge,
+    network_config,
     parse_overrides,
     read_recipe,
     read_recipe_file,
@@ -32,6 +35,10 @@ from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:
     import torch
+
+SHAPE = ("pool", "positions", "positions_at", "registers", "layer_scale")  # of a ModelChoice: what weights must match
+TRAINING = ("dropout", "drop_path", "head_bias")  # what may differ from the starting weights
+STRUCTURE = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "blocks", "stem", "axial")  # what a name tells
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Plan:
     """Everything a run needs; all of it can be written down and read back."""
 
     config: RunConfig
-    model: ModelConfig
+    model: NetworkConfig
     preprocess: Preprocess
     dataset: Dataset
     device: torch.device
@@ -173,34 +180,23 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
     return dataset
 
 
-def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[ModelConfig, Preprocess]:
+def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[NetworkConfig, Preprocess]:
     """The network for this data, and how its pixels are made: from the starting weights where there are some."""
     choice = config.model
     count = len(dataset.classes)
     overrides = dict(config.preprocess)
-    base = None
+    shape = {key: getattr(choice, key) for key in SHAPE if getattr(choice, key) is not None}
+    training = {key: getattr(choice, key) for key in TRAINING if getattr(choice, key)}
     if weights is None:
-        options: dict[str, Any] = {"dropout": choice.dropout, "head_bias": choice.head_bias}
-        if choice.pool is not None:
-            options["pool"] = choice.pool
-        size = choice.image_size or (224, 224)
-        model = configure(choice.name, count, size, **options)
+        base = None
+        model = configure(choice.name, count, choice.image_size or (224, 224), **shape, **training)
         if choice.representation:
+            if isinstance(model, ResNetConfig):
+                raise UserError("model.representation is for Vision Transformers, not for a ResNet")
             model = model.model_copy(update={"representation": model.width})
     else:
         base = weights.card.preprocess
-        start = weights.card.model
-        _check_name(choice.name, start)
-        if choice.representation or choice.pool not in (None, start.pool):
-            raise UserError(
-                f"the starting weights pool by '{start.pool}' and fine-tuning gives them a plain head: "
-                "leave out model.pool and model.representation"
-            )
-        changes: dict[str, Any] = {"num_classes": count, "representation": 0}
-        changes |= {"dropout": choice.dropout, "head_bias": choice.head_bias}
-        if choice.image_size is not None:
-            changes["image_size"] = choice.image_size
-        model = validate(ModelConfig, {**start.model_dump(), **changes}, "model")
+        model = _fine_tuned(choice, weights.card.model, shape, {**training, "num_classes": count})
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
@@ -210,16 +206,37 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     return model, preprocess
 
 
-def _check_name(name: str, start: ModelConfig) -> None:
+def _fine_tuned(
+    choice: ModelChoice, start: NetworkConfig, shape: dict[str, Any], changes: dict[str, Any]
+) -> NetworkConfig:
+    """The network of the starting weights, with a plain head for the new classes."""
+    _check_name(choice.name, start)
+    for key, value in shape.items():
+        if getattr(start, key, None) != value:
+            raise UserError(f"the starting weights have {key} '{getattr(start, key, None)}': leave out model.{key}")
+    if choice.representation:
+        raise UserError("fine-tuning gives the starting weights a plain head: leave out model.representation")
+    reset = {"representation": 0, "dropout": 0.0, "drop_path": 0.0, "head_bias": 0.0}
+    values = start.model_dump()
+    changes = {key: value for key, value in reset.items() if key in values} | changes
+    if choice.image_size is not None:
+        changes["image_size"] = choice.image_size
+    return network_config({**values, **changes}, "model")
+
+
+def _check_name(name: str, start: NetworkConfig) -> None:
     """A model named beside starting weights must be the one the weights are for."""
     if not name:
         return
     named = configure(name, 1, start.image_size)
-    for key in ("width", "depth", "mlp_dim", "heads", "patch"):
-        if getattr(named, key) != getattr(start, key):
+    for key in STRUCTURE:
+        asked, there = getattr(named, key, None), getattr(start, key, None)
+        if key == "stem":  # its epsilons are those of the weights' origin, not of the name
+            asked, there = asked and asked.blocks, there and there.blocks
+        if asked != there:
             raise UserError(
-                f"the starting weights are not a {name}: their {key} is {getattr(start, key)}, not "
-                f"{getattr(named, key)}; leave --model out to use theirs"
+                f"the starting weights are not a {name}: their {key} is {there}, not {asked}; "
+                "leave --model out to use theirs"
             )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from vitrail.config import Preprocess
 from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.infer.forward import Outputs
+from vitrail.model.build import Network
 from vitrail.model.cost import macs
-from vitrail.model.vit import VisionTransformer
 from vitrail.runs.choose import SMALL_DATA
 from vitrail.runs.outputs import outputs_of
 from vitrail.runs.plan import Plan
@@ -33,14 +33,14 @@ class Baseline:
     seconds: float
 
 
-def probe_network(plan: Plan, net: VisionTransformer, interrupts: Interrupts) -> Probe:
+def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
     """Fit the probe on the network's features of the training images."""
     net.eval()
     train = _features(plan, "train", net.forward_features, plan.preprocess, plan.device, interrupts)
     return _fit(plan, train)
 
 
-def baseline(plan: Plan, net: VisionTransformer | None, interrupts: Interrupts) -> Baseline | None:
+def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> Baseline | None:
     """The number a run has to beat; none when the data is too large for it to take seconds.
 
     With starting weights the probe sees their features; without any (`net` is none), the pixels of a thumbnail.

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from vitrail import __version__
-from vitrail.config import ModelConfig, Preprocess, RunConfig, read_recipe, validate
+from vitrail.config import Preprocess, RunConfig, network_config, read_recipe, validate
 from vitrail.errors import UserError
 from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
@@ -85,7 +85,7 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
         )
     device = choose_device(config.train.device)
     _warn_of_changes(about["environment"], environment(device), console)
-    model = validate(ModelConfig, about["model"], "checkpoint")
+    model = network_config(about["model"], "checkpoint")
     preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
     decisions = [Decision(**row) for row in about["decisions"]]
     plan = Plan(config, model, preprocess, dataset, device, None, decisions)

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
-from vitrail.model.vit import VisionTransformer
+from vitrail.model.build import Network, build
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish
 from vitrail.runs.fit import Checkpoint, fit
@@ -64,7 +64,7 @@ def train(
             console.print(
                 f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
             )
-            net = VisionTransformer(plan.model).to(plan.device)
+            net = build(plan.model).to(plan.device)
             return _result(folder, _fit_and_finish(plan, net, folder, about, console, interrupts, checkpoint))
         images, start = (str(path) if path is not None else None for path in (data, from_))
         with scanning(console, interrupts) as scanned:
@@ -79,9 +79,10 @@ def train(
 def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -> Scores:
     """A new run: network, baseline, training or probe, and the last measurements."""
     torch.manual_seed(plan.config.train.seed)
-    net = VisionTransformer(plan.model)
+    net = build(plan.model)
     if plan.weights is not None:
-        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model)
+        how = plan.config.model.resample
+        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)
         fresh = set(net.load_state_dict(state, strict=False).missing_keys)
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
@@ -100,7 +101,7 @@ def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -
 
 def _fit_and_finish(
     plan: Plan,
-    net: VisionTransformer,
+    net: Network,
     folder: Path,
     about: dict[str, Any],
     console: Console,
@@ -125,7 +126,7 @@ def _begin(folder: Path, plan: Plan) -> None:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts) -> Baseline | None:
+def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
     with console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
     if found is not None:
@@ -135,9 +136,7 @@ def _baseline(plan: Plan, net: VisionTransformer, console: Console, interrupts: 
     return found
 
 
-def _probed(
-    plan: Plan, net: VisionTransformer, console: Console, interrupts: Interrupts
-) -> tuple[VisionTransformer, float]:
+def _probed(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> tuple[Network, float]:
     """The frozen network with a linear head fitted on its features, and the seconds it took."""
     started = time.monotonic()
     with console.status("one pass over the images, then logistic regression"):

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, NetworkConfig, Resampling
 from vitrail.errors import UserError
-from vitrail.model.positions import resample
+from vitrail.model.positions import resample, resample_axis
 
 # What may differ between the network that was and the one to be; all else must be equal.
-FREE = {"image_size", "num_classes", "representation", "dropout", "head_bias"}
+FREE = {"image_size", "num_classes", "representation", "dropout", "drop_path", "head_bias"}
 
 
 def adapt(
-    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, *, keep_head: bool = False
+    state: Mapping[str, Tensor], old: NetworkConfig, new: NetworkConfig, how: Resampling = "paper"
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The part of `state` that the new network starts from, and a sentence for each change.
 
     What is left out keeps the new network's own initialisation: the head starts at zero, as the paper fine-tunes.
     """
-    for key in ModelConfig.model_fields:
-        before, after = getattr(old, key), getattr(new, key)
-        if key not in FREE and before != after:
-            raise UserError(
-                f"the starting weights have {key} {_text(before)}, and the network asked for has {_text(after)}"
-            )
+    _check_same(old, new)
     adapted, changes = dict(state), []
-    if old.grid != new.grid:
-        adapted["positions.table"] = resample(adapted["positions.table"], old.grid, new.grid)
-        changes.append(f"positions {_text(old.grid)} -> {_text(new.grid)}")
-    same_features = old.representation == new.representation
-    if not same_features:
-        _drop(adapted, "representation.")
-        fate = f"starts fresh with {new.representation} values" if new.representation else "left out"
-        changes.append(f"representation layer: {fate}")
-    if keep_head and same_features and old.num_classes == new.num_classes:
-        return adapted, changes
+    if isinstance(old, ModelConfig) and isinstance(new, ModelConfig):
+        if old.grid != new.grid:
+            adapted = {name: _moved(name, tensor, old, new, how) for name, tensor in adapted.items()}
+            changes.append(f"positions {_text(old.grid)} -> {_text(new.grid)}{_manner(old, how)}")
+        if old.representation != new.representation:
+            _drop(adapted, "representation.")
+            fate = f"starts fresh with {new.representation} values" if new.representation else "left out"
+            changes.append(f"representation layer: {fate}")
     _drop(adapted, "head.")
     if new.num_classes:
         before = f"{old.num_classes} -> " if old.num_classes not in (0, new.num_classes) else ""
@@ -45,6 +39,36 @@ def adapt(
     elif old.num_classes:
         changes.append("head: left out")
     return adapted, changes
+
+
+def _check_same(old: NetworkConfig, new: NetworkConfig) -> None:
+    before, after = old.model_dump(), new.model_dump()
+    for key in {**before, **after}:
+        if key not in FREE and before.get(key) != after.get(key):
+            raise UserError(
+                f"the starting weights have {key} {_text(before.get(key))}, "
+                f"and the network asked for has {_text(after.get(key))}"
+            )
+
+
+def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: Resampling) -> Tensor:
+    """A tensor of positions for the new grid; any other as it is."""
+    if name.startswith("positions.") and name.endswith("table"):
+        return resample(tensor, old.grid, new.grid, how)
+    if name.startswith("positions.") and name.endswith("rows"):
+        return resample_axis(tensor, new.grid[0], how)
+    if name.startswith("positions.") and name.endswith("columns"):
+        return resample_axis(tensor, new.grid[1], how)
+    if name.endswith("attention.relative.table"):
+        before, after = (2 * config.grid[0] * config.grid[1] - 1 for config in (old, new))
+        return torch.cat([resample_axis(tensor[:before], after, how), tensor[before:]])
+    return tensor
+
+
+def _manner(config: ModelConfig, how: Resampling) -> str:
+    if config.positions in ("none", "sincos"):
+        return ""  # nothing is resampled: there are none, or they are computed
+    return {"paper": ", bilinear as in the paper", "bicubic": ", bicubic as in DeiT"}.get(how, ", bicubic as in timm")
 
 
 def _drop(state: dict[str, Tensor], prefix: str) -> None:

@@ -1,0 +1,22 @@
+"""From a name or a config to a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitrail.config import NetworkConfig, ResNetConfig, Size
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import configure
+from vitrail.model.vit import VisionTransformer
+
+Network = VisionTransformer | ResNet
+
+
+def build(config: NetworkConfig) -> Network:
+    """The network a config describes, with fresh weights."""
+    return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
+
+
+def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> Network:
+    """A network by name with fresh weights: `create("S/16", num_classes=10, image_size=(224, 320), pool="gap")`."""
+    return build(configure(name, num_classes, image_size, **options))
