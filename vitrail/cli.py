@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 from rich.console import Console
 from rich.markup import escape
 
@@ -32,6 +34,17 @@ app = App(
 
 Setting = Annotated[tuple[str, ...], Parameter(name="--set", help="A setting of the recipe, as section.key=value.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
+
+
+def _size(_kind: object, tokens: Sequence[Token]) -> tuple[int, int]:
+    """224 or 224x320 as (height, width)."""
+    match = re.fullmatch(r"([1-9]\d*)(?:[x,]([1-9]\d*))?", tokens[0].value)
+    if not match:
+        raise UserError(f"an image size is pixels, as 224 or 224x320 (height x width), not '{tokens[0].value}'")
+    return int(match[1]), int(match[2] or match[1])
+
+
+ImageSize = Annotated[tuple[int, int], Parameter(converter=_size, n_tokens=1)]
 
 
 @app.command
@@ -208,12 +221,127 @@ def predict(
 
 
 @app.command
-def models() -> None:
-    """List the networks there are, with their cost at 224 px."""
-    from vitrail.runs.catalogue import show_models
+def plan(
+    model: str,
+    /,
+    *,
+    batch: int = 256,
+    image_size: ImageSize = (224, 224),
+    classes: int = 1000,
+    accelerator: str = "H200",
+    json: bool = False,
+) -> None:
+    """What a network costs before anything runs: parameters, multiply-adds, memory and time of a training step.
+
+    Examples:
+
+    vitrail plan B/16
+
+    vitrail plan R50+L/32 --image-size 384 --batch 64 --accelerator A100-80GB
+
+    Parameters
+    ----------
+    model
+        A network by name (see `vitrail models`).
+    batch
+        Images in a step.
+    image_size
+        Pixels, as 384 or 384x512 (height x width).
+    classes
+        How many classes the head tells apart.
+    accelerator
+        H200, H100, A100-80GB, L4, RTX-4090, ...
+    json
+        Print the numbers as JSON.
+    """
+    from vitrail.runs.estimate import plan
     from vitrail.runs.show import make_console
 
-    show_models(make_console())
+    console = make_console()
+    plan(
+        model,
+        classes=classes,
+        image_size=image_size,
+        batch=batch,
+        accelerator=accelerator,
+        as_json=json,
+        console=console,
+    )
+
+
+@app.command
+def convert(
+    source: str,
+    target: str,
+    /,
+    *,
+    to: Literal["vitrail", "timm", "huggingface", "google"],
+    image_size: str | None = None,
+    allow_pickle: bool = False,
+    adopt_constants: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Turn weights of any layout into any other, and compare with the libraries' own networks.
+
+    Weights are those of vitrail, timm, Hugging Face transformers (ViT, DINOv2) or google-research (ViT, hybrids,
+    big_vision, BiT). Where the target cannot express the network, nothing is written.
+
+    Examples:
+
+    vitrail convert B_16.npz b16.safetensors --to vitrail
+
+    vitrail convert runs/photos photos-timm --to timm --adopt-constants
+
+    vitrail convert hf-hub:google/vit-base-patch16-224 vit.npz --to google --adopt-constants
+
+    Parameters
+    ----------
+    source
+        A weights file, a folder, or hf-hub:owner/name.
+    target
+        A new file (vitrail: .safetensors, google: .npz) or folder (timm, huggingface).
+    to
+        The layout to write.
+    image_size
+        HxW in pixels, where the source does not tell it, such as 224x320.
+    allow_pickle
+        Open .bin, .pt and .pth files too, as tensors alone.
+    adopt_constants
+        Take the constants that the target fixes (epsilons, GELU, smoothing) where they differ.
+    overwrite
+        Replace what stands at the target.
+    """
+    from vitrail.runs.convert import convert
+
+    convert(
+        source,
+        target,
+        to,
+        image_size=image_size,
+        allow_pickle=allow_pickle,
+        adopt_constants=adopt_constants,
+        overwrite=overwrite,
+    )
+
+
+@app.command
+def models(*, json: bool = False) -> None:
+    """List the networks there are, with their cost at 224 px.
+
+    Parameters
+    ----------
+    json
+        Print the list as JSON.
+    """
+    from vitrail.runs.catalogue import list_models, show_models
+    from vitrail.runs.show import make_console
+
+    if json:
+        import json as format_json
+
+        print(format_json.dumps(list_models()))
+    else:
+        show_models(make_console())
 
 
 @app.command
@@ -239,7 +367,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _fail(str(error), 1)
+        _fail(str(error), 2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(128 + signal.SIGINT)

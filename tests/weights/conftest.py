@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig, Preprocess
+from vitrail.model.build import build
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.bundle import Card
 from vitrail.weights.read import Weights
@@ -22,7 +23,7 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
         for name, parameter in module.named_parameters():
             fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 25
             parameter.data.normal_(std=fan_in**-0.5, generator=generator)
-            if "norm" in name and name.endswith("weight"):
+            if ("norm" in name and name.endswith("weight")) or "gain" in name or "ls" in name or "lambda" in name:
                 parameter.data += 1
         return module.eval()
 
@@ -34,7 +35,7 @@ def logits() -> Callable[[Weights, Tensor], Tensor]:
     @torch.inference_mode()
     def run(weights: Weights, pixels: Tensor) -> Tensor:
         """What our network says with these weights; loading is strict."""
-        net = VisionTransformer(weights.card.model).eval()
+        net = build(weights.card.model).eval()
         net.load_state_dict(weights.state)
         return net(pixels)
 

@@ -30,7 +30,7 @@ def test_fine_tuning_as_in_the_paper(old_state):
     new = changed(image_size=(48, 64), num_classes=3, representation=0)
     state, changes = adapt(old_state, OLD, new)
     assert changes == [
-        "positions 4x4 -> 6x8",
+        "positions 4x4 -> 6x8, bilinear as in the paper",
         "representation layer: left out",
         "head: 10 -> 3 classes, starts at zero",
     ]
@@ -46,15 +46,10 @@ def test_fine_tuning_as_in_the_paper(old_state):
     assert all(torch.equal(state[name], old_state[name]) for name in kept)
 
 
-def test_nothing_to_change(old_state):
-    state, changes = adapt(old_state, OLD, changed(dropout=0.1, head_bias=-10.0), keep_head=True)
-    assert changes == []
-    assert all(torch.equal(state[name], tensor) for name, tensor in old_state.items())
-
-
-def test_the_head_is_kept_only_when_asked(old_state):
-    state, changes = adapt(old_state, OLD, OLD)
+def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
+    state, changes = adapt(old_state, OLD, changed(dropout=0.1, drop_path=0.1, head_bias=-10.0))
     assert set(old_state) - set(state) == {"head.weight", "head.bias"}
+    assert all(torch.equal(tensor, old_state[name]) for name, tensor in state.items())
     assert changes == ["head: 10 classes, starts at zero"]
 
 
@@ -68,8 +63,8 @@ def test_the_head_is_kept_only_when_asked(old_state):
     ],
     ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
-def test_a_head_that_no_longer_fits_goes_even_when_asked_to_stay(old_state, options, gone, change):
-    state, changes = adapt(old_state, OLD, changed(**options), keep_head=True)
+def test_what_no_longer_fits_goes(old_state, options, gone, change):
+    state, changes = adapt(old_state, OLD, changed(**options))
     assert {name.partition(".")[0] for name in set(old_state) - set(state)} == gone
     assert change in changes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.config import Preprocess
+from vitrail.config import Preprocess, StemConfig
 from vitrail.errors import UserError
 from vitrail.weights.read import read_weights
 
@@ -27,16 +27,79 @@ def recorded(name: str) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(file["input"]).permute(0, 3, 1, 2), file["output/logits"]
 
 
-def test_what_the_file_tells():
-    card = read_weights(str(FIXTURES / "google_vit_representation.npz")).card
-    assert card.model.model_dump() == {
-        "width": 48, "depth": 2, "mlp_dim": 96, "heads": 3, "patch": (8, 8), "image_size": (16, 16), "num_classes": 5,
-        "channels": 3, "class_token": True, "pool": "token", "norm": "before_pool", "representation": 48,
-        "dropout": 0.0, "gelu": "tanh", "norm_eps": 1e-6, "head_bias": 0.0,
-    }  # fmt: skip
-    assert card.preprocess == Preprocess(size=(16, 16), resize="squash", interpolation="bilinear", antialias=False)
-    assert card.preprocess.mean == card.preprocess.std == (0.5, 0.5, 0.5)  # pixels in [-1, 1]
-    assert card.source == "fixtures/google_vit_representation.npz"
+NAMES = [
+    "google_vit_token", "google_vit_gap", "google_vit_representation", "google_hybrid_3stages",
+    "google_hybrid_stem_only", "bigvision_token", "bigvision_gap_sincos", "bigvision_map", "bigvision_bit_resnet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_originals(logits, name):
+    pixels, expected = recorded(name)
+    weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=tuple(pixels.shape[-2:]))
+    np.testing.assert_allclose(logits(weights, pixels), expected, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("google_vit_representation", {"representation": 48, "pool": "token", "prefix_positions": True}),
+        ("google_hybrid_3stages", {"stem": StemConfig(blocks=(2, 1, 1), width=32), "patch": (1, 1)}),
+        ("google_hybrid_stem_only", {"stem": StemConfig(width=32), "patch": (8, 8), "image_size": (64, 64)}),
+        ("bigvision_token", {"prefix_positions": False, "class_token": True, "image_size": (16, 16)}),
+        ("bigvision_map", {"pool": "map", "class_token": False, "prefix_positions": False}),
+        ("bigvision_bit_resnet", {"blocks": (1, 2), "width": 32, "image_size": (224, 224), "pool_padding": "none"}),
+    ],
+    ids=str,
+)
+def test_what_a_file_tells(name, told):
+    weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(64, 96) if "3stages" in name else None)
+    model = weights.card.model
+    assert {key: getattr(model, key) for key in told} == told
+    assert (model.num_classes, model.channels) == (5, 3)
+    if model.kind == "vit":
+        assert (model.width, model.depth, model.mlp_dim, model.heads) == (48, 2, 96, 3)
+        assert (model.gelu, model.norm_eps) == ("tanh", 1e-6)
+    size = model.image_size
+    preprocess = Preprocess(size=size, resize="squash", interpolation="bilinear", antialias=False)
+    assert weights.card.preprocess == preprocess
+    assert preprocess.mean == preprocess.std == (0.5, 0.5, 0.5)  # pixels in [-1, 1]
+    assert weights.card.source.startswith(f"fixtures/{name}.npz")
+    assert ("images of 224x224" in weights.assumed) == ("bit" in name)
+
+
+def test_waves_need_a_size_that_no_tensor_shows():
+    path = str(FIXTURES / "bigvision_gap_sincos.npz")
+    with pytest.raises(UserError, match=r"no table of positions.*--image-size HxW, or image_size=\(height, width\)"):
+        read_weights(path)
+    assert read_weights(path, image_size=(16, 24)).card.model.positions == "sincos"
+
+
+def released_names() -> dict[str, np.ndarray]:
+    """A ResNet under the names of the files that BiT released."""
+    words = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
+    words |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
+    words |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
+    words |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
+    renamed = {}
+    for name, array in parameters("bigvision_bit_resnet").items():
+        old = next((word for word in words if word in name), "")
+        name = name.replace(old, words.get(old, ""), 1) if old else name
+        if name.startswith("head"):
+            name = name.replace("head", "head/conv2d")
+            array = array[None, None] if array.ndim == 2 else array
+        elif array.shape[:3] == (1, 1, 1):
+            array, name = array.ravel(), name.replace("/scale", "/gamma").replace("/bias", "/beta")
+        renamed[f"resnet/{name}"] = array
+    return renamed
+
+
+def test_the_files_that_bit_released(tmp_path):
+    np.savez(tmp_path / "bit.npz", **released_names(), global_step=np.array(7))
+    weights = read_weights(str(tmp_path / "bit.npz"))
+    other = read_weights(str(FIXTURES / "bigvision_bit_resnet.npz"))
+    assert weights.card.model == other.card.model.model_copy(update={"pool_padding": "zeros"})
+    assert all(torch.equal(tensor, other.state[name]) for name, tensor in weights.state.items())
 
 
 @pytest.mark.parametrize("prefix", ["", "opt/target/", "params/"])
@@ -85,33 +148,45 @@ def test_bfloat16_which_numpy_cannot_name(tmp_path):
 
 def test_a_size_that_is_not_square_must_be_given():
     path = str(FIXTURES / "google_vit_token.npz")
-    with pytest.raises(UserError, match=r"positions for 24 patches, which is not a square: .*image_size="):
+    with pytest.raises(
+        UserError, match=r"positions for 24 patches, which is not a square: .*--image-size.*image_size="
+    ):
         read_weights(path)
     with pytest.raises(UserError, match="positions for 24 patches of 4x4, which is not an image of 16x16"):
         read_weights(path, image_size=(16, 16))
     assert read_weights(path, image_size=(16, 24)).card.model.grid == (4, 6)
 
 
+BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, r"a convolutional stem \(hybrid\)"),
-        ({"MAPHead_0/probe": np.zeros((1, 1, 48), "f")}, "attention pooling"),
-        ({"Transformer/posembed_input/pos_embedding": None}, "no learned positions"),
-        ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer.encoderblock_1.LayerNorm_0.bias'"),
-        ({"Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel": None}, "no Vision Transformer"),
-        ({"Transformer/encoderblock_1/MultiHeadDotProductAttention_0/key/bias": None}, "without bias"),
-        ({"embedding/kernel": np.zeros((48, 48), "f")}, "do not have the shape"),
+        ({"MAPHead_0/probe": np.zeros((1, 1, 48), "f")}, "'pool.query.weight' is missing"),
+        ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, "stem|positions for 4 patches"),
+        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 does not divide into 32 groups"),
+        ({"Transformer/posembed_input/pos_embedding": None}, "no table of positions"),
+        ({"Transformer/posembed_input/pos_embedding": np.zeros((5, 48), "f")}, r"has shape \(5, 48\), not"),
+        ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer/encoderblock_1/LayerNorm_0/bias'"),
+        ({f"{BLOCK.format(0)}/query/kernel": None}, "encoderblock_0/.*query/kernel' is missing"),
+        ({f"{BLOCK.format(1)}/key/bias": None}, "without bias"),
+        ({f"{BLOCK.format(1)}/query/kernel": np.zeros((48, 4, 12), "f")}, "layers of different numbers of heads"),
+        ({"embedding/kernel": np.zeros((48, 48), "f")}, r"'embedding/kernel' has shape \(48, 48\)"),
         ({"head/kernel": np.zeros((40, 5), "f")}, r"'head.weight' has shape \(5, 40\)"),
+        ({"head/bias": np.zeros((), "f")}, r"'head/bias' has shape \(\)"),
         ({"head/bias": np.zeros(5, "i4")}, "int32 numbers"),
-        ({"head/bias": np.array(["x"], dtype=object)}, "cannot read"),
+        ({"head/bias": np.array(["x"], dtype=object)}, "cannot read .* Python objects, which is a pickle"),
+        ({"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(48, "f")}, "is missing"),
     ],
+    ids=str,
 )
 def test_what_is_refused(tmp_path, change, words):
     arrays = {**parameters("google_vit_representation"), **change}
     np.savez(tmp_path / "vit.npz", **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as caught:
         read_weights(str(tmp_path / "vit.npz"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])

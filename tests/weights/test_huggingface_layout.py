@@ -137,7 +137,7 @@ def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("config.json", {"model_type": "deit"}, "is a 'deit' model of transformers, and vitrail reads 'vit'"),
+        ("config.json", {"model_type": "deit"}, "is a 'deit' model of transformers, and vitrail reads vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
         ("config.json", {"num_attention_heads": 5}, "48 does not divide into 5 heads"),
         ("config.json", {"image_size": "big"}, "'big' is not a size"),
@@ -177,3 +177,48 @@ def test_the_file_alone_does_not_tell_enough(tmp_path, randomise):
     (tmp_path / "config.json").unlink()
     with pytest.raises(UserError, match=r"needs its config\.json beside it"):
         read_weights(str(tmp_path / "model.safetensors"))
+
+
+TINY = {key: value for key, value in SMALL.items() if key != "intermediate_size"}
+
+
+def written_dinov2(folder, randomise, kind="Dinov2Model", save=None, **config):
+    family = kind.removesuffix("Model").removesuffix("ForImageClassification")
+    settings = getattr(transformers, f"{family}Config")(**{**TINY, "mlp_ratio": 2, **config})
+    model = randomise(getattr(transformers, kind)(settings))
+    model.save_pretrained(folder, **(save or {}))
+    return model
+
+
+@pytest.mark.parametrize("names", [{}, {"save_original_format": False}], ids=["old names", "new names"])
+@pytest.mark.parametrize(
+    ("kind", "config", "told"),
+    [
+        ("Dinov2Model", {}, {"registers": 0, "layer_scale": 1.0, "norm_eps": 1e-6, "mlp_dim": 96}),
+        ("Dinov2Model", {"use_mask_token": False, "hidden_act": "gelu_new"}, {"gelu": "tanh"}),
+        ("Dinov2WithRegistersModel", {}, {"registers": 4, "prefix_positions": True}),
+        ("Dinov2WithRegistersModel", {"num_register_tokens": 2, "layerscale_value": 0.5}, {"registers": 2}),
+    ],
+    ids=str,
+)
+def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, told, names):
+    model = written_dinov2(tmp_path, randomise, kind, names, **config)
+    weights = read_weights(str(tmp_path))
+    assert_same(model, weights, logits, "pooler_output")
+    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert (weights.card.model.num_classes, weights.card.model.pool) == (0, "token")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        ("Dinov2ForImageClassification", {}, "by the class token beside the mean of the patches"),
+        ("Dinov2WithRegistersForImageClassification", {}, "by the class token beside the mean of the patches"),
+        ("Dinov2Model", {"use_swiglu_ffn": True}, "has a gated MLP"),
+        ("Dinov2Model", {"qkv_bias": False}, "without bias"),
+    ],
+)
+def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, words):
+    written_dinov2(tmp_path, randomise, kind, **config)
+    with pytest.raises(UserError, match=words):
+        read_weights(str(tmp_path))

@@ -6,6 +6,7 @@ Importing this does not import torch, so that a command can read a card at once.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,7 +17,7 @@ from pydantic import Field, model_validator
 
 import vitrail
 from vitrail.atomic import whole_file
-from vitrail.config import ModelConfig, Preprocess, Schema, validate
+from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 FORMAT = 1
 KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
-DTYPES = {"F32", "F16", "BF16"}
+MAX_TENSORS = 100_000
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # kinds of numbers that weights are; their bytes
 
 
 class Card(Schema):
     """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
 
     format: int = FORMAT
-    model: ModelConfig
+    model: NetworkConfig
     preprocess: Preprocess
     classes: tuple[str, ...] = ()  # in the order of the logits; empty: the weights came without names
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
@@ -82,15 +84,21 @@ def read_header(path: str | Path) -> Header:
         raise UserError(f"cannot read '{path}': {error.strerror}") from None
     except (ValueError, RecursionError):
         raise UserError(f"'{path}' is not a safetensors file: its header is not JSON") from None
+    if isinstance(values, dict) and len(values) > MAX_TENSORS:
+        raise UserError(f"'{path}' has {len(values):,} tensors, and no network has more than {MAX_TENSORS:,}")
     try:
         told = {str(key): str(value) for key, value in values.pop("__metadata__", {}).items()}
         shapes = {name: tuple(int(n) for n in about["shape"]) for name, about in values.items()}
         dtypes = {name: str(about["dtype"]) for name, about in values.items()}
-        end = max((int(about["data_offsets"][1]) for about in values.values()), default=0)
+        spans = {name: tuple(int(place) for place in about["data_offsets"]) for name, about in values.items()}
+        end = max((span[1] for span in spans.values()), default=0)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         raise UserError(f"'{path}' is not a safetensors file: its header does not describe tensors") from None
     if 8 + length + end != size:
         raise UserError(f"'{path}' is damaged: {size:,} bytes where its header promises {8 + length + end:,}")
+    for name, shape in shapes.items():
+        if dtypes[name] in DTYPES and math.prod(shape) * DTYPES[dtypes[name]] != spans[name][1] - spans[name][0]:
+            raise UserError(f"'{path}' is damaged: tensor '{name}' does not have the length that its shape needs")
     return Header(told, shapes, dtypes)
 
 
@@ -130,7 +138,7 @@ def load_float32(path: str | Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    strange = sorted(set(read_header(path).dtypes.values()) - DTYPES)
+    strange = sorted(set(read_header(path).dtypes.values()) - DTYPES.keys())
     if strange:
         raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(DTYPES))}")
     try:
@@ -139,17 +147,18 @@ def load_float32(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read '{path}': {error}") from None
 
 
-def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
+def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: NetworkConfig, where: str) -> None:
     """Names and shapes must be those of the network: otherwise one sentence says which tensor is wrong."""
     import torch
 
-    from vitrail.model.vit import VisionTransformer
+    from vitrail.model.build import build
 
-    if config.depth > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
-        raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {config.depth} blocks")
+    blocks = count_blocks(config)
+    if blocks > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
+        raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {blocks} blocks")
     try:
         with torch.device("meta"):
-            network = VisionTransformer(config)
+            network = build(config)
     except (RuntimeError, TypeError, OverflowError):
         raise UserError(f"{where}: the network it describes is larger than any tensor can be") from None
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -161,6 +170,12 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, wh
     for name in shapes:
         if name not in expected:
             raise UserError(f"{where}: tensor '{name}' is not part of the network it describes")
+
+
+def count_blocks(config: NetworkConfig) -> int:
+    if isinstance(config, ResNetConfig):
+        return sum(config.blocks)
+    return config.blocks + sum(config.stem.blocks if config.stem else ())
 
 
 def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> None:

@@ -1,28 +1,31 @@
-"""What the readers of foreign layouts share: rename their tensors to ours, and read the network off the shapes."""
+"""What the readers of foreign layouts share: the network that tensors show, and the values of their side files."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vitrail.config import ModelConfig, Preprocess, Size, validate
+from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
 from vitrail.errors import UserError
-from vitrail.weights.bundle import check_tensors, load_float32
+from vitrail.weights.bundle import check_tensors
+from vitrail.weights.layout import Layout, without_bias
+from vitrail.weights.tensors import Tensors
+
+State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Foreign:
     """A foreign file in our terms, with what it says about its preprocessing and classes."""
 
-    model: ModelConfig
+    model: NetworkConfig
     state: dict[str, Tensor]
     preprocess: Preprocess
     classes: tuple[str, ...] = ()
@@ -30,177 +33,143 @@ class Foreign:
     assumed: str = ""  # what the file does not say and the reader had to take for granted
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where a layout keeps our modules: our name to theirs; several of theirs are stacked, as query, key and value."""
-
-    parameters: Mapping[str, str]
-    modules: Mapping[str, str]
-    block: str  # how the names of block {} begin
-    block_modules: Mapping[str, tuple[str, ...]]
-
-    def places(self, depth: int) -> dict[str, tuple[str, ...]]:
-        """Each tensor of our network to the names it has there."""
-        modules: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in self.modules.items()}
-        for index in range(depth):
-            start = self.block.format(index)
-            for ours, theirs in self.block_modules.items():
-                modules[f"encoder.blocks.{index}.{ours}"] = tuple(start + name for name in theirs)
-        places: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in self.parameters.items()}
-        for ours, names in modules.items():
-            for kind in ("weight", "bias"):
-                places[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in names)
-        return places
-
-    def depth(self, names: Mapping[str, Any]) -> int:
-        pattern = re.compile(re.escape(self.block).replace(re.escape("{}"), r"(\d+)"))
-        return len({match[1] for match in map(pattern.match, names) if match})
-
-
-# Part of a tensor's name to the thing a plain Vision Transformer does not have.
-UNSUPPORTED = {
-    "ls1.": "LayerScale",
-    "ls2.": "LayerScale",
-    "gamma": "LayerScale",
-    "layer_scale": "LayerScale",
-    "reg_token": "register tokens",
-    "register_token": "register tokens",
-    "dist_token": "a distillation token",
-    "distillation": "a distillation token",
-    "head_dist": "a distillation head",
-    "q_norm": "normalised queries and keys",
-    "k_norm": "normalised queries and keys",
-    "norm_pre": "a norm before the encoder",
-    "attn_pool": "attention pooling",
-    "MAPHead": "attention pooling",
-    "rope": "rotary positions",
-    "freqs": "rotary positions",
-    "rel_pos": "relative positions",
-    "relative_position": "relative positions",
-    "backbone": "a convolutional stem (hybrid)",
-    "conv_root": "a convolutional stem (hybrid)",
-    "block1.": "a convolutional stem (hybrid)",
-    "mlp.fc1_g": "a gated MLP",
-    "mlp.w12": "a gated MLP",
-    "mlp.norm": "norms inside attention and MLP",
-    "attn.norm": "norms inside attention and MLP",
-    "mask_token": "a mask token",
-    "decoder": "a decoder",
-}
-REQUIRED = ("tokens.projection", "positions", "encoder.blocks.")
-
-
-def convert(
-    tensors: Mapping[str, Tensor],
+def translate(
+    source: Tensors,
     layout: Layout,
-    where: str,
-    told_sizes: Sequence[Size],
-    image_size: Size | None,
-    class_row: bool = True,
-    **details: Any,
-) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Our config and our names. Shapes tell most of the config; `details` are what they cannot tell (heads, GELU).
+    configure: Callable[[State], NetworkConfig],
+    adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+) -> tuple[NetworkConfig, dict[str, Tensor]]:
+    """Our config and our tensors. All is tried on shapes first: the contents are read only when everything fits.
 
-    `class_row` says whether the position table has a row for the class token, where there is one.
+    `configure` reads the config off the shapes; `adjust` changes tensors once they have our names.
     """
-    state = _rename(tensors, layout, where)
-    projection = state["tokens.projection.weight"]
-    if projection.ndim != 4 or 0 in projection.shape or state["positions.table"].ndim != 3:
-        raise UserError(f"{where}: its patch projection or positions do not have the shape of a Vision Transformer")
-    class_token = "tokens.class_token" in state
-    patch = (projection.shape[2], projection.shape[3])
-    patches = state["positions.table"].shape[1] - int(class_token and class_row)
-    size = find_image_size(patches, patch, told_sizes, image_size, where)
-    if class_token and not class_row:
-        # The class token's row in ours is then zero, which adds nothing.
-        zero = torch.zeros_like(state["positions.table"][:, :1])
-        state["positions.table"] = torch.cat([zero, state["positions.table"]], dim=1)
+    blank = adjust(layout.read(source.blank(), source.where))
+    source.check_floats()
+    config = configure(blank)
+    check_tensors({name: tuple(tensor.shape) for name, tensor in blank.items()}, config, source.where)
+    return config, adjust(layout.read(source.load(), source.where))
+
+
+def vit_config(
+    state: State,
+    where: str,
+    told: Sequence[Size],
+    asked: Size | None,
+    prefix_rows: Sequence[bool] = (True,),
+    **details: Any,
+) -> ModelConfig:
+    """The config that shapes tell; `details` are what they cannot (heads, GELU, constants).
+
+    `prefix_rows`: whether the position table may have rows for class token and registers, may not, or either.
+    """
+    projection = state.get("tokens.projection.weight")
+    if projection is None or projection.ndim != 4 or 0 in projection.shape:
+        raise UserError(f"{where} has no patch projection, so it is no Vision Transformer")
+    up, down = (state.get(f"encoder.blocks.0.mlp.{name}.weight") for name in ("up", "down"))
+    if up is None or down is None:
+        raise UserError(f"{where} has no encoder blocks")
+    if 2 * down.shape[-1] == len(up):
+        raise UserError(f"{where} has a gated MLP, which vitrail's networks have not")
+    if "encoder.blocks.0.attention.qkv.bias" not in state:
+        raise without_bias(where)
+    root = state.get("tokens.stem.root.weight")
+    constants = details.pop("stem", {})
+    blocks = _stages(state, "tokens.stem.stages", where)
+    stem = None if root is None else validate(StemConfig, {"width": len(root), "blocks": blocks, **constants}, where)
+    class_token, registers = "tokens.class_token" in state, _length(state, "tokens.registers")
     after_pool = "pool.norm.weight" in state
+    pool = "map" if "pool.probe" in state else "token" if class_token and not after_pool else "gap"
     seen: dict[str, Any] = {
-        "width": projection.shape[0],
-        "depth": layout.depth(tensors),
-        "mlp_dim": len(state["encoder.blocks.0.mlp.up.weight"]),
-        "patch": patch,
-        "image_size": size,
+        "width": len(projection),
+        "depth": _count(state, r"encoder\.blocks\.(\d+)\."),
+        "mlp_dim": len(up),
+        "patch": tuple(projection.shape[2:]),
         "num_classes": len(state.get("head.weight", ())),
-        "channels": projection.shape[1],
+        "channels": (projection if root is None else root).shape[1],
+        "stem": stem,
         "class_token": class_token,
-        "pool": "token" if class_token and not after_pool else "gap",
+        "registers": registers,
+        "layer_scale": 1e-5 if "encoder.blocks.0.scale1.gain" in state else None,
+        "pool": pool,
         "norm": "after_pool" if after_pool else "before_pool",
         "representation": len(state.get("representation.layer.weight", ())),
     }
-    config = validate(ModelConfig, {**seen, **details}, where)
-    if 2 * state["encoder.blocks.0.mlp.down.weight"].shape[-1] == config.mlp_dim:
-        raise UserError(f"{where} has a gated MLP, which a plain Vision Transformer has not")
-    check_tensors({name: tuple(tensor.shape) for name, tensor in state.items()}, config, where)
-    return config, state
+    stride = stem.stride if stem else 1
+    cell = seen["patch"][0] * stride, seen["patch"][1] * stride
+    seen |= _grid(state, cell, class_token + registers, told, asked, prefix_rows, where)
+    return validate(ModelConfig, {**seen, **details}, where)
 
 
-def _rename(tensors: Mapping[str, Tensor], layout: Layout, where: str) -> dict[str, Tensor]:
-    places = layout.places(layout.depth(tensors))
-    known = {name for names in places.values() for name in names}
-    for name, tensor in tensors.items():
-        if tensor.ndim == 0:
-            raise UserError(f"{where}: tensor '{name}' is a single number")
-        if name not in known:
-            thing = next((words for part, words in UNSUPPORTED.items() if part in name), f"a tensor '{name}'")
-            raise UserError(f"{where} has {thing}, which a plain Vision Transformer has not")
-    state: dict[str, Tensor] = {}
-    for ours, theirs in places.items():
-        missing = [name for name in theirs if name not in tensors]
-        if not missing:
-            state[ours] = torch.cat([tensors[name] for name in theirs]) if len(theirs) > 1 else tensors[theirs[0]]
-        elif ours.endswith("qkv.bias"):
-            raise UserError(f"{where} has queries, keys and values without bias, and vitrail's network has biases")
-        elif ours == "positions.table":
-            raise UserError(f"{where} has no learned positions, and vitrail's network has them")
-        elif ours.startswith(REQUIRED):
-            raise UserError(f"{where}: tensor '{missing[0]}' is missing")
-    if "encoder.blocks.0.norm1.weight" not in state:
-        raise UserError(f"{where} has no encoder blocks")
-    return state
+def resnet_config(state: State, where: str, image_size: Size, **constants: Any) -> ResNetConfig:
+    root = state.get("root.weight")
+    if root is None or root.ndim != 4:
+        raise UserError(f"{where} has no root convolution, so it is no ResNet")
+    seen = {
+        "kind": "resnet",
+        "blocks": _stages(state, "stages", where),
+        "width": len(root),
+        "image_size": image_size,
+        "num_classes": len(state.get("head.weight", ())),
+        "channels": root.shape[1],
+    }
+    return validate(ResNetConfig, {**seen, **constants}, where)
 
 
-def find_image_size(patches: int, patch: Size, told: Sequence[Size], asked: Size | None, where: str) -> Size:
-    """The image size that makes this many patches: the one asked for, one the file tells, or a square."""
-
-    def fits(size: Size) -> bool:
-        whole = size[0] % patch[0] == 0 and size[1] % patch[1] == 0
-        return whole and (size[0] // patch[0]) * (size[1] // patch[1]) == patches > 0
-
+def _grid(
+    state: State,
+    cell: Size,
+    prefix: int,
+    told: Sequence[Size],
+    asked: Size | None,
+    prefix_rows: Sequence[bool],
+    where: str,
+) -> dict[str, Any]:
+    """Image size, and whether class token and registers have rows in the position table."""
+    table = state.get("positions.table")
+    if table is None:
+        if not asked and not told:
+            raise UserError(f"{where} has no table of positions, which would show its image size: {ASK}")
+        return {"image_size": asked or told[0]}
+    if table.ndim != 3:
+        raise UserError(f"{where}: its table of positions has shape {tuple(table.shape)}, not (1, tokens, width)")
+    counts = {rows: table.shape[1] - (prefix if rows else 0) for rows in prefix_rows}
+    for size in [asked] if asked else told:
+        whole = size[0] % cell[0] == 0 and size[1] % cell[1] == 0
+        for rows, count in counts.items():
+            if whole and (size[0] // cell[0]) * (size[1] // cell[1]) == count > 0:
+                return {"image_size": size, "prefix_positions": rows}
+    count = next(iter(counts.values()))
     if asked:
-        if not fits(asked):
-            raise UserError(
-                f"{where} has positions for {patches} patches of {patch[0]}x{patch[1]}, "
-                f"which is not an image of {asked[0]}x{asked[1]}"
-            )
-        return asked
-    side = math.isqrt(patches)
-    for size in (*told, (side * patch[0], side * patch[1])):
-        if fits(size):
-            return size
-    raise UserError(
-        f"{where} has positions for {patches} patches, which is not a square: "
-        "load it with vitrail.load(path, image_size=(height, width))"
-    )
+        raise UserError(
+            f"{where} has positions for {count} patches of {cell[0]}x{cell[1]}, "
+            f"which is not an image of {asked[0]}x{asked[1]}"
+        )
+    for rows, count in counts.items():
+        side = math.isqrt(max(count, 0))
+        if side * side == count > 0:
+            return {"image_size": (side * cell[0], side * cell[1]), "prefix_positions": rows}
+    raise UserError(f"{where} has positions for {count} patches, which is not a square: {ASK}")
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of the shards a `model.safetensors.index.json` names."""
-    tensors: dict[str, Tensor] = {}
-    for shard in shards(path):
-        tensors |= load_float32(shard)
-    return tensors
+ASK = "give the size with --image-size HxW, or image_size=(height, width) in Python"
 
 
-def shards(path: Path) -> list[Path]:
-    """The files that hold the tensors: the file itself, or those an index names in its own folder."""
-    if path.suffix != ".json":
-        return [path]
-    names = read_json(path).get("weight_map")
-    if not isinstance(names, dict) or not all(Path(str(name)).name == name for name in names.values()):
-        raise UserError(f"'{path}' is not an index of safetensors files")
-    return [path.with_name(name) for name in sorted(set(names.values()))]
+def _stages(state: State, start: str, where: str) -> tuple[int, ...]:
+    """Blocks of each stage of a ResNet."""
+    start = re.escape(start)
+    count = _count(state, rf"{start}\.(\d+)\.")
+    if count > len(state):
+        raise UserError(f"{where}: {len(state)} tensors are too few for a ResNet of {count} stages")
+    return tuple(_count(state, rf"{start}\.{stage}\.(\d+)\.") for stage in range(count))
+
+
+def _count(state: State, pattern: str) -> int:
+    """One more than the largest number that names have there."""
+    return max((int(match[1]) + 1 for match in map(re.compile(pattern).match, state) if match), default=0)
+
+
+def _length(state: State, name: str) -> int:
+    return state[name].shape[1] if name in state and state[name].ndim == 3 else 0
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.weights import google, huggingface, timm
 from vitrail.weights.bundle import KEY, Card, created_with, read_bundle, read_header
-from vitrail.weights.foreign import Foreign, read_json, shards
+from vitrail.weights.foreign import Foreign, read_json
+from vitrail.weights.tensors import Tensors, npz_source, pickle_source, safetensors_source
 
 HUB = "hf-hub:"
 HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
 INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -28,43 +30,59 @@ class Weights:
     card: Card
     state: dict[str, Tensor]
     origin: str  # where they were read, and where those came from: what weights made from them cite
+    layout: str  # vitrail, timm, huggingface or google
+    file: Path  # what holds the tensors, or the index of the files that do
+    assumed: str  # what the file does not say and the reader had to take for granted
 
 
-def read_weights(spec: str, *, image_size: Size | None = None) -> Weights:
+def read_weights(spec: str, *, image_size: Size | None = None, pickle: bool = False) -> Weights:
     """Weights from a path or `hf-hub:owner/name[@revision]`; the layout is told by the contents, not by the name.
 
-    `image_size` is for files that do not say theirs.
+    `image_size` is for files that do not say theirs. With `pickle`, files of torch.save are opened too, in a way that
+    lets them hold nothing but tensors.
     """
     if spec.startswith(HUB):
-        path = _download(spec)
+        path = _download(spec, pickle)
         commit = re.fullmatch(r"[0-9a-f]{40}", path.name)  # the Hub's cache names a folder by its commit
         source = f"{spec.partition('@')[0]}@{path.name}" if commit else spec
     else:
         path = _existing(spec)
         source = "/".join(path.absolute().parts[-2:])  # enough to recognise it; a whole path tells about the machine
-    file = _weights_file(path) if path.is_dir() else path
-    if file.suffix != ".json" and _is_archive(file):
-        return _weights(google.read(file, image_size), source)
-    names: set[str] = set()
-    for shard in shards(file):
-        header = read_header(shard)
-        if KEY in header.metadata:
+    file = _weights_file(path, pickle) if path.is_dir() else path
+    kind, where = _kind(file), f"'{file}'"
+    if kind == "pickle" and not pickle:
+        raise _pickle_error(file)
+    if kind == "npz":
+        return _weights(google.read(npz_source(file, where), image_size), "google", file, source)
+    if kind == "pickle":
+        return _foreign(pickle_source(file, where), file, image_size, source)
+    shards = _shards(file)
+    for shard in shards:
+        if KEY in read_header(shard).metadata:
             return _bundle(shard, image_size, source)
-        names |= set(header.shapes)
+    return _foreign(safetensors_source(shards, where), file, image_size, source)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `read_weights` took, under the names they have there."""
+    where = f"'{file}'"
+    return (pickle_source(file, where) if _kind(file) == "pickle" else safetensors_source(_shards(file), where)).load()
+
+
+def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str) -> Weights:
+    """Weights in the names of timm or transformers."""
     config = _config_beside(file)
-    if timm.MARK in names:
-        ours = config if config and ("architecture" in config or "pretrained_cfg" in config) else None
-        return _weights(timm.read(file, ours, image_size), source)
-    if {huggingface.MARK, f"vit.{huggingface.MARK}"} & names:
+    if timm.MARK in tensors.shapes or timm.RESNET_MARK in tensors.shapes:
+        settings = config if config and ("architecture" in config or "pretrained_cfg" in config) else None
+        return _weights(timm.read(tensors, settings, image_size), "timm", file, source)
+    if any(prefix + huggingface.MARK in tensors.shapes for prefix in ("", *huggingface.PREFIXES)):
         if config is None:
             raise UserError(f"'{file}' is in transformers' layout, which needs its config.json beside it")
-        return _weights(huggingface.read(file, config, image_size), source)
-    raise UserError(
-        f"'{file}' holds no Vision Transformer that vitrail can read: not its own, timm's, transformers' or Google's"
-    )
+        return _weights(huggingface.read(tensors, config, file.parent, image_size), "huggingface", file, source)
+    raise UserError(f"'{file}' holds no network that vitrail can read: not its own, timm's, transformers' or Google's")
 
 
-def _weights(foreign: Foreign, source: str) -> Weights:
+def _weights(foreign: Foreign, layout: str, file: Path, source: str) -> Weights:
     note = f" ({foreign.assumed})" if foreign.assumed else ""
     card = Card(
         model=foreign.model,
@@ -74,7 +92,7 @@ def _weights(foreign: Foreign, source: str) -> Weights:
         licence=foreign.licence,
         created_with=created_with(),
     )
-    return Weights(card, foreign.state, card.source)
+    return Weights(card, foreign.state, card.source, layout, file, foreign.assumed)
 
 
 def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
@@ -82,7 +100,8 @@ def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
     told = card.model.image_size
     if image_size and image_size != told:
         raise UserError(f"'{path}' is for {told[0]}x{told[1]} images, not {image_size[0]}x{image_size[1]}")
-    return Weights(card, state, f"{source}, itself from {card.source}" if card.source else source)
+    origin = f"{source}, itself from {card.source}" if card.source else source
+    return Weights(card, state, origin, "vitrail", path, "")
 
 
 def _existing(spec: str) -> Path:
@@ -96,46 +115,53 @@ def _existing(spec: str) -> Path:
     raise UserError(f"no weights at '{spec}'{hint}")
 
 
-def _weights_file(folder: Path) -> Path:
+def _weights_file(folder: Path, pickle: bool) -> Path:
     """The file that holds a folder's weights: ours, the Hub's usual name, an index of shards, or the only one."""
     for name in ("model.safetensors", INDEX):
         if (folder / name).is_file():
             return folder / name
     files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".npz"))
+    pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES)
+    files = files or (pickles if pickle else [])
     if len(files) == 1:
         return files[0]
     if files:
         raise UserError(f"'{folder}' has {len(files)} weights files and no model.safetensors: name one of them")
-    pickles = sorted(file for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickles:
         raise _pickle_error(pickles[0])
     raise UserError(f"'{folder}' has no weights: no model.safetensors, no other .safetensors, no .npz")
 
 
-def _is_archive(file: Path) -> bool:
-    """Whether it is an .npz. A pickle, which torch puts in an archive too, is refused by its contents."""
+def _shards(index: Path) -> list[Path]:
+    """The files that hold the tensors: the file itself, or those an index names in its own folder."""
+    if index.suffix != ".json":
+        return [index]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(Path(str(name)).name == name for name in names.values()):
+        raise UserError(f"'{index}' is not an index of safetensors files")
+    return [index.with_name(name) for name in sorted(set(names.values()))]
+
+
+def _kind(file: Path) -> str:
+    """npz, pickle or safetensors, by the contents. torch puts a pickle in an archive, too."""
     try:
         with open(file, "rb") as stream:
             start = stream.read(9)
         if start.startswith(b"PK\x03\x04"):
             with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-            if any(name.endswith(".npy") for name in names):
-                return True
-            raise _pickle_error(file)
+                return "npz" if any(name.endswith(".npy") for name in archive.namelist()) else "pickle"
     except OSError as error:
         raise UserError(f"cannot read '{file}': {error.strerror}") from None
     except zipfile.BadZipFile:
         raise UserError(f"'{file}' is an archive that was cut short or damaged") from None
-    if start.startswith(b"\x80") and not start.endswith(b"{"):  # safetensors: eight bytes of length, then JSON
-        raise _pickle_error(file)
-    return False
+    # safetensors: eight bytes of length, then JSON
+    return "pickle" if start.startswith(b"\x80") and not start.endswith(b"{") else "safetensors"
 
 
 def _pickle_error(file: Path) -> UserError:
     return UserError(
-        f"'{file}' is a pickle, which can run any code when opened: vitrail does not read it; "
-        "load it where you trust it and save its state dict with safetensors.torch.save_file"
+        f"'{file}' is a pickle, which can run any code when opened: if you trust it, turn it into a safe file with "
+        "vitrail convert SRC DST --to vitrail --allow-pickle"
     )
 
 
@@ -144,15 +170,16 @@ def _config_beside(file: Path) -> dict[str, Any] | None:
     return read_json(config) if config.is_file() else None
 
 
-def _download(spec: str) -> Path:
+def _download(spec: str, pickle: bool) -> Path:
     """The folder where a model of the Hub lies, after fetching what is not in the local cache."""
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
         raise UserError(f"'{spec}' needs the Hugging Face client: pip install 'vitrail[hub]'") from None
     name, _, revision = spec.removeprefix(HUB).partition("@")
+    patterns = HUB_FILES + [f"*{suffix}" for suffix in PICKLES if pickle]
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except errors.HFValidationError:
         raise UserError(
             f"'{spec}' is not a model of the Hub: write {HUB}owner/name or {HUB}owner/name@revision"

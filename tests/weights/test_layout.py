@@ -1,0 +1,59 @@
+"""One table, both directions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitrail.errors import UserError
+from vitrail.weights.layout import Form, Layout, Rule, both
+
+LAYOUT = Layout(
+    [
+        *both("stages.{0}.{1}.conv", "block{0+1}/unit{1+1:02}/conv"),
+        Rule("encoder.blocks.{0}.qkv", ("q{0}", "k{0}", "v{0}")),
+        Rule("head", ("kernel",), Form(lambda t: t.T, lambda t, _: t.T)),
+        Rule("swapped.{0}.{1}", ("by.{1}.{0}",)),
+    ]
+)
+OURS = {
+    "stages.0.11.conv.weight": torch.arange(3.0),
+    "stages.2.0.conv.bias": torch.arange(4.0),
+    "encoder.blocks.7.qkv": torch.arange(6.0).view(6, 1),
+    "head": torch.arange(6.0).view(2, 3),
+    "swapped.1.2": torch.arange(2.0),
+}
+THEIRS = {
+    "block1/unit12/conv.weight", "block3/unit01/conv.bias", "q7", "k7", "v7", "kernel", "by.2.1",
+}  # fmt: skip
+
+
+def test_there_and_back():
+    written = LAYOUT.write(OURS, heads=1)
+    assert set(written) == THEIRS
+    assert written["kernel"].shape == (3, 2) and written["kernel"].is_contiguous()
+    assert written["k7"].flatten().tolist() == [2, 3]
+    read = LAYOUT.read(written, "it")
+    assert read.keys() == OURS.keys()
+    assert all(torch.equal(tensor, OURS[name]) for name, tensor in read.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["block1/unit1/conv.weight", "block0/unit01/conv.weight", "block01/unit01/conv.weight"]
+)
+def test_numbers_written_otherwise_are_other_names(name):
+    assert LAYOUT.place(name) is None
+    with pytest.raises(UserError, match=f"it has a tensor '{name}'"):
+        LAYOUT.read({name: torch.zeros(1)}, "it")
+
+
+def test_parts_that_are_missing_or_do_not_fit():
+    with pytest.raises(UserError, match="it: tensor 'v3' is missing"):
+        LAYOUT.read({"q3": torch.zeros(1), "k3": torch.zeros(1)}, "it")
+    with pytest.raises(UserError, match=r"it: tensor 'q3' has shape \(1, 2\), which does not fit"):
+        LAYOUT.read({"q3": torch.zeros(1, 2), "k3": torch.zeros(1), "v3": torch.zeros(1)}, "it")
+
+
+def test_what_has_no_place():
+    with pytest.raises(UserError, match=r"no place for 'positions.rows'"):
+        LAYOUT.write({"positions.rows": torch.zeros(1)}, heads=1)

@@ -1,0 +1,143 @@
+"""Files are told by their headers: what does not fit, lies or bursts is refused before anything is read."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.errors import UserError
+from vitrail.weights import tensors
+from vitrail.weights.bundle import read_header
+from vitrail.weights.read import read_weights
+from vitrail.weights.tensors import npz_source, pickle_source
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "google_vit_gap.npz"
+
+
+def test_an_archive_is_told_by_its_headers(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", matrix=np.zeros((2, 3), "f"), half=np.zeros(4, "f2"), step=np.array(7))
+    monkeypatch.setattr("numpy.load", lambda *args, **kwargs: pytest.fail("contents were read"))
+    source = npz_source(tmp_path / "a.npz", "it")
+    assert source.shapes == {"matrix": (2, 3), "half": (4,), "step": ()}
+    assert source.dtypes == {"matrix": "F32", "half": "F16", "step": "int64"}
+    assert all(tensor.is_meta for tensor in source.blank().values())
+
+
+def test_contents_are_read_only_when_the_network_fits(tmp_path, monkeypatch):
+    arrays = dict(np.load(FIXTURE))
+    arrays["params/head/bias"] = np.zeros(6, "f")
+    np.savez(tmp_path / "a.npz", **arrays)
+    monkeypatch.setattr("numpy.load", lambda *args, **kwargs: pytest.fail("contents were read"))
+    with pytest.raises(UserError, match=r"'head.bias' has shape \(6,\)"):
+        read_weights(str(tmp_path / "a.npz"))
+
+
+def with_member(path: Path, content: bytes, name: str = "a.npy", how: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.writestr(name, content)
+    return path
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    content = array_bytes(np.zeros(30_000_000, "f"))
+    path = with_member(tmp_path / "bomb.npz", content, how=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(UserError, match="would unpack to 120,000,128 bytes"):
+        npz_source(path, "it")
+
+
+def test_an_array_that_lies_about_its_length(tmp_path):
+    content = array_bytes(np.zeros((2, 3), "f")).replace(b"(2, 3)", b"(9, 9)")
+    with pytest.raises(UserError, match="length is not what its header says"):
+        npz_source(with_member(tmp_path / "a.npz", content), "it")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"\x93NUMPY\x09\x00", b"hello world, no array"])
+def test_members_that_are_no_arrays(tmp_path, content):
+    with pytest.raises(UserError, match="cannot read it"):
+        npz_source(with_member(tmp_path / "a.npz", content), "it")
+
+
+def test_too_many_tensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "MAX_TENSORS", 3)
+    np.savez(tmp_path / "a.npz", **{f"t{index}": np.zeros(1, "f") for index in range(4)})
+    with pytest.raises(UserError, match="has 4 arrays, and no network has more than 3"):
+        npz_source(tmp_path / "a.npz", "it")
+
+
+def safetensors_file(path: Path, header: dict, data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def test_a_header_of_too_many_tensors(tmp_path):
+    nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    path = safetensors_file(tmp_path / "a.safetensors", {f"t{index}": nothing for index in range(100_001)}, b"")
+    with pytest.raises(UserError, match="has 100,001 tensors, and no network has more than 100,000"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("shape", [[10**6, 10**6], [1], [3], [-2]])
+def test_a_header_whose_shapes_do_not_fit_its_data(tmp_path, shape):
+    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]}}
+    with pytest.raises(UserError, match="'a' does not have the length that its shape needs"):
+        read_header(safetensors_file(tmp_path / "a.safetensors", header, bytes(8)))
+
+
+def test_a_tensor_of_absurd_shape_and_no_length(tmp_path):
+    header = {"patch_embed.proj.weight": {"dtype": "F32", "shape": [0, 10**30], "data_offsets": [0, 0]}}
+    safetensors_file(tmp_path / "model.safetensors", header, b"")
+    with pytest.raises(UserError):
+        read_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["old format", "archive"])
+@pytest.mark.parametrize(
+    "nest", [(), ("model",), ("state_dict",), ("checkpoint", "model_ema"), ("model_ema",)], ids=str
+)
+def test_state_dicts_in_their_nests(tmp_path, nest, old):
+    values = {"module.a.weight": torch.ones(2, 3), "module.b": torch.zeros(2).bfloat16()}
+    wanted = nest[:1] != ("checkpoint",)
+    for key in reversed(nest):
+        values = {key: values, "epoch": 3}
+    torch.save(values, tmp_path / "a.pth", _use_new_zipfile_serialization=not old)
+    if not wanted:
+        with pytest.raises(UserError, match="holds no state dict"):
+            pickle_source(tmp_path / "a.pth", "it")
+        return
+    source = pickle_source(tmp_path / "a.pth", "it")
+    assert source.shapes == {"a.weight": (2, 3), "b": (2,)}
+    loaded = source.load()
+    assert torch.equal(loaded["a.weight"], torch.ones(2, 3)) and loaded["b"].dtype == torch.float32
+
+
+def test_a_pickle_that_would_run_code_stays_closed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    torch.save({"a": torch.ones(1), "trap": Trap()}, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="cannot be opened as tensors alone") as caught:
+        pickle_source(tmp_path / "a.pth", "it")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02garbage", b"\x80"])
+def test_pickles_that_are_damaged(tmp_path, content):
+    (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be opened as tensors alone"):
+        read_weights(str(tmp_path / "a.pth"), pickle=True)

@@ -1,0 +1,133 @@
+"""Written in another layout and read again, weights are what they were; what a layout cannot hold is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.weights.configs import card_of, outputs, pixels_for, random_state, resnets, vits
+from vitrail.config import ModelConfig
+from vitrail.errors import UserError
+from vitrail.weights.bundle import Card
+from vitrail.weights.read import Weights, read_weights
+from vitrail.weights.write import TARGETS, check_expressible
+
+FILES = {"vitrail": "model.safetensors", "google": "model.npz"}
+UNSAID = {"dropout", "drop_path", "head_bias"}  # of training, which no other layout tells
+
+
+def back(card: Card, state: dict[str, torch.Tensor], to: str) -> Weights:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILES.get(to, "")
+        TARGETS[to].write(path, TARGETS[to].adopted(card), state)
+        return read_weights(str(path), image_size=card.model.image_size)
+
+
+def keeps_its_tensors(model: ModelConfig, to: str) -> bool:
+    """Whether the layout has the network as it is; else its positions take another form."""
+    if to == "vitrail":
+        return True
+    if to == "google":
+        return model.positions == "sincos" or (model.positions == "1d" and (model.prefix_positions or not model.stem))
+    if to == "huggingface":
+        return model.positions == "1d" and model.prefix_positions and not model.registers
+    return model.positions in ("1d", "none")
+
+
+def settings_of(model: ModelConfig, to: str) -> dict[str, object]:
+    values = model.model_dump(exclude=UNSAID)
+    if not model.prefix or model.positions != "1d":
+        values.pop("prefix_positions")  # which then says nothing
+    if to == "google" and values["pool"] == "map":
+        values.pop("prefix_positions", None)
+    return values
+
+
+GOOGLE = {"norm": "before_pool", "registers": 0, "layer_scale": None}
+VIT = {"pool": "token", "norm": "before_pool", "stem": None, "registers": 0, "layer_scale": None, "representation": 0}
+DINOV2 = {**VIT, "registers": 2, "layer_scale": 0.5, "num_classes": 0, "patch": (2, 2), "image_size": (6, 6)}
+# Networks of which each layout can express a good part, beside any at all.
+LIKELY = {
+    "vitrail": vits(),
+    "timm": vits(representation=0) | vits(),
+    "huggingface": vits(**VIT) | vits(**{**VIT, "num_classes": 0, "representation": 6}) | vits(**DINOV2) | vits(),
+    "google": vits(**GOOGLE) | vits(**GOOGLE, pool="gap", class_token=False) | vits(**GOOGLE, pool="map", stem=None),
+}
+
+
+@pytest.mark.parametrize("to", ["vitrail", "timm", "huggingface", "google"])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_vision_transformers(to, data):
+    model, seed = data.draw(LIKELY[to]), data.draw(st.integers(0, 9))
+    card = card_of(model, classes=tuple(f"c{index}" for index in range(model.num_classes)))
+    try:
+        check_expressible(card, to, adopt=True)
+    except UserError as error:
+        assert "cannot express this network" in str(error) and "\n" not in str(error)
+        return
+    state = random_state(model, seed)
+    weights = back(card, state, to)
+    adopted = TARGETS[to].adopted(card)
+    if keeps_its_tensors(model, to):
+        assert weights.state.keys() == state.keys()
+        assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
+        assert settings_of(weights.card.model, to) == settings_of(adopted.model, to)
+    pixels = pixels_for(model)
+    expected = outputs(adopted.model, state, pixels)
+    torch.testing.assert_close(outputs(weights.card.model, weights.state, pixels), expected, rtol=1e-5, atol=1e-5)
+    if to != "google":
+        assert weights.card.classes == card.classes
+        assert weights.card.preprocess == adopted.preprocess
+
+
+@pytest.mark.parametrize("to", ["vitrail", "google"])
+@settings(max_examples=20, deadline=None)
+@given(model=resnets())
+def test_resnets(to, model):
+    state = random_state(model)
+    weights = back(card_of(model), state, to)
+    assert weights.card.model == model
+    assert weights.state.keys() == state.keys()
+    assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
+
+
+@given(fraction=st.floats(0.5, 1), resize=st.sampled_from(["squash", "short_side"]), bicubic=st.booleans())
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_preprocessing(to, fraction, resize, bicubic):
+    """transformers knows the resized side in whole pixels, which is what it comes to here, too."""
+    model = ModelConfig(width=4, depth=1, mlp_dim=4, heads=1, patch=(8, 8), image_size=(32, 32), num_classes=0)
+    spec = {"resize": resize, "crop_fraction": 1.0 if resize == "squash" else fraction, "mean": (0.1, 0.2, 0.3)}
+    spec |= {"interpolation": "bicubic" if bicubic else "bilinear", "std": (0.4, 0.5, 0.6)}
+    card = card_of(model)
+    card = card.model_copy(update={"preprocess": card.preprocess.model_copy(update=spec), "licence": "CC0"})
+    found = back(card, random_state(model), to).card
+    exact = found.preprocess.model_copy(update={"crop_fraction": card.preprocess.crop_fraction})
+    assert exact == card.preprocess
+    assert int(32 / found.preprocess.crop_fraction + 1e-6) == int(32 / card.preprocess.crop_fraction + 1e-6)
+    assert found.licence == "CC0"
+
+
+@pytest.mark.slow
+def test_reading_does_not_import_a_compiler(tmp_path):
+    """torch's compiler takes a second to import, and some operations without storage would call for it."""
+    model = ModelConfig(width=4, depth=1, mlp_dim=4, heads=1, patch=(8, 8), image_size=(16, 16), num_classes=0)
+    dinov2 = model.model_copy(update={"registers": 2, "layer_scale": 0.5})
+    for to, network in (("timm", dinov2), ("huggingface", dinov2), ("google", model)):
+        (tmp_path / to).mkdir()
+        TARGETS[to].write(tmp_path / to / FILES.get(to, ""), card_of(network), random_state(network))
+    specs = [str(tmp_path / to) for to in ("timm", "huggingface", "google")]
+    code = (
+        "import sys; from vitrail.weights.read import read_weights\n"
+        f"for spec in {specs}: read_weights(spec)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

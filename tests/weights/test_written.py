@@ -1,0 +1,234 @@
+"""What is written, loaded by the libraries themselves: the same outputs as ours."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.weights.configs import card_of, outputs, pixels_for, random_state
+from vitrail.config import ModelConfig, ResNetConfig, StemConfig
+from vitrail.images.preprocess import normalise, prepare
+from vitrail.model.variants import configure
+from vitrail.weights import to_google, to_huggingface, to_timm
+from vitrail.weights.peers import timm_folder, timm_npz, transformers_folder
+
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"width": 48, "depth": 2, "mlp_dim": 100, "heads": 3, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5}
+TIMM_STEM = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
+
+
+def small(**options) -> ModelConfig:
+    return ModelConfig(**{**SMALL, **options})
+
+
+def assert_same(run, card, state):
+    pixels = pixels_for(card.model)
+    with torch.inference_mode():
+        found = run(pixels)
+    expected = outputs(card.model, state, pixels)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gelu": "erf", "mlp_dim": 101},
+        {"image_size": (16, 40), "patch": (4, 8), "channels": 2},
+        {"pool": "gap", "class_token": False, "norm": "after_pool"},
+        {"pool": "gap", "norm": "before_pool", "registers": 3},
+        {"norm": "after_pool"},
+        {"registers": 4, "layer_scale": 0.1, "prefix_positions": False},
+        {"registers": 4, "layer_scale": 0.1},
+        {"pool": "map", "class_token": False},
+        {"pool": "map", "registers": 2},
+        {"positions": "sincos"},
+        {"positions": "2d", "image_size": (16, 40)},
+        {"positions": "none"},
+        {"num_classes": 0, "prefix_positions": False},
+        {"stem": StemConfig(**TIMM_STEM), "image_size": (64, 96)},
+        {"stem": StemConfig(**TIMM_STEM), "image_size": (64, 64), "channels": 1},
+    ],
+    ids=str,
+)
+def test_timm_loads_vision_transformers(tmp_path, options):
+    card = card_of(small(**options), classes=() if options.get("num_classes") == 0 else tuple("abcde"), licence="MIT")
+    assert to_timm.cannot(card) is None and to_timm.adopted(card) == card
+    state = random_state(card.model)
+    to_timm.write(tmp_path, card, state)
+    assert_same(timm_folder(tmp_path), card, state)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    data = timm.data.resolve_data_config({}, model=model)
+    assert tuple(data["input_size"][1:]) == card.model.image_size and data["crop_mode"] == "squash"
+    assert (tuple(data["mean"]), data["crop_pct"]) == (card.preprocess.mean, 1.0)
+    assert model.pretrained_cfg["license"] == "MIT"
+    assert model.pretrained_cfg.get("label_names", []) == list(card.classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("S/16", {}),
+        ("R26+S/32", {"stem": StemConfig(blocks=(2, 2, 2, 2), **TIMM_STEM)}),
+        ("R50x1", {**TIMM_STEM, "image_size": 96}),
+    ],
+)
+def test_timm_loads_networks_of_real_size(tmp_path, name, options):
+    model = configure(name, 10, **options)
+    card, state = card_of(model), random_state(model)
+    assert to_timm.cannot(card) is None and to_timm.adopted(card) == card
+    to_timm.write(tmp_path, card, state)
+    assert_same(timm_folder(tmp_path), card, state)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (small(representation=7), "representation"),
+        (small(positions="relative"), "positions"),
+        (small(positions_at="shared"), "positions"),
+        (small(stem=StemConfig(blocks=(1, 1)), patch=(1, 1)), "stems of 64 channels"),
+        (configure("R50x2", 5), "50x1, 50x3"),
+        (configure("Axial-B/32", 5), "attention"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_timm_has_not(model, words):
+    assert words in to_timm.cannot(card_of(model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gelu": "erf", "norm_eps": 1e-12, "channels": 1},
+        {"image_size": (16, 40), "patch": (4, 8)},
+        {"prefix_positions": False},
+        {"positions": "sincos"},
+        {"positions": "2d", "image_size": (16, 40)},
+        {"num_classes": 0},
+        {"num_classes": 0, "representation": 40},
+        {"num_classes": 0, "layer_scale": 0.5, "mlp_dim": 96},
+        {"num_classes": 0, "layer_scale": 0.5, "mlp_dim": 96, "registers": 2},
+        {"num_classes": 0, "layer_scale": 0.5, "mlp_dim": 96, "registers": 2, "prefix_positions": False},
+    ],
+    ids=str,
+)
+def test_transformers_loads(tmp_path, options):
+    model = small(**options)
+    card = card_of(model, classes=tuple("abcde")[: model.num_classes])
+    assert to_huggingface.cannot(card) is None and to_huggingface.adopted(card) == card
+    state = random_state(model)
+    to_huggingface.write(tmp_path, card, state)
+    assert_same(transformers_folder(tmp_path, card), card, state)
+    kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
+    _, report = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True)
+    invented = set(report["missing_keys"]) | set(report["unexpected_keys"])
+    plain = not (model.num_classes or model.representation or model.layer_scale)
+    assert all(name.startswith("pooler") for name in invented) if plain else not invented
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (configure("R50x1", 5), "ResNet"),
+        (small(stem=StemConfig(), image_size=(64, 64)), "stem"),
+        (small(pool="gap"), "class token"),
+        (small(norm="after_pool"), "class token"),
+        (small(positions="none"), "positions"),
+        (small(representation=7), "representation"),
+        (small(layer_scale=0.1), "classifier"),
+        (small(registers=1, num_classes=0), "only together with LayerScale"),
+        (small(layer_scale=0.1, num_classes=0), "whole multiple"),
+        (small(layer_scale=0.1, num_classes=0, mlp_dim=96, image_size=(32, 64)), "square"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_transformers_has_not(model, words):
+    assert words in to_huggingface.cannot(card_of(model))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        small(),
+        small(image_size=(16, 40)),
+        small(prefix_positions=False),
+        small(pool="gap", class_token=False),
+        small(pool="map", class_token=False),
+        small(num_classes=0),
+        small(positions="2d"),
+    ],
+    ids=lambda model: str(model.model_dump(exclude_defaults=True, exclude=set(SMALL))),
+)
+def test_timms_own_reader_takes_our_npz(tmp_path, model):
+    card, state = card_of(model), random_state(model)
+    assert to_google.cannot(card) is None and to_google.adopted(card).model == model
+    to_google.write(tmp_path / "vit.npz", card, state)
+    form = to_google.expressed(model, state)[0]
+    assert_same(timm_npz(tmp_path / "vit.npz", card.model_copy(update={"model": form})), card, state)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        small(stem=StemConfig(), image_size=(64, 64)),
+        pytest.param(configure("R26+S/32", 5, depth=1, image_size=64), marks=pytest.mark.slow),
+        pytest.param(configure("R50x1", 5, image_size=64), marks=pytest.mark.slow),
+    ],
+    ids=["stem", "hybrid", "resnet"],
+)
+def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
+    """timm computes with its own epsilons: ours with those of timm is what it must equal."""
+    card, state = card_of(model), random_state(model)
+    to_google.write(tmp_path / "x.npz", card, state)
+    assert_same(timm_npz(tmp_path / "x.npz", card), to_timm.adopted(card), state)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (small(registers=1), "register"),
+        (small(layer_scale=0.1), "LayerScale"),
+        (small(norm="after_pool"), "after pooling"),
+        (small(pool="gap"), "class token"),
+        (small(positions="none"), "positions"),
+        (small(stem=StemConfig(), image_size=(64, 64), positions="sincos"), "hybrids"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_google_has_not(model, words):
+    assert words in to_google.cannot(card_of(model))
+
+
+def test_constants_are_named():
+    card = card_of(small(gelu="erf", norm_eps=1e-12))
+    assert to_google.adopted(card).model == small()
+    hybrid = card_of(small(stem=StemConfig(**TIMM_STEM), image_size=(64, 64)))
+    assert to_google.adopted(hybrid).model.stem == StemConfig()
+    resnet = ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=2, pool_padding="none")
+    assert to_timm.adopted(card_of(resnet)).model == resnet.model_copy(update={**TIMM_STEM, "pool_padding": "zeros"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"interpolation": "bicubic", "mean": (0.1, 0.2, 0.3)}, {"resize": "short_side", "crop_fraction": 0.875}],
+    ids=str,
+)
+def test_transformers_makes_the_same_pixels(tmp_path, options):
+    card = card_of(small(num_classes=0))
+    card = card.model_copy(update={"preprocess": card.preprocess.model_copy(update=options)})
+    to_huggingface.write(tmp_path, card, random_state(card.model))
+    image = np.random.default_rng(0).integers(0, 256, (50, 75, 3), dtype=np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    found = processor(images=Image.fromarray(image), return_tensors="pt")["pixel_values"]
+    expected = normalise(prepare(image, card.preprocess)[None], card.preprocess)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -1,0 +1,113 @@
+"""The other libraries' own networks, to run beside ours where they are installed."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import ModelConfig
+from vitrail.model.build import build
+from vitrail.weights import to_timm
+from vitrail.weights.bundle import Card
+
+Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features where there are no classes
+
+
+class NoPeer(Exception):
+    """Why the other library's network cannot be run here."""
+
+
+class Unloadable(NoPeer):
+    """The library is there, and does not take the weights."""
+
+
+def ours(card: Card, state: Mapping[str, Tensor]) -> Run:
+    with torch.device("meta"):
+        net = build(card.model)
+    net.load_state_dict(state, assign=True)
+    return net.eval()
+
+
+def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> Run:
+    """timm's network from a folder with its config.json; with these tensors, or those timm finds there itself."""
+    if not (folder / "config.json").is_file():
+        raise NoPeer("timm builds no network without its config.json")
+    timm = _import("timm")
+    with _loading("timm"):
+        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=tensors is None)
+        if tensors is not None:
+            model.load_state_dict(tensors)
+    return model.float().eval()
+
+
+def timm_npz(file: Path, card: Card) -> Run:
+    """What timm's own reader of Google's files makes of one, in the network of timm that is closest to ours."""
+    model = card.model
+    reason = to_timm.cannot(card)
+    if isinstance(model, ModelConfig) and model.positions != "1d":
+        reason = "it reads no file without a table of positions"
+    if not isinstance(model, ModelConfig) and model.pool_padding != "zeros":
+        reason = "it reads BiT's own files alone"
+    if reason:
+        raise NoPeer(f"timm has no such network, or no reader for it: {reason}")
+    name, args = to_timm.architecture(model)
+    timm = _import("timm")
+    with _loading("timm"):
+        network: nn.Module = timm.create_model(name, **args)
+        network.load_pretrained(str(file))  # type: ignore[operator]
+    return network.float().eval()
+
+
+def transformers_folder(folder: Path, card: Card) -> Run:
+    """transformers' network from a folder; its output is what ours gives."""
+    model = card.model
+    assert isinstance(model, ModelConfig)
+    transformers = _import("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
+    plain = not (model.num_classes or model.representation or model.registers or model.layer_scale is not None)
+    options = {"add_pooling_layer": False} if plain else {}  # of a ViT: it would invent one
+    with _loading("transformers"):
+        network = kind.from_pretrained(str(folder), local_files_only=True, **options).float().eval()
+
+    def run(pixels: Tensor) -> Tensor:
+        output = network(pixels)
+        if model.num_classes:
+            return output.logits
+        return output.pooler_output if model.representation else output.last_hidden_state[:, 0]
+
+    return run
+
+
+@contextmanager
+def _loading(library: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:  # some of a library's own imports come late
+        raise NoPeer(f"{library} cannot be imported: {_first_line(error)}") from None
+    except (RuntimeError, OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise Unloadable(f"{library} does not load these weights: {_first_line(error)}") from None
+
+
+def _import(name: str) -> ModuleType:
+    """A library that need not be there; one that is there and cannot be imported is as good as missing."""
+    logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        raise NoPeer(
+            f"{name} {'is not installed' if missing else f'cannot be imported: {_first_line(error)}'}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,165 @@
+"""The tensors of a file, told by its header: nothing of their contents is read before the network is known to fit."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import UserError
+from vitrail.weights.bundle import DTYPES, MAX_TENSORS, load_float32, read_header
+
+NUMPY = {"<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
+TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+# Weights hardly compress. An archive that unpacks to more than this many times its size is no weights file.
+MOST_COMPRESSED, ALWAYS_FINE = 20, 100_000_000
+
+
+@dataclass(frozen=True)
+class Tensors:
+    where: str  # what messages call it
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    fetch: Callable[[Collection[str]], dict[str, Tensor]]  # the contents of these, by the names in the file
+    stored: Mapping[str, str]  # name to the name in the file
+
+    def named(self, names: Mapping[str, str]) -> Tensors:
+        """Only these, under other names: new name to present name."""
+        return Tensors(
+            self.where,
+            {new: self.shapes[old] for new, old in names.items()},
+            {new: self.dtypes[old] for new, old in names.items()},
+            self.fetch,
+            {new: self.stored[old] for new, old in names.items()},
+        )
+
+    def without_prefix(self, *prefixes: str) -> Tensors:
+        """Names with the first of these prefixes that they begin with taken off."""
+        found = {name: next((p for p in prefixes if name.startswith(p)), "") for name in self.shapes}
+        return self.named({name.removeprefix(prefix): name for name, prefix in found.items()})
+
+    def blank(self) -> dict[str, Tensor]:
+        """Tensors of the right shapes without contents, to try a translation on."""
+        try:
+            return {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        except (RuntimeError, TypeError, OverflowError, ValueError):
+            raise UserError(f"{self.where} tells of a tensor larger than any can be") from None
+
+    def check_floats(self) -> None:
+        strange = sorted(set(self.dtypes.values()) - DTYPES.keys())
+        if strange:
+            raise UserError(f"{self.where} holds {strange[0]} numbers, and weights are float32, float16 or bfloat16")
+
+    def load(self) -> dict[str, Tensor]:
+        """The contents, in float32."""
+        found = self.fetch(set(self.stored.values()))
+        return {name: found[stored] for name, stored in self.stored.items()}
+
+
+def _source(
+    where: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    fetch: Callable[[Collection[str]], dict[str, Tensor]],
+) -> Tensors:
+    if len(shapes) > MAX_TENSORS:
+        raise UserError(f"{where} has {len(shapes):,} tensors, and no network has more than {MAX_TENSORS:,}")
+    return Tensors(where, shapes, dtypes, fetch, {name: name for name in shapes})
+
+
+def safetensors_source(files: Collection[Path], where: str) -> Tensors:
+    """A safetensors file, or the shards of one."""
+    headers = {file: read_header(file) for file in files}
+    shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
+    dtypes = {name: dtype for header in headers.values() for name, dtype in header.dtypes.items()}
+
+    def fetch(names: Collection[str]) -> dict[str, Tensor]:
+        return {name: tensor for file in files for name, tensor in load_float32(file).items() if name in names}
+
+    return _source(where, shapes, dtypes, fetch)
+
+
+def npz_source(file: Path, where: str) -> Tensors:
+    """numpy's archive of arrays. Arrays of objects, which are pickles, are refused."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            unpacked = sum(member.file_size for member in members)
+            if unpacked > max(ALWAYS_FINE, MOST_COMPRESSED * file.stat().st_size):
+                raise UserError(f"{where} would unpack to {unpacked:,} bytes, far more than weights of its size do")
+            if len(members) > MAX_TENSORS:
+                raise UserError(f"{where} has {len(members):,} arrays, and no network has more than {MAX_TENSORS:,}")
+            for member in members:
+                with archive.open(member) as stream:
+                    shape, dtype = _array_header(stream, member.file_size)
+                shapes[member.filename.removesuffix(".npy")] = shape
+                dtypes[member.filename.removesuffix(".npy")] = dtype
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"cannot read {where}: {error}") from None
+
+    def fetch(names: Collection[str]) -> dict[str, Tensor]:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: _float32(arrays[name]) for name in names}
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise UserError(f"cannot read {where}: {error}") from None
+
+    return _source(where, shapes, dtypes, fetch)
+
+
+def _array_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
+    """Shape and kind of numbers of an array, whose length must be what they say."""
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {version} of numpy's format")
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which is a pickle")
+    count = 1
+    for length in shape:
+        count *= length
+    if stream.tell() + count * dtype.itemsize != size:
+        raise ValueError("an array whose length is not what its header says")
+    return tuple(shape), NUMPY.get(dtype.str, str(dtype))
+
+
+def _float32(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind == "V":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).float()
+    return torch.from_numpy(array).float()
+
+
+# Where training code keeps the weights among other things; averaged ones are what it publishes.
+NESTS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
+
+
+def pickle_source(file: Path, where: str) -> Tensors:
+    """A file of torch.save, opened so that it can hold tensors and plain containers and nothing that runs."""
+    try:
+        values = torch.load(file, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(file))
+    except OSError as error:
+        raise UserError(f"cannot read {where}: {error.strerror}") from None
+    except Exception as error:  # whatever a damaged or hostile pickle makes of the unpickler
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{where} cannot be opened as tensors alone, so it stays closed: {reason}") from None
+    while isinstance(values, dict) and (nest := next((key for key in NESTS if isinstance(values.get(key), dict)), "")):
+        values = values[nest]
+    if not isinstance(values, dict) or not values or not all(isinstance(value, Tensor) for value in values.values()):
+        raise UserError(f"{where} holds no state dict: a mapping from names to tensors")
+    shapes = {str(name): tuple(tensor.shape) for name, tensor in values.items()}
+    dtypes = {str(name): TORCH.get(tensor.dtype, str(tensor.dtype)) for name, tensor in values.items()}
+
+    def fetch(names: Collection[str]) -> dict[str, Tensor]:
+        return {name: values[name].detach().float().clone() for name in names}
+
+    return _source(where, shapes, dtypes, fetch).without_prefix("module.")
