@@ -12,8 +12,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import pytest
 import torch
 
+from vitrail.model.build import Network, build
 from vitrail.model.variants import configure
-from vitrail.model.vit import VisionTransformer
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,12 @@ def _clean_device() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_net() -> Callable[..., VisionTransformer]:
+def make_net() -> Callable[..., Network]:
     """Networks with noise on every weight: the zeros a head starts from would hide any error."""
 
-    def make(name: str, num_classes: int = 1000, device: str = "cuda", **options: Any) -> VisionTransformer:
+    def make(name: str, num_classes: int = 1000, device: str = "cuda", **options: Any) -> Network:
         torch.manual_seed(0)
-        net = VisionTransformer(configure(name, num_classes, **options))
+        net = build(configure(name, num_classes, **options))
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)
