@@ -24,6 +24,8 @@ Pooling = Literal["token", "gap", "map"]
 Resampling = Literal["paper", "bicubic", "bicubic_antialias"]  # the last two as DeiT and timm do it
 
 GROUPS = 32  # of channels in every GroupNorm
+# Positions that are computed take memory which no tensor of a weights file stands for: T x T places, T x D waves.
+MOST_TOKENS = {"relative": 4096, "sincos": 65_536}
 
 
 class Schema(BaseModel):
@@ -36,7 +38,7 @@ class StemConfig(Schema):
     Epsilons are the original's. timm's are 1e-5 and, in the variance, 1e-8.
     """
 
-    blocks: tuple[Count, ...] = ()  # of each stage; none: the root alone
+    blocks: tuple[Count, ...] = Field(default=(), max_length=8)  # of each stage; none: the root alone
     width: int = Field(default=64, gt=0)  # channels of the root
     norm_eps: float = Field(default=1e-6, gt=0)
     weight_eps: float = Field(default=1e-5, ge=0)
@@ -107,6 +109,9 @@ class ModelConfig(Schema):
         parts = {"2d": 2, "sincos": 4}.get(self.positions, 1)
         if self.width % parts:
             raise ValueError(f"positions '{self.positions}' need a width that divides by {parts}")
+        most = MOST_TOKENS.get(self.positions, self.sequence)
+        if self.sequence > most:
+            raise ValueError(f"positions '{self.positions}' are for {most:,} tokens at most, not {self.sequence:,}")
         if self.axial and (self.prefix or self.positions == "relative"):
             raise ValueError("an axial network has patches alone: no class token, registers or relative positions")
         return self
@@ -140,7 +145,7 @@ class ResNetConfig(Schema):
     """One BiT ResNet: the paper's baseline, with activations before its convolutions."""
 
     kind: Literal["resnet"]
-    blocks: tuple[Count, ...] = Field(min_length=1)  # of each stage
+    blocks: tuple[Count, ...] = Field(min_length=1, max_length=8)  # of each stage
     width: int = Field(default=64, gt=0)  # channels of the root
     image_size: Size  # what it is trained on; its weights fit any
     num_classes: int = Field(ge=0)

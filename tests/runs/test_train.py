@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 import torch
+from rich.console import Console
 
 import vitrail
 from tests.runs.conftest import SMALL, draw
@@ -20,8 +21,6 @@ STEPS = (*SMALL, "train.steps=40", "optimizer.lr=3e-3", "train.log_every=5")
 
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory):
-    from rich.console import Console
-
     out = tmp_path_factory.mktemp("trained") / "run"
     log = out.with_suffix(".log")
     console = Console(file=log.open("w"), width=200)
@@ -237,3 +236,48 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
         train(photos, overrides=[*SMALL, "preprocess.size=[8, 8]"], console=quiet)
     with pytest.raises(UserError, match="add --from WEIGHTS"):
         train(photos, recipe="probe", console=quiet)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model.name=R+Ti/16", "model.image_size=[32, 64]"),
+        ("model.name=R26x1", "model.image_size=[32, 32]"),
+        ("model.name=Axial-Ti/8",),
+        ("model.positions=relative", "model.layer_scale=0.1", "model.registers=2", "model.drop_path=0.1"),
+        ("model.positions=2d", "model.positions_at=layers", "model.pool=map"),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos, quiet, tmp_path, settings):
+    few = ("train.steps=2", "train.keep_checkpoints=1")
+    first = train(photos, recipe="scratch", out=tmp_path / "a", overrides=(*SMALL, *settings, *few), console=quiet)
+    model = read_card(first.weights).model
+    larger = "x".join(str(2 * side) for side in model.image_size)
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        size = f"model.image_size=[{larger.replace('x', ', ')}]"
+        again = train(
+            photos,
+            from_=first.weights,
+            recipe="finetune",
+            out=tmp_path / "b",
+            overrides=(size, *few, "train.batch_size=8", "train.precision=fp32", "model.resample=bicubic"),
+            console=Console(file=file, width=200),
+        )
+    grown = read_card(again.weights).model
+    assert grown.model_copy(update={"image_size": model.image_size, "drop_path": 0.0}) == model.model_copy(
+        update={"drop_path": 0.0}
+    )
+    if model.kind == "vit":
+        old, new = ("x".join(map(str, config.grid)) for config in (model, grown))
+        assert f"positions {old} -> {new}, bicubic as in DeiT" in log.read_text()
+
+
+def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
+    for setting in ("model.dropout=0.1", "model.positions=2d"):
+        with pytest.raises(UserError, match="unknown key"):
+            train(photos, model="R26x1", out=tmp_path / "run", overrides=(setting,), console=quiet)
+    with pytest.raises(UserError, match="not for a ResNet"):
+        train(photos, model="R26x1", out=tmp_path / "run", overrides=("model.representation=true",), console=quiet)
+    assert not (tmp_path / "run").exists()

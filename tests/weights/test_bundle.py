@@ -172,7 +172,7 @@ def test_a_document_that_is_wrong(bundle, state, change, words):
         ({"depth": 1}, r"'encoder.blocks.1.[\w.]+' is not part of the network"),
         ({"mlp_dim": 96}, r"mlp.up.weight' has shape \(48, 24\), and the network needs \(96, 24\)"),
         ({"depth": 10**9}, "too few for a network of 1000000000 blocks"),
-        ({"width": 3 * 10**18}, "larger than any tensor"),
+        ({"width": 3 * 10**18}, "it holds 14,691 numbers, and the network it describes has 72,000"),
     ],
 )
 def test_weights_that_are_not_of_the_network_described(bundle, state, card, change, words):
@@ -222,3 +222,24 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
     (tmp_path / "plain").touch()
     write_bundle(tmp_path / "model.safetensors", state, card)
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": "sincos", "image_size": (4_000_000, 4_000_000)}, "65,536 tokens at most"),
+        ({"positions": "relative", "image_size": (4_000, 4_000)}, "4,096 tokens at most"),
+        ({"image_size": (4_000_000, 4_000_000)}, "the network it describes has"),
+        ({"registers": 10**12}, "the network it describes has"),
+        ({"stem": {"blocks": (10**12,)}, "patch": (1, 1)}, "too few for a network"),
+        ({"stem": {"blocks": (1,) * 200}}, "at most 8 items"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_card_of_a_monstrous_network_takes_no_memory(bundle, state, card, changes, words):
+    """What a header claims costs nothing before the tensors are known to fit."""
+    model = {**card.model.model_dump(), **changes}
+    preprocess = {**card.preprocess.model_dump(), "size": model["image_size"]}
+    rewrite(bundle, state, model=model, preprocess=preprocess)
+    with pytest.raises(UserError, match=words):
+        read_bundle(bundle)

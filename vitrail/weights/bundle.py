@@ -27,6 +27,7 @@ FORMAT = 1
 KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
 MAX_TENSORS = 100_000
+FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # kinds of numbers that weights are; their bytes
 
 
@@ -152,15 +153,16 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: NetworkConfig, 
     import torch
 
     from vitrail.model.build import build
+    from vitrail.model.cost import parameters
 
     blocks = count_blocks(config)
     if blocks > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
         raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {blocks} blocks")
-    try:
-        with torch.device("meta"):
-            network = build(config)
-    except (RuntimeError, TypeError, OverflowError):
-        raise UserError(f"{where}: the network it describes is larger than any tensor can be") from None
+    held, needed = sum(math.prod(shape) for shape in shapes.values()), parameters(config)
+    if needed > FAR_MORE * held:
+        raise UserError(f"{where}: it holds {held:,} numbers, and the network it describes has {needed:,}")
+    with torch.device("meta"):
+        network = build(config)
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name, shape in expected.items():
         if name not in shapes:
