@@ -11,6 +11,7 @@ from rich.console import Console
 from bench import model
 from bench.peers import PEERS
 from bench.record import RESULTS
+from vitrail.errors import UserError
 
 BENCHMARKS = {"model": model.run}
 
@@ -18,14 +19,16 @@ BENCHMARKS = {"model": model.run}
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m bench", description="Speed side by side with other libraries.")
     result.add_argument("name", nargs="?", choices=BENCHMARKS, help="which benchmark; all when none is named")
-    result.add_argument("--quick", action="store_true", help="fewer cases, under a minute")
+    result.add_argument("--quick", action="store_true", help="fewer cases, about a minute")
     result.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     result.add_argument("--dtype", choices=["fp32", "bf16"], help="fp32 on cpu, bf16 on cuda when not given")
     result.add_argument("--gelu", choices=["erf", "tanh"], default="erf", help="the form all contestants compute")
     result.add_argument("--compile", action="store_true", help="torch.compile every contestant")
     result.add_argument("--busy", action="store_true", help="a shared machine: one thread, judged by processor time")
     result.add_argument("--control", action="store_true", help="race our network against itself too")
-    result.add_argument("--models", nargs="+", default=[], metavar="NAME", help="such as Ti/16 B/16")
+    result.add_argument(
+        "--models", nargs="+", default=[], metavar="NAME", help="such as B/16 'S/16 reg4+layerscale' R50x1"
+    )
     result.add_argument("--kinds", nargs="+", default=[], choices=["forward", "training"])
     result.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
     result.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
@@ -43,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(width=120)  # a log file has room for the whole table
     for benchmark in [name] if name else BENCHMARKS:
-        BENCHMARKS[benchmark](settings, console)
+        try:
+            BENCHMARKS[benchmark](settings, console)
+        except UserError as error:
+            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

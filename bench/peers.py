@@ -1,89 +1,35 @@
-"""The other libraries' Vision Transformers, given our weights: the same maths, proven by comparing what comes out."""
+"""The other libraries' networks, given our weights: the same maths, proven by comparing what comes out."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig
-from vitrail.model.vit import VisionTransformer
-
-Named = Mapping[str, Tensor]
-Words = list[tuple[str, str]]  # (part of our parameter's name, the same part of theirs)
-
-TIMM: Words = [
-    ("tokens.class_token", "cls_token"),
-    ("tokens.projection", "patch_embed.proj"),
-    ("positions.table", "pos_embed"),
-    ("encoder.", ""),
-    ("attention.qkv", "attn.qkv"),
-    ("attention.out", "attn.proj"),
-    ("mlp.up", "mlp.fc1"),
-    ("mlp.down", "mlp.fc2"),
-]
-TORCHVISION: Words = [
-    ("encoder.blocks.", "encoder.layers.encoder_layer_"),
-    ("encoder.norm", "encoder.ln"),
-    ("tokens.class_token", "class_token"),
-    ("tokens.projection", "conv_proj"),
-    ("positions.table", "encoder.pos_embedding"),
-    ("norm1", "ln_1"),
-    ("norm2", "ln_2"),
-    ("attention.qkv.", "self_attention.in_proj_"),
-    ("attention.out", "self_attention.out_proj"),
-    ("mlp.up", "mlp.0"),
-    ("mlp.down", "mlp.3"),
-    ("head.", "heads.head."),
-]
-TRANSFORMERS: Words = [
-    ("encoder.norm", "vit.layernorm"),
-    ("encoder.blocks", "vit.layers"),
-    ("tokens.class_token", "vit.embeddings.cls_token"),
-    ("tokens.projection", "vit.embeddings.patch_embeddings.projection"),
-    ("positions.table", "vit.embeddings.position_embeddings"),
-    ("norm1", "layernorm_before"),
-    ("norm2", "layernorm_after"),
-    ("attention.out", "attention.o_proj"),
-    ("mlp.up", "mlp.fc1"),
-    ("mlp.down", "mlp.fc2"),
-    ("head", "classifier"),
-]
-# Releases of transformers before the layers were renamed.
-TRANSFORMERS_OLD: Words = [
-    ("vit.layers", "vit.encoder.layer"),
-    ("attention.q_proj", "attention.attention.query"),
-    ("attention.k_proj", "attention.attention.key"),
-    ("attention.v_proj", "attention.attention.value"),
-    ("attention.o_proj", "attention.output.dense"),
-    ("mlp.fc1", "intermediate.dense"),
-    ("mlp.fc2", "output.dense"),
-]
+from bench.renaming import (
+    TIMM,
+    TIMM_RESNET,
+    TIMM_ROOT_ALONE,
+    TORCHVISION,
+    TRANSFORMERS,
+    TRANSFORMERS_OLD,
+    Named,
+    head_as_convolution,
+    renamed,
+    split_qkv,
+)
+from vitrail.config import GROUPS, ModelConfig, NetworkConfig, ResNetConfig, StemConfig
+from vitrail.model.build import Network, build
 
 
-def renamed(named: Named, words: Words) -> dict[str, Tensor]:
-    result = {}
-    for name, tensor in named.items():
-        for ours, theirs in words:
-            name = name.replace(ours, theirs)
-        result[name] = tensor
-    return result
-
-
-def split_qkv(named: Named) -> dict[str, Tensor]:
-    """transformers keeps query, key and value apart."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        if ".qkv." in name:
-            parts = zip("qkv", tensor.chunk(3), strict=True)
-            result |= {name.replace(".qkv.", f".{letter}_proj."): part for letter, part in parts}
-        else:
-            result[name] = tensor
-    return result
+class NotComparable(Exception):
+    """The peer cannot take part; the message says why."""
 
 
 class Peer(nn.Module):
@@ -99,9 +45,15 @@ class Peer(nn.Module):
         return out if isinstance(out, Tensor) else out.logits
 
 
+def timm_network(config: NetworkConfig) -> Peer:
+    return timm_resnet(config) if isinstance(config, ResNetConfig) else timm_vit(config)
+
+
 def timm_vit(config: ModelConfig) -> Peer:
+    from timm.layers import HybridEmbed, PatchEmbed
     from timm.models.vision_transformer import VisionTransformer
 
+    stem = config.stem
     net = VisionTransformer(
         img_size=config.image_size,
         patch_size=config.patch[0],
@@ -111,12 +63,72 @@ def timm_vit(config: ModelConfig) -> Peer:
         num_heads=config.heads,
         mlp_ratio=config.mlp_dim / config.width,
         act_layer={"erf": "gelu", "tanh": "gelu_tanh"}[config.gelu],
+        global_pool={"token": "token", "gap": "avg", "map": "map"}[config.pool],
+        fc_norm=config.norm == "after_pool",
+        class_token=config.class_token,
+        reg_tokens=config.registers,
+        no_embed_class=not config.prefix_positions,
+        init_values=config.layer_scale,
+        embed_layer=partial(HybridEmbed, backbone=timm_stem(stem)) if stem else PatchEmbed,
     )
-    return Peer(net, lambda named: renamed(named, TIMM))
+    words = TIMM_ROOT_ALONE if stem and not stem.blocks else TIMM
+    return Peer(net, lambda named: renamed(named, words))
 
 
-def torchvision_vit(config: ModelConfig) -> Peer:
+def timm_stem(config: StemConfig) -> nn.Module:
+    from timm.layers import StdConv2dSame
+    from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
+
+    layers = {"conv_layer": partial(StdConv2dSame, eps=weight_eps(config)), "norm_layer": timm_norm(config)}
+    if not config.blocks:
+        return create_resnetv2_stem(3, config.width, "same", preact=False, **layers)
+    return ResNetV2(
+        list(config.blocks),
+        timm_channels(config),
+        num_classes=0,
+        global_pool="",
+        stem_chs=config.width,
+        stem_type="same",
+        preact=False,
+        **layers,
+    )
+
+
+def timm_resnet(config: ResNetConfig) -> Peer:
+    from timm.layers import StdConv2d
+    from timm.models.resnetv2 import ResNetV2
+
+    net = ResNetV2(
+        list(config.blocks),
+        timm_channels(config),
+        num_classes=config.num_classes,
+        stem_chs=config.width,
+        stem_type={"zeros": "fixed", "none": ""}[config.pool_padding],
+        conv_layer=partial(StdConv2d, eps=weight_eps(config)),
+        norm_layer=timm_norm(config),
+    )
+    return Peer(net, lambda named: renamed(head_as_convolution(named), TIMM_RESNET))
+
+
+def timm_channels(config: StemConfig | ResNetConfig) -> tuple[int, ...]:
+    return tuple(config.width * 4 * 2**stage for stage in range(len(config.blocks)))
+
+
+def timm_norm(config: StemConfig | ResNetConfig) -> Callable[..., nn.Module]:
+    from timm.layers import GroupNormAct
+
+    return partial(GroupNormAct, num_groups=GROUPS, eps=config.norm_eps)
+
+
+def weight_eps(config: StemConfig | ResNetConfig) -> float:
+    if config.weight_eps_in != "variance":
+        raise NotComparable("timm standardises weights with epsilon in the variance only")
+    return config.weight_eps
+
+
+def torchvision_vit(config: NetworkConfig) -> Peer:
     source = importlib.import_module("torchvision.models.vision_transformer")
+    config = plain(config, "torchvision")
     if config.gelu != "erf":
         raise NotComparable("torchvision has the erf GELU only")
     net = source.VisionTransformer(
@@ -131,9 +143,10 @@ def torchvision_vit(config: ModelConfig) -> Peer:
     return Peer(net, lambda named: renamed(named, TORCHVISION))
 
 
-def transformers_vit(config: ModelConfig) -> Peer:
+def transformers_vit(config: NetworkConfig) -> Peer:
     from transformers import ViTConfig, ViTForImageClassification
 
+    config = plain(config, "transformers")
     settings = ViTConfig(
         hidden_size=config.width,
         num_hidden_layers=config.depth,
@@ -147,32 +160,37 @@ def transformers_vit(config: ModelConfig) -> Peer:
         attn_implementation="sdpa",
     )
     net = ViTForImageClassification(settings)
-    words = TRANSFORMERS if hasattr(net.vit, "layers") else TRANSFORMERS + TRANSFORMERS_OLD
+    words = TRANSFORMERS if hasattr(net.vit, "layers") else TRANSFORMERS_OLD
     return Peer(net, lambda named: renamed(split_qkv(named), words))
 
 
-PEERS: dict[str, Callable[[ModelConfig], Peer]] = {
-    "timm": timm_vit,
+def plain(config: NetworkConfig, library: str) -> ModelConfig:
+    """The config, if it is the paper's plain network: class token, patches of the image, nothing else."""
+    if isinstance(config, ModelConfig):
+        extras = [config.stem, config.registers, config.layer_scale, not config.prefix_positions]
+        if config.pool == "token" and not any(extras):
+            return config
+    raise NotComparable(f"{library} is raced on the plain network only")
+
+
+PEERS: dict[str, Callable[[NetworkConfig], Peer]] = {
+    "timm": timm_network,
     "transformers": transformers_vit,
     "torchvision": torchvision_vit,
 }
 
 
-def build_ours(config: ModelConfig, seed: int = 0) -> VisionTransformer:
+def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
     """Our network with noise on every weight: the zeros it starts from would hide any difference."""
     torch.manual_seed(seed)
-    net = VisionTransformer(config)
+    net = build(config)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return net
 
 
-class NotComparable(Exception):
-    """The peer cannot take part; the message says why."""
-
-
-def build_peer(name: str, ours: VisionTransformer) -> Peer:
+def build_peer(name: str, ours: Network) -> Peer:
     """A peer with our weights in it."""
     torchvision_operators()
     try:
@@ -183,34 +201,38 @@ def build_peer(name: str, ours: VisionTransformer) -> Peer:
     return peer
 
 
-def disagreement(ours: VisionTransformer, peer: Peer, pixels: Tensor) -> tuple[float, float]:
-    """The largest difference between the logits, and the relative one between all gradients of the same loss."""
-    labels = torch.arange(len(pixels), device=pixels.device)
-    logits = {}
-    for net in (ours, peer):
-        net.zero_grad()
-        logits[net] = net(pixels)
-        F.cross_entropy(logits[net], labels).backward()
-    expected = peer.translate({name: p.grad for name, p in ours.named_parameters() if p.grad is not None})
-    found = {name: p.grad for name, p in peer.net.named_parameters() if p.grad is not None}
+def disagreement(ours: Network, peer: Peer, pixels: Tensor) -> tuple[float, float]:
+    """The largest difference between the logits, and the relative one between all gradients of the same loss.
+
+    Gradients are compared in double precision: in single, rounding moves the input of some ReLU across zero, which then
+    passes a gradient in one network and none in the other.
+    """
+    with torch.no_grad():
+        logits = float((ours(pixels) - peer(pixels)).abs().max())
+    expected = peer.translate(gradients(ours, pixels))
+    found = {name.removeprefix("net."): gradient for name, gradient in gradients(peer, pixels).items()}
     if expected.keys() != found.keys():
         raise AssertionError(f"gradients missing on one side: {sorted(expected.keys() ^ found.keys())}")
     # Over all tensors at once: a key bias has no true gradient (softmax cancels it), only rounding.
-    difference = total_norm(found[name] - gradient for name, gradient in expected.items()) / total_norm(
-        expected.values()
-    )
-    for net in (ours, peer):
-        net.zero_grad()
-    return float((logits[ours] - logits[peer]).detach().abs().max()), difference
+    difference = total_norm(found[name] - gradient for name, gradient in expected.items())
+    return logits, difference / total_norm(expected.values())
+
+
+def gradients(net: nn.Module, pixels: Tensor) -> dict[str, Tensor]:
+    """Of a loss, by the names of the parameters, in double precision."""
+    net = copy.deepcopy(net).double()
+    labels = torch.arange(len(pixels), device=pixels.device)
+    F.cross_entropy(net(pixels.double()), labels).backward()
+    return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
 
 
 def total_norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
 def torchvision_operators() -> None:
-    """timm imports torchvision, whose compiled part does not load beside a CPU-only torch; no Vision Transformer needs
-    it. Declaring the two operators torchvision looks up at import is enough."""
+    """timm imports torchvision, whose compiled part does not load beside a CPU-only torch; no network here needs it.
+    Declaring the two operators torchvision looks up at import is enough."""
     try:
         importlib.import_module("torchvision")
     except ImportError:

@@ -1,0 +1,74 @@
+"""What a training step really costs on this device - seconds and peak memory - beside what `vitrail plan` says.
+
+    python -m bench.step B/16@256 L/16@128 H/14@64
+
+Each argument is a model and a batch size. The step is the one of a run: the same update, optimizer, precision and
+deterministic kernels, on random pixels that lie on the device already.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+
+import torch
+
+from vitrail.config import ObjectiveConfig, OptimizerConfig
+from vitrail.model.build import build
+from vitrail.model.variants import configure
+from vitrail.objectives.classification import Classification
+from vitrail.training.checkpoint import TrainState
+from vitrail.training.loop import Prepared, Update
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.precision import autocast, repeatable
+
+CLASSES = 1000
+WARMUP, STEPS = 4, 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float  # median of a step
+    memory: int  # bytes that tensors took at their peak
+
+
+def measure_step(name: str, batch: int, image_size: int = 224, precision: str = "bf16") -> Measured:
+    """Train a few steps on the GPU."""
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    net = build(configure(name, CLASSES, image_size)).to(device).train()
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)), None)
+    objective = Classification(ObjectiveConfig(), CLASSES)
+    update = Update(objective, lambda step: 1e-4, 1.0, autocast(precision, device), lambda step: step)
+    pixels = torch.randn(batch, 3, image_size, image_size, device=device)
+    targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
+    prepared = Prepared(pixels, targets, torch.ones(batch, device=device))
+    with repeatable(device):
+        for _ in range(WARMUP):
+            update(state, prepared)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        seconds = [_timed(update, state, prepared) for _ in range(STEPS)]
+    return Measured(statistics.median(seconds), torch.cuda.max_memory_allocated())
+
+
+def _timed(update: Update, state: TrainState, batch: Prepared) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    update(state, batch)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def main() -> None:
+    for argument in sys.argv[1:]:
+        name, _, batch = argument.partition("@")
+        print(json.dumps({"model": name, "batch": int(batch), **asdict(measure_step(name, int(batch)))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

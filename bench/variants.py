@@ -1,0 +1,36 @@
+"""What is raced: a network's name, and after a space what is changed about it ("S/16 reg4+layerscale")."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
+from vitrail.errors import UserError
+from vitrail.model.variants import configure
+
+# Each as the models that timm has with it: DINOv2's registers have no positions.
+CHANGES: dict[str, dict[str, Any]] = {
+    "gap": {"pool": "gap"},
+    "map": {"pool": "map"},
+    "reg4": {"registers": 4, "prefix_positions": False},
+    "layerscale": {"layer_scale": 1e-5},
+}
+# timm knows no other constants for its convolutional networks, so all contestants compute with these.
+TIMM_CONSTANTS: dict[str, Any] = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
+
+
+def variant(name: str, classes: int, image_size: int, gelu: Literal["erf", "tanh"]) -> NetworkConfig:
+    base, _, changes = name.partition(" ")
+    options: dict[str, Any] = {}
+    for change in filter(None, changes.split("+")):
+        if change not in CHANGES:
+            raise UserError(f"model {name}: '{change}' is none of {', '.join(CHANGES)}")
+        options |= CHANGES[change]
+    config = configure(base, classes, image_size, **options)
+    if isinstance(config, ResNetConfig):
+        return config.model_copy(update=TIMM_CONSTANTS)
+    return config.model_copy(update={"gelu": gelu, "stem": timm_stem(config)})
+
+
+def timm_stem(config: ModelConfig) -> StemConfig | None:
+    return config.stem and config.stem.model_copy(update=TIMM_CONSTANTS)
