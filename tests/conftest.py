@@ -10,23 +10,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side; more threads would fight
 
 import pytest
-import torch
 
+from vitrail.weights.peers import let_torchvision_import
 
-def _let_timm_import() -> None:
-    """timm imports torchvision, whose compiled part does not load beside a CPU-only torch; timm's ViTs need none of
-    it. Declaring the two operators torchvision looks up at import is enough."""
-    try:
-        import torchvision  # noqa: F401
-    except Exception:
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEEP.append(library)
-
-
-_KEEP: list[object] = []
-_let_timm_import()
+let_torchvision_import()
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
 
 def _size(_kind: object, tokens: Sequence[Token]) -> tuple[int, int]:
     """224 or 224x320 as (height, width)."""
-    match = re.fullmatch(r"([1-9]\d*)(?:[x,]([1-9]\d*))?", tokens[0].value)
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[x,]([1-9]\d{0,4}))?", tokens[0].value)
     if not match:
         raise UserError(f"an image size is pixels, as 224 or 224x320 (height x width), not '{tokens[0].value}'")
     return int(match[1]), int(match[2] or match[1])
@@ -133,6 +133,7 @@ def evaluate(
     /,
     *,
     split: Literal["train", "val", "test", "all"] | None = None,
+    image_size: ImageSize | None = None,
     report: str | None = None,
     device: Device = "auto",
     json: bool = False,
@@ -155,6 +156,8 @@ def evaluate(
         A folder or .zip with one folder of images per class.
     split
         Which images, where the data has splits.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     report
         Where to write the HTML report; beside the weights if not given.
     device
@@ -165,7 +168,8 @@ def evaluate(
     from vitrail.runs.evaluate import evaluate
     from vitrail.runs.show import make_console
 
-    scores = evaluate(weights, data, split=split, report=report, device=device, console=make_console(stderr=json))
+    console = make_console(stderr=json)
+    scores = evaluate(weights, data, split=split, image_size=image_size, report=report, device=device, console=console)
     if json:
         import json as format_json
 
@@ -181,6 +185,7 @@ def predict(
     threshold: float = 0.0,
     json: bool = False,
     csv: bool = False,
+    image_size: ImageSize | None = None,
     device: Device = "auto",
 ) -> None:
     """Label images: files, or every image in a folder.
@@ -207,6 +212,8 @@ def predict(
         One JSON object a line.
     csv
         Comma-separated values.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     device
         cpu, cuda, or auto.
     """
@@ -215,7 +222,7 @@ def predict(
     from vitrail.runs.predict import predict
 
     form = "json" if json else "csv" if csv else "table"
-    failed = predict(weights, images, top=top, threshold=threshold, form=form, device=device)
+    failed = predict(weights, images, top=top, threshold=threshold, form=form, image_size=image_size, device=device)
     if failed:
         raise UserError(f"{failed} of the images could not be read")
 
@@ -276,14 +283,14 @@ def convert(
     /,
     *,
     to: Literal["vitrail", "timm", "huggingface", "google"],
-    image_size: str | None = None,
+    image_size: ImageSize | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Turn weights of any layout into any other, and compare with the libraries' own networks.
 
-    Weights are those of vitrail, timm, Hugging Face transformers (ViT, DINOv2) or google-research (ViT, hybrids,
+    Weights are those of vitrail, timm, Hugging Face transformers (ViT, DINOv2, BiT) or google-research (ViT, hybrids,
     big_vision, BiT). Where the target cannot express the network, nothing is written.
 
     Examples:
@@ -303,7 +310,7 @@ def convert(
     to
         The layout to write.
     image_size
-        HxW in pixels, where the source does not tell it, such as 224x320.
+        Pixels, as 224 or 224x320 (height x width), where the source does not tell.
     allow_pickle
         Open .bin, .pt and .pth files too, as tensors alone.
     adopt_constants

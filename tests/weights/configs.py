@@ -12,6 +12,11 @@ from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig,
 from vitrail.model.build import build
 from vitrail.weights.bundle import Card
 
+SMALL: dict[str, Any] = {
+    "width": 48, "depth": 2, "mlp_dim": 96, "heads": 3, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5
+}  # fmt: skip
+PLACES = {"vitrail": "{}.safetensors", "google": "{}.npz", "timm": "{}", "huggingface": "{}"}  # file, or folder
+
 
 def card_of(model: NetworkConfig, **options: Any) -> Card:
     channels = (0.5,) * model.channels

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.weights.configs import SMALL, card_of, random_state
+from vitrail.cli import main
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.model.build import build
 from vitrail.model.vit import VisionTransformer
-from vitrail.weights.bundle import Card
+from vitrail.weights.bundle import Card, write_bundle
 from vitrail.weights.read import Weights
 
 
@@ -62,3 +66,29 @@ def card() -> Card:
 @pytest.fixture
 def state(card, randomise) -> dict[str, Tensor]:
     return randomise(VisionTransformer(card.model)).state_dict()
+
+
+@pytest.fixture
+def convert(monkeypatch, capsys):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        """The command as a user runs it: exit code, what it says, and its error."""
+        monkeypatch.setattr(sys, "argv", ["vitrail", "convert", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+            raise SystemExit(0)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return int(left.value.code or 0), said.out, " ".join(said.err.split())
+
+    return run
+
+
+@pytest.fixture
+def ours(tmp_path):
+    def write(name: str = "ours.safetensors", **options: object) -> Path:
+        model = ModelConfig(**{**SMALL, **options})
+        card = card_of(model, classes=tuple("abcde")[: model.num_classes], licence="CC0", metrics={"accuracy": 0.5})
+        write_bundle(tmp_path / name, random_state(model), card)
+        return tmp_path / name
+
+    return write

@@ -35,32 +35,6 @@ SMALL = {"width": 48, "depth": 2, "mlp_dim": 96, "heads": 3, "patch": (8, 8), "i
 PLACES = {"vitrail": "{}.safetensors", "google": "{}.npz", "timm": "{}", "huggingface": "{}"}
 
 
-@pytest.fixture
-def convert(monkeypatch, capsys):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        """The command as a user runs it: exit code, what it says, and its error."""
-        monkeypatch.setattr(sys, "argv", ["vitrail", "convert", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-            raise SystemExit(0)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(left.value.code or 0), said.out, " ".join(said.err.split())
-
-    return run
-
-
-@pytest.fixture
-def ours(tmp_path):
-    def write(name: str = "ours.safetensors", **options: object) -> Path:
-        model = ModelConfig(**{**SMALL, **options})
-        card = card_of(model, classes=tuple("abcde")[: model.num_classes], licence="CC0", metrics={"accuracy": 0.5})
-        write_bundle(tmp_path / name, random_state(model), card)
-        return tmp_path / name
-
-    return write
-
-
 def differences(said: str) -> list[float]:
     return [float(text) for text in re.findall(r"outputs differ by at most (\S+),", said)]
 
@@ -135,76 +109,6 @@ def test_a_pickle(tmp_path, convert, ours):
     assert code == 0 and differences(said)[0] < 1e-5
 
 
-def broken(folder: Path, case: str) -> Path:
-    path = folder / "source.safetensors"
-    match case:
-        case "unknown":
-            save_file({"layer1.weight": torch.zeros(2)}, path)
-        case "text":
-            path.write_text("hello, this is no weights file at all")
-        case "truncated":
-            write_bundle(path, random_state(ModelConfig(**SMALL)), card_of(ModelConfig(**SMALL)))
-            path.write_bytes(path.read_bytes()[:-5])
-        case "truncated npz":
-            path.write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes()[:-50])
-        case "long header":
-            with open(path, "wb") as file:
-                file.write((200_000_000).to_bytes(8, "little"))
-                file.truncate(200_000_100)
-        case "pickle":
-            torch.save({"a": torch.zeros(2)}, path)
-        case "missing":
-            pass
-    return path
-
-
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("unknown", "holds no network that vitrail can read"),
-        ("text", "is not a safetensors file"),
-        ("truncated", "is damaged"),
-        ("truncated npz", "cut short or damaged"),
-        ("long header", "is not a safetensors file, or it was cut short"),
-        ("pickle", "is a pickle, which can run any code"),
-        ("missing", "no weights at"),
-    ],
-)
-@pytest.mark.parametrize("to", ["vitrail", "timm"])
-def test_files_that_are_no_use(tmp_path, convert, case, words, to):
-    source = broken(tmp_path, case)
-    before = list(tmp_path.iterdir())
-    code, _, error = convert(source, tmp_path / PLACES[to].format("target"), "--to", to)
-    assert code == 2 and words in error and error.startswith("error: ")
-    assert list(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("target", "to", "words"),
-    [
-        ("out", "vitrail", "writes one file: give it a name that ends in .safetensors"),
-        ("out.npz", "vitrail", "ends in .safetensors"),
-        ("out.safetensors", "google", "ends in .npz"),
-        ("out.safetensors", "timm", "writes a folder"),
-        ("nowhere/out.npz", "google", "is not a folder: make it first"),
-        ("ours.safetensors", "vitrail", "is what is converted"),
-        ("full", "timm", "holds something else"),
-        ("there.npz", "google", "is there already: give another name, or --overwrite"),
-        ("folder.npz", "google", "holds something else"),
-    ],
-)
-def test_places_that_cannot_be_written(tmp_path, convert, ours, target, to, words):
-    source = ours()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.doc").touch()
-    (tmp_path / "there.npz").write_text("before")
-    (tmp_path / "folder.npz").mkdir()
-    flags = ["--overwrite"] if "something else" in words else []
-    code, _, error = convert(source, tmp_path / target, "--to", to, *flags)
-    assert code == 2 and words in error
-    assert (tmp_path / "there.npz").read_text() == "before" and (tmp_path / "full" / "thesis.doc").exists()
-
-
 @pytest.mark.parametrize("to", ["timm", "google"])
 def test_overwrite(tmp_path, convert, ours, to):
     target = tmp_path / PLACES[to].format("target")
@@ -233,26 +137,6 @@ def test_a_network_that_answers_otherwise_is_not_kept(tmp_path, convert, ours, m
     assert list(tmp_path.iterdir()) == [source]
 
 
-FULL = "No space left on device"
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [OSError(errno.ENOSPC, FULL), SafetensorError(FULL), KeyboardInterrupt()],
-    ids=["os", "library", "ctrl-c"],
-)
-@pytest.mark.parametrize("to", ["timm", "google"])
-def test_a_failed_write_leaves_nothing(tmp_path, convert, ours, monkeypatch, to, problem):
-    def fail(*args: object, **kwargs: object) -> None:
-        raise problem
-
-    source = ours()
-    monkeypatch.setattr({"timm": "vitrail.weights.to_timm.save_file", "google": "numpy.savez"}[to], fail)
-    code, _, error = convert(source, tmp_path / PLACES[to].format("target"), "--to", to)
-    assert code == 130 if isinstance(problem, KeyboardInterrupt) else code == 2 and FULL in error
-    assert list(tmp_path.iterdir()) == [source]
-
-
 @pytest.mark.parametrize("to", ["timm", "huggingface", "google"])
 def test_without_the_other_library(tmp_path, convert, ours, monkeypatch, to):
     for name in ("timm", "transformers"):
@@ -260,30 +144,3 @@ def test_without_the_other_library(tmp_path, convert, ours, monkeypatch, to):
     code, said, _ = convert(ours(), tmp_path / PLACES[to].format("target"), "--to", to)
     library = "transformers" if to == "huggingface" else "timm"
     assert code == 0 and f": {library} is not installed" in said and not differences(said)
-
-
-@pytest.mark.slow
-def test_control_c_in_the_middle(tmp_path, ours):
-    """A real process, interrupted while it compares: neither the target nor anything half-written stays."""
-    source = ours(width=384, heads=6, depth=12, mlp_dim=1536, image_size=(224, 224))
-    target = tmp_path / "target"
-    command = [sys.executable, "-m", "vitrail", "convert", str(source), str(target), "--to", "huggingface"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ})
-    deadline = time.time() + 60
-    while time.time() < deadline and not list(tmp_path.glob(".target.*")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert list(tmp_path.iterdir()) == [source]
-
-
-@pytest.mark.parametrize(("text", "size"), [(None, None), ("224x320", (224, 320)), ("224", (224, 224))])
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0x3", "224x", "big", "224x320x3", "-1"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(UserError, match="--image-size is HxW in pixels"):
-        parse_size(text)

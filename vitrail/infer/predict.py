@@ -47,7 +47,8 @@ class Classifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.card.classes
+        """Names in the order of the logits; weights that came without have numbers for names."""
+        return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
 
     def predict(
         self, images: Sequence[Image], *, top: int = 5, threshold: float = 0.0, batch_size: int = 32
@@ -80,13 +81,14 @@ class Classifier:
             raise UserError(f"top is how many classes to show, at least 1, not {top}")
         if not 0 <= threshold <= 1:
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
-        if not self.classes:
+        classes = self.classes
+        if not classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
-        best = logits.softmax(-1).topk(min(top, len(self.classes)), dim=-1)
+        best = logits.softmax(-1).topk(min(top, len(classes)), dim=-1)
         found = []
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            ranked = tuple((self.classes[i], p) for i, p in zip(indices, probabilities, strict=True))
+            ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
             label = ranked[0][0] if ranked[0][1] >= threshold else NONE_OF_THESE
             found.append(Prediction(label, ranked[0][1], ranked))
         return found
@@ -95,7 +97,7 @@ class Classifier:
 def load(spec: str | Path, *, image_size: Size | None = None, device: str | torch.device = "cpu") -> Classifier:
     """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict.
 
-    `image_size` (height, width) is for foreign weights of non-square images, which do not say it themselves.
+    `image_size` (height, width) is for foreign weights that do not say theirs.
     """
     weights = read_weights(str(spec), image_size=image_size)
     with torch.device("meta"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,8 @@ from vitrail.weights.read import Weights, read_tensors, read_weights
 from vitrail.weights.write import TARGETS, LayoutName, check_expressible
 
 TOLERANCE = 1e-4  # of the largest logit
+COMPARED_AT = 224  # pixels a side, the most that a ResNet is compared at: its weights fit any size
+OWNERS = {"vitrail": "vitrail's", "timm": "timm's", "huggingface": "transformers'", "google": "Google's"}
 # What a converted folder may hold; a folder with anything else in it is not ours to replace.
 WRITTEN = {"config.json", "model.safetensors", "preprocessor_config.json"}
 
@@ -35,7 +36,7 @@ def convert(
     target: str,
     to: LayoutName,
     *,
-    image_size: str | None = None,
+    image_size: Size | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,
     overwrite: bool = False,
@@ -44,55 +45,72 @@ def convert(
     """Read, check against the source's library, write, check against the target's; on any failure nothing is left."""
     console = console or make_console()
     path = _free_place(source, target, to, overwrite)
-    weights = read_weights(source, image_size=parse_size(image_size), pickle=allow_pickle)
+    weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
     card, plan = weights.card, TARGETS[to]
-    console.print(f"{weights.layout} weights: {describe(card)}")
+    console.print(f"read {escape(source)}: weights in {OWNERS[weights.layout]} layout")
+    for line in describe(card):
+        console.print(line)
     if weights.assumed:
         console.print(f"assumed: {escape(weights.assumed)}")
     changes = check_expressible(card, to, adopt_constants)
-    pixels = torch.randn(2, card.model.channels, *card.model.image_size, generator=torch.Generator().manual_seed(0))
-    _compare(console, weights.layout, weights.file, card, weights.state, pixels)
-    if changes:
-        console.print(f"constants of {plan.library}: {'; '.join(changes)}")
+    pixels = _pixels(card.model)
+    _compare(console, "as read", weights.layout, weights.file, card, weights.state, pixels)
+    for change in changes:
+        console.print(f"changed to what {plan.library} fixes: {change}")
     try:
         with _staged(path, plan.folder) as place:
             plan.write(place, plan.adopted(card), weights.state)
             _check_written(console, place, to, weights, pixels)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}") from None
-    if left := _left_behind(card, to):
-        console.print(f"left behind, for want of a place: {', '.join(left)}")
+    if left := _left_out(card, to):
+        console.print(f"left out, since {OWNERS[to]} layout has no place for it: {', '.join(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
 
 
-def parse_size(text: str | None) -> Size | None:
-    """`224x320` as (height, width); `224` is a square."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
-    if not match:
-        raise UserError(f"--image-size is HxW in pixels, such as 224x320, not '{text}'")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def describe(card: Card) -> str:
+def describe(card: Card) -> list[str]:
+    """The network, its images and its classes, a line for each."""
     model = card.model
-    size = "x".join(map(str, model.image_size))
-    end = f"{model.num_classes:,} classes" if model.num_classes else "no classifier"
-    return f"{_network(model)}, images of {size}, {end}"
+    names = "" if card.classes else ", without names"
+    return [
+        f"network: {_network(model)}",
+        f"images: {'x'.join(map(str, model.image_size))} pixels, {model.channels} channels",
+        f"classes: {model.num_classes:,}{names}" if model.num_classes else "classes: none, it gives features",
+    ]
+
+
+POSITIONS = {
+    "none": "no positions",
+    "2d": "positions by row and column",
+    "sincos": "fixed positions",
+    "relative": "relative positions",
+}
 
 
 def _network(model: NetworkConfig) -> str:
     if not isinstance(model, ModelConfig):
-        return f"BiT ResNet, blocks {model.blocks}, {model.width} channels"
-    stem = f" on a stem with blocks {model.stem.blocks}" if model.stem else ""
+        return f"BiT ResNet, blocks {model.blocks}, {model.width} channels at the root"
     patch = "x".join(map(str, model.patch))
-    shape = f"width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp_dim}, patches of {patch}"
-    extras = [f"{model.registers} registers"] if model.registers else []
-    extras += ["LayerScale"] if model.layer_scale is not None else []
-    extras += [f"representation layer of {model.representation}"] if model.representation else []
-    pooled = {"token": "class token", "gap": "mean of patches", "map": "attention pooling"}[model.pool]
-    return ", ".join([f"Vision Transformer{stem}: {shape}", pooled, *extras])
+    facts = [
+        f"width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp_dim}, patches of {patch}",
+        "attention along rows and columns" if model.axial else "",
+        POSITIONS.get(model.positions, ""),
+        {"layers": "positions at every layer", "shared": "the same positions at every layer"}.get(model.positions_at),
+        {"token": "class token", "gap": "mean of patches", "map": "attention pooling"}[model.pool],
+        f"{model.registers} registers" if model.registers else "",
+        "LayerScale" if model.layer_scale is not None else "",
+        f"representation layer of {model.representation}" if model.representation else "",
+    ]
+    stem = f" on a stem with blocks {model.stem.blocks}" if model.stem else ""
+    return ", ".join([f"Vision Transformer{stem}", *filter(None, facts)])
+
+
+def _pixels(model: NetworkConfig) -> Tensor:
+    """Two random images to compare networks on."""
+    height, width = model.image_size
+    if not isinstance(model, ModelConfig):
+        height, width = min(height, COMPARED_AT), min(width, COMPARED_AT)
+    return torch.randn(2, model.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def _free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Path:
@@ -105,15 +123,25 @@ def _free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Pa
         raise UserError(f"--to {to} writes a folder: give the name of one, not '{target}'")
     if not path.absolute().parent.is_dir():
         raise UserError(f"'{path.absolute().parent}' is not a folder: make it first")
+    _check_apart(Path(source).expanduser(), path, target)
     if not path.exists():
         return path
-    if Path(source).exists() and path.samefile(source):
-        raise UserError(f"'{target}' is what is converted: give another name")
     if path.is_dir() != folder or (folder and {entry.name for entry in path.iterdir()} - WRITTEN):
         raise UserError(f"'{target}' is there and holds something else: give another name")
     if not overwrite:
         raise UserError(f"'{target}' is there already: give another name, or --overwrite")
     return path
+
+
+def _check_apart(source: Path, path: Path, target: str) -> None:
+    """What is converted must stay as it is: the target is neither it, nor in it, nor around it."""
+    if not source.exists():
+        return  # which reading will say
+    old, new = source.resolve(), path.resolve()
+    if old == new or new in old.parents:
+        raise UserError(f"'{target}' is what is converted: give another name")
+    if old in new.parents:
+        raise UserError(f"'{target}' is inside the folder that is converted: give a place outside it")
 
 
 @contextmanager
@@ -144,19 +172,19 @@ def _check_written(console: Console, place: Path, to: LayoutName, weights: Weigh
     """What was written, against the target's library and against what it was made from."""
     card, state = weights.card, weights.state
     written = TARGETS[to].adopted(card)
-    _compare(console, to, place, written, state, pixels)
+    _compare(console, "as written", to, place, written, state, pixels)
     if written.model != card.model:
         cost = _difference(ours(written, state), ours(card, state), pixels)[0]
-        console.print(f"cost of these constants: outputs differ by up to {cost:.1e} from those before")
+        console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
     if written.preprocess != card.preprocess:
-        console.print("what other preprocessing changes, images alone can show: see vitrail evaluate")
+        console.print("cost of the changed preprocessing: images alone can show it, see vitrail evaluate")
     if to == "google":
         _check_identical(place, written, weights)
         console.print("read back: every tensor is the same, bit for bit")
 
 
 def _compare(
-    console: Console, layout: str, path: Path, card: Card, state: Mapping[str, Tensor], pixels: Tensor
+    console: Console, when: str, layout: str, path: Path, card: Card, state: Mapping[str, Tensor], pixels: Tensor
 ) -> None:
     """Our network beside that of the library whose layout this is, from a file that was read or a folder that was
     written; where both can run, they must agree."""
@@ -168,17 +196,19 @@ def _compare(
     except NoPeer as reason:
         if isinstance(reason, Unloadable) and path.is_dir():
             raise UserError(f"{reason}; nothing is written") from None
-        console.print(f"not compared with {library}: {escape(str(reason))}")
+        console.print(f"{when}: not compared with {library}: {escape(str(reason))}")
         return
     difference, largest = _difference(theirs, ours(card, state), pixels)
-    console.print(f"{library}: outputs differ by at most {difference:.1e}, and are {largest:.1e} at most")
     if layout == "google" and to_timm.adopted(card).model != card.model:
-        console.print("(timm has other constants than Google's code)")
-    elif not difference <= TOLERANCE * largest:
+        words = "has other constants than Google's code, and differs by"
+    elif difference <= TOLERANCE * largest:
+        words = "gives the same outputs, within"
+    else:
         raise UserError(f"{library} and vitrail answer otherwise, by {difference:.1e}; nothing is written")
+    console.print(f"{when}: {library} {words} {difference:.1e} (the largest output is {largest:.2g})")
 
 
-LIBRARIES = {"timm": "timm", "huggingface": "transformers", "google": "timm's reader of Google's files"}
+LIBRARIES = {"timm": "timm", "huggingface": "transformers", "google": "timm (reading Google's file)"}
 
 
 def _peer(layout: str, path: Path, card: Card) -> Run:
@@ -206,7 +236,7 @@ def _check_identical(place: Path, card: Card, weights: Weights) -> None:
         raise UserError("what was written does not read back the same; nothing is written")
 
 
-def _left_behind(card: Card, to: LayoutName) -> list[str]:
+def _left_out(card: Card, to: LayoutName) -> list[str]:
     """What the card says that the target has no place for."""
     has = {
         "preprocessing": card.preprocess != google.preprocess_for(card.model),

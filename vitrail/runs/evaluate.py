@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from vitrail.config import DataConfig
+from vitrail.config import DataConfig, Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.evaluate.metrics import Scores
 from vitrail.images.decode import MAX_PIXELS
@@ -30,6 +30,7 @@ def evaluate(
     data: str | Path,
     *,
     split: str | None = None,
+    image_size: Size | None = None,
     report: str | Path | None = None,
     device: str = "auto",
     console: Console | None = None,
@@ -40,10 +41,10 @@ def evaluate(
     used whole, unless it is the very data the weights were trained on: then only the part training never saw.
     """
     console = console or make_console()
-    classifier = load(weights, device=device)
+    classifier = load(weights, image_size=image_size, device=device)
     card = classifier.card
     if not card.classes:
-        raise UserError(f"{weights} has no class names, so it cannot be measured: train a classifier from it first")
+        raise _no_names(weights, card.model.num_classes)
     path = Path(report) if report is not None else _beside(weights, str(data))
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {path}: name a file in a folder that exists (--report)")
@@ -85,6 +86,14 @@ def _images(
         raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
     left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
     return dataset, samples.subset(np.flatnonzero(~seen)), f"{sentence}; {left_out}"
+
+
+def _no_names(weights: str | Path, count: int) -> UserError:
+    """Why weights cannot be measured on folders named after classes."""
+    advice = f"train one on your data with `vitrail train DATA --from {weights}`"
+    if not count:
+        return UserError(f"{weights} has no classifier: {advice}")
+    return UserError(f"{weights} has {count:,} classes without names, which no folder can be matched with: {advice}")
 
 
 def _beside(weights: str | Path, data: str) -> Path:

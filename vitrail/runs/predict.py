@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import is_image_name
 from vitrail.infer.predict import Classifier, Prediction, load
@@ -38,6 +39,7 @@ def predict(
     top: int = 1,
     threshold: float = 0.0,
     form: str = "table",
+    image_size: Size | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> int:
@@ -45,7 +47,7 @@ def predict(
     files = list(image_files(images))
     if not files:
         raise UserError(f"no images in {', '.join(map(str, images))}")
-    classifier = load(weights, device=device)
+    classifier = load(weights, image_size=image_size, device=device)
     rows = predict_files(classifier, files, top, threshold)
     write = {"table": _table, "json": _jsonl, "csv": _csv}[form]
     return write(rows, sys.stdout, console or make_console())

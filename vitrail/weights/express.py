@@ -1,4 +1,4 @@
-"""The same network in fewer terms, for layouts that know only tables of positions."""
+"""What other libraries' networks can be: ours in fewer terms, and what of ours they do not have."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def prefix_rows(model: ModelConfig, state: Mapping[str, Tensor]) -> Expressed:
     rows = table.new_zeros(1, model.prefix, model.width)
     whole = model.model_copy(update={"prefix_positions": True})
     return whole, {**state, "positions.table": torch.cat([rows, table], dim=1)}
+
+
+def lacking(thing: str, library: str) -> str:
+    """A reason why `library` cannot express a network, which is the subject of the sentence."""
+    return f"has {thing}, which the networks of {library} do not have"
+
+
+def ours_alone(model: ModelConfig, library: str) -> str | None:
+    """What this network has of the things that no other library's networks have."""
+    things = {
+        "attention along rows and columns": model.axial,
+        "relative positions": model.positions == "relative",
+        "positions at every layer": model.positions_at != "stem",
+    }
+    return next((lacking(thing, library) for thing, there in things.items() if there), None)

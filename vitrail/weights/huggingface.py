@@ -1,4 +1,4 @@
-"""Hugging Face transformers' ViT and DINOv2: config.json, model.safetensors (whole or in shards), and
+"""Hugging Face transformers' ViT, DINOv2 and BiT: config.json, model.safetensors (whole or in shards), and
 preprocessor_config.json."""
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.config import Preprocess, Size, validate
+from vitrail.config import GROUPS, NetworkConfig, ResNetConfig, Size
 from vitrail.errors import UserError
-from vitrail.weights.foreign import Foreign, per_channel, pick, read_json, size_of, translate, vit_config
+from vitrail.weights import processor
+from vitrail.weights.foreign import Foreign, pick, resnet_config, size_of, translate, vit_config
 from vitrail.weights.layout import Layout, Rule, both, concatenate
 from vitrail.weights.tensors import Tensors
 
-PREFIXES = ("vit.", "dinov2_with_registers.", "dinov2.")  # what a classifier's names begin with
-MARK = "embeddings.patch_embeddings.projection.weight"
+PREFIXES = ("vit.", "dinov2_with_registers.", "dinov2.", "bit.")  # what a classifier's names begin with
+MARKS = ("embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight")
 MASK = "embeddings.mask_token"  # of masked pre-training; nothing reads it afterwards
 
 # Parts of attention: query, key, value, out. transformers 5 has shorter names inside; it writes the old ones unless
@@ -57,18 +58,58 @@ def layout_of(kind: str, new: bool = False) -> Layout:
     return _layout("layers.{0}", NEW, NEW_VIT) if new else _layout("encoder.layer.{0}", OLD, OLD_VIT)
 
 
+def resnet_layout() -> Layout:
+    ours, theirs = "stages.{0}.{1}", "encoder.stages.{0}.layers.{1}"
+    rules = [
+        Rule("root.weight", ("embedder.convolution.weight",)),
+        Rule(f"{ours}.shortcut.weight", (f"{theirs}.downsample.conv.weight",)),
+        *both("norm", "norm"),
+        *both("head", "classifier.1"),  # after a module that flattens
+    ]
+    for index in (1, 2, 3):
+        rules.append(Rule(f"{ours}.conv{index}.weight", (f"{theirs}.conv{index}.weight",)))
+        rules += both(f"{ours}.norm{index}", f"{theirs}.norm{index}")
+    return Layout(rules)
+
+
 GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-INTERPOLATION = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-KINDS = ("vit", "dinov2", "dinov2_with_registers")
+KINDS = ("vit", "dinov2", "dinov2_with_registers", "bit")
 NORM_EPS = {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}  # where config.json does not say
 
 
 def read(source: Tensors, config: Mapping[str, Any], folder: Path, image_size: Size | None = None) -> Foreign:
     """Weights in transformers' names; `config` is the config.json that stands beside them, in `folder`."""
     where, kind = source.where, config.get("model_type")
+    if kind == "vit-hybrid":  # which no test could compare with
+        raise UserError(
+            f"{where} is a 'vit-hybrid' model, which transformers itself has dropped: "
+            "vitrail reads the same networks from timm's files (vit_base_r50_s16_384) and from Google's"
+        )
     if kind not in KINDS:
         raise UserError(f"{where} is a '{kind}' model of transformers, and vitrail reads {', '.join(KINDS)}")
-    source = source.without_prefix(*PREFIXES)
+    told = processor.read_processor(folder, processor.BIT if kind == "bit" else processor.VIT)
+    model: NetworkConfig
+    if kind == "bit":
+        size = image_size or processor.image_size(told, where)
+        model, state = _read_resnet(source.without_prefix(*PREFIXES), config, size)
+        assumed = "no preprocessor_config.json: image size and preprocessing are transformers' defaults for BiT"
+    else:
+        model, state = _read_vit(source.without_prefix(*PREFIXES), config, image_size)
+        assumed = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
+    return Foreign(
+        model,
+        state,
+        processor.preprocess(told, model.image_size, model.channels, where),
+        _classes(config.get("id2label"), model.num_classes),
+        licence=str(config.get("license") or ""),
+        assumed="" if told.found else assumed,
+    )
+
+
+def _read_vit(
+    source: Tensors, config: Mapping[str, Any], asked: Size | None
+) -> tuple[NetworkConfig, dict[str, Tensor]]:
+    where, kind = source.where, config["model_type"]
     source = source.named({name: name for name in source.shapes if _is_read(name, source, kind)})
     if "pooler.dense.weight" in source.shapes and config.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"{where} has a pooler with '{config['pooler_act']}', and the representation layer is tanh")
@@ -86,22 +127,41 @@ def read(source: Tensors, config: Mapping[str, Any], folder: Path, image_size: S
         details["layer_scale"] = config["layerscale_value"]
     told = [size_of(config.get("image_size", 224), where)]
     new = any(".q_proj." in name for name in source.shapes)
-    model, state = translate(
+    return translate(
         source,
         layout_of(kind, new),
-        lambda blank: vit_config(blank, where, told, image_size, **details),
+        lambda blank: vit_config(blank, where, told, asked, **details),
         _register_rows,
     )
-    file = folder / "preprocessor_config.json"
-    settings = read_json(file) if file.is_file() else {}
-    return Foreign(
-        model,
-        state,
-        _preprocess(settings, model.image_size, model.channels, where),
-        _classes(config.get("id2label"), model.num_classes),
-        licence=str(config.get("license") or ""),
-        assumed="" if settings else "no preprocessor_config.json: preprocessing is transformers' default for ViT",
-    )
+
+
+# What BiT's networks are in transformers: constants that it fixes, and settings that ours have one value of.
+RESNET: dict[str, Any] = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance", "pool_padding": "zeros"}
+RESNET_SETTINGS: dict[str, Any] = {
+    "layer_type": "preactivation",
+    "hidden_act": "relu",
+    "global_padding": None,
+    "num_groups": GROUPS,
+    "embedding_dynamic_padding": False,
+}
+
+
+def _read_resnet(source: Tensors, config: Mapping[str, Any], size: Size) -> tuple[NetworkConfig, dict[str, Tensor]]:
+    where = source.where
+    for key, value in RESNET_SETTINGS.items():
+        if config.get(key, value) != value:
+            raise UserError(f"{where} is a BiT with {key} {config[key]!r}, and vitrail's has {value!r}")
+    reach = config.get("output_stride", 32)
+    model, state = translate(source, resnet_layout(), lambda blank: resnet_config(blank, where, size, **RESNET))
+    assert isinstance(model, ResNetConfig)
+    if not isinstance(reach, int) or (len(model.blocks) > 1 and output_stride(model) // 2 >= reach):
+        raise UserError(f"{where} is a BiT with output_stride {reach!r}: its last stages do not halve the map")
+    return model, state
+
+
+def output_stride(model: ResNetConfig) -> int:
+    """How many image pixels one pixel of the last map spans."""
+    return 4 * 2 ** (len(model.blocks) - 1)
 
 
 def _is_read(name: str, source: Tensors, kind: str) -> bool:
@@ -120,37 +180,14 @@ def _register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**state, "positions.table": concatenate([table[:, :1], zeros, table[:, 1:]], dim=1)}
 
 
-def _preprocess(told: Mapping[str, Any], size: Size, channels: int, where: str) -> Preprocess:
-    """The image processor's steps; what it leaves out is the default of transformers' ViTImageProcessor."""
-    if not told.get("do_rescale", True) or told.get("rescale_factor", 1 / 255) != 1 / 255:
-        raise UserError(f"{where}: its preprocessing does not scale pixels by 1/255, which vitrail's always does")
-    normalise = told.get("do_normalize", True)
-    mean = told.get("image_mean", [0.5] * 3) if normalise else [0.0]
-    std = told.get("image_std", [0.5] * 3) if normalise else [1.0]
-    values = dict(
-        size=size,
-        interpolation=pick(told.get("resample", 2), INTERPOLATION, "resampling", where),
-        mean=per_channel(mean, channels, where),
-        std=per_channel(std, channels, where),
-        **_resize(told, size, where),
-    )
-    return validate(Preprocess, values, f"{where} preprocessing")
-
-
-def _resize(told: Mapping[str, Any], size: Size, where: str) -> dict[str, Any]:
-    """Squash to the size, or scale the short side and crop the centre."""
-    target = told.get("size", {})
-    short_side = target.get("shortest_edge") if isinstance(target, Mapping) else None
-    crops = told.get("do_center_crop", False)
-    if short_side is None and not crops:
-        return {"resize": "squash"}
-    if short_side is None or not crops or short_side < min(size):
-        raise UserError(f"{where}: vitrail's preprocessing cannot express its resizing to {target} and cropping")
-    return {"resize": "short_side", "crop_fraction": min(size) / short_side}
-
-
 def _classes(names: Any, count: int) -> tuple[str, ...]:
-    """`id2label` in the order of the logits."""
+    """`id2label` in the order of the logits; none where transformers made the names up."""
     if not isinstance(names, Mapping) or {str(index) for index in range(count)} != set(names):
         return ()
-    return tuple(str(names[str(index)]) for index in range(count))
+    classes = tuple(str(names[str(index)]) for index in range(count))
+    return () if classes == made_up_names(count) else classes
+
+
+def made_up_names(count: int) -> tuple[str, ...]:
+    """What transformers calls classes without names."""
+    return tuple(f"LABEL_{index}" for index in range(count))

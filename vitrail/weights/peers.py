@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
 from vitrail.model.build import build
-from vitrail.weights import to_timm
+from vitrail.weights import to_huggingface, to_timm
 from vitrail.weights.bundle import Card
 
 Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features where there are no classes
@@ -52,11 +52,11 @@ def timm_npz(file: Path, card: Card) -> Run:
     model = card.model
     reason = to_timm.cannot(card)
     if isinstance(model, ModelConfig) and model.positions != "1d":
-        reason = "it reads no file without a table of positions"
+        reason = "has no table of positions, without which timm reads no file"
     if not isinstance(model, ModelConfig) and model.pool_padding != "zeros":
-        reason = "it reads BiT's own files alone"
+        reason = "is in big_vision's names, and of BiT timm reads Google's first files alone"
     if reason:
-        raise NoPeer(f"timm has no such network, or no reader for it: {reason}")
+        raise NoPeer(f"this network {reason}")
     name, args = to_timm.architecture(model)
     timm = _import("timm")
     with _loading("timm"):
@@ -68,20 +68,23 @@ def timm_npz(file: Path, card: Card) -> Run:
 def transformers_folder(folder: Path, card: Card) -> Run:
     """transformers' network from a folder; its output is what ours gives."""
     model = card.model
-    assert isinstance(model, ModelConfig)
     transformers = _import("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
-    plain = not (model.num_classes or model.representation or model.registers or model.layer_scale is not None)
-    options = {"add_pooling_layer": False} if plain else {}  # of a ViT: it would invent one
+    # A ViT without classifier and representation layer would have one invented for it.
+    plain = isinstance(model, ModelConfig) and to_huggingface.kind_of(model) == "vit" and not model.representation
+    options = {"add_pooling_layer": False} if plain and not model.num_classes else {}
     with _loading("transformers"):
-        network = kind.from_pretrained(str(folder), local_files_only=True, **options).float().eval()
+        kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
+        network = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
+        network = network.float().eval()
 
     def run(pixels: Tensor) -> Tensor:
         output = network(pixels)
         if model.num_classes:
             return output.logits
+        if not isinstance(model, ModelConfig):
+            return output.pooler_output.flatten(1)
         return output.pooler_output if model.representation else output.last_hidden_state[:, 0]
 
     return run
@@ -100,13 +103,34 @@ def _loading(library: str) -> Iterator[None]:
 def _import(name: str) -> ModuleType:
     """A library that need not be there; one that is there and cannot be imported is as good as missing."""
     logging.getLogger(name).setLevel(logging.ERROR)
+    let_torchvision_import()
     try:
         return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, OSError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
         raise NoPeer(
             f"{name} {'is not installed' if missing else f'cannot be imported: {_first_line(error)}'}"
         ) from None
+
+
+_operators: list[torch.library.Library] = []  # which live as long as this
+
+
+def let_torchvision_import() -> None:
+    """timm and transformers import torchvision, whose compiled part does not load beside a CPU-only torch: it then
+    stops at an operator that it cannot find, and takes both libraries with it. No network here calls its operators,
+    so to declare the two that it looks for is enough."""
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, OSError):
+        return  # not there, or broken in a way of its own, of which the importing library will speak
+    except RuntimeError as error:
+        if _operators or "torchvision::nms" not in str(error):
+            return
+        library = torch.library.Library("torchvision", "FRAGMENT")  # others may declare operators there, too
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _operators.append(library)
 
 
 def _first_line(error: Exception) -> str:

@@ -75,7 +75,7 @@ def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str)
     if timm.MARK in tensors.shapes or timm.RESNET_MARK in tensors.shapes:
         settings = config if config and ("architecture" in config or "pretrained_cfg" in config) else None
         return _weights(timm.read(tensors, settings, image_size), "timm", file, source)
-    if any(prefix + huggingface.MARK in tensors.shapes for prefix in ("", *huggingface.PREFIXES)):
+    if any(prefix + mark in tensors.shapes for mark in huggingface.MARKS for prefix in ("", *huggingface.PREFIXES)):
         if config is None:
             raise UserError(f"'{file}' is in transformers' layout, which needs its config.json beside it")
         return _weights(huggingface.read(tensors, config, file.parent, image_size), "huggingface", file, source)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.config import NetworkConfig, ResNetConfig, StemConfig
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import prefix_rows, ungridded
+from vitrail.weights.express import lacking, ours_alone, prefix_rows, ungridded
 from vitrail.weights.google import (
     CONSTANTS,
     INPUT_TABLE,
@@ -21,6 +21,8 @@ from vitrail.weights.google import (
     released_resnet,
     vit_layout,
 )
+
+LIBRARY = "Google's code"
 
 
 def adopted(card: Card) -> Card:
@@ -34,22 +36,23 @@ def adopted(card: Card) -> Card:
 
 
 def cannot(card: Card) -> str | None:
-    """Why Google's networks cannot be this one; None if they can."""
+    """What of this network Google's cannot be; None if they can be it."""
     model = card.model
     if isinstance(model, ResNetConfig):
         return None
-    if model.positions in ("none", "relative") or model.positions_at != "stem" or model.axial:
-        return "its attention and its positions are of other kinds"
-    for thing, there in {"register tokens": model.registers, "LayerScale": model.layer_scale is not None}.items():
-        if there:
-            return f"it has no {thing}"
-    if model.norm == "after_pool":
-        return "it has no norm after pooling"
-    if model.class_token and model.pool != "token":
-        return f"it has no class token beside pooling '{model.pool}'"
-    if model.stem and (model.pool == "map" or model.positions == "sincos"):
-        return "its hybrids have neither attention pooling nor fixed positions"
-    return None
+    things = {
+        "register tokens": model.registers > 0,
+        "LayerScale": model.layer_scale is not None,
+        "a norm after pooling": model.norm == "after_pool",
+        "a class token beside pooling of the patches": model.class_token and model.pool != "token",
+        "attention pooling over a convolutional stem": model.stem and model.pool == "map",
+        "fixed positions over a convolutional stem": model.stem and model.positions == "sincos",
+    }
+    if strange := ours_alone(model, LIBRARY):
+        return strange
+    if model.positions == "none":
+        return f"has no positions, and the networks of {LIBRARY} all have some"
+    return next((lacking(thing, LIBRARY) for thing, there in things.items() if there), None)
 
 
 def write(path: Path, card: Card, state: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,8 @@
-"""Networks as folders of transformers: ViT, or DINOv2 where there is LayerScale."""
+"""Networks as folders of transformers: ViT, DINOv2 where there is LayerScale, BiT."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,46 +11,68 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.config import ModelConfig, Preprocess
+from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig
+from vitrail.weights import processor
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import prefix_rows, ungridded
-from vitrail.weights.huggingface import INTERPOLATION, MASK, layout_of
+from vitrail.weights.express import lacking, ours_alone, prefix_rows, ungridded
+from vitrail.weights.huggingface import (
+    MASK,
+    RESNET,
+    RESNET_SETTINGS,
+    layout_of,
+    made_up_names,
+    output_stride,
+    resnet_layout,
+)
 
 ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 
 def adopted(card: Card) -> Card:
-    """The card with the constants that transformers fixes: its image processors smooth when they shrink."""
-    return card.model_copy(update={"preprocess": card.preprocess.model_copy(update={"antialias": True})})
+    """The card with the constants that transformers fixes; its image processors smooth when they shrink."""
+    model = card.model.model_copy(update=RESNET) if isinstance(card.model, ResNetConfig) else card.model
+    preprocess = card.preprocess.model_copy(update={"antialias": True})
+    return card.model_copy(update={"model": model, "preprocess": preprocess})
+
+
+LIBRARY = "transformers"
+READS = {"token": "class token", "gap": "mean of the patches", "map": "attention pooling"}
 
 
 def cannot(card: Card) -> str | None:
-    """Why neither its ViT nor its DINOv2 can be this network; None if one of them can."""
+    """What of this network neither its ViT, its DINOv2 nor its BiT can be; None if one of them can be it."""
     model, spec = card.model, card.preprocess
-    if not isinstance(model, ModelConfig):
-        return "it has no BiT ResNet that takes these weights"
-    if model.stem:
-        return "its ViT has no convolutional stem"
-    if model.pool != "token" or model.norm != "before_pool":
-        return "its ViT reads the class token after the last norm, and nothing else"
-    if model.positions in ("none", "relative") or model.positions_at != "stem" or model.axial:
-        return "its attention and its positions are of other kinds"
-    if model.representation and model.num_classes:
-        return "its classifier reads the class token, with no representation layer between"
     if spec.resize == "short_side" and spec.size[0] != spec.size[1]:
-        return "its image processor crops squares alone from images that keep their aspect"
+        size = "x".join(map(str, spec.size))
+        return f"takes {size} images cut from pictures that keep their aspect, and transformers cuts squares alone"
+    return _vit_cannot(model) if isinstance(model, ModelConfig) else None
+
+
+def _vit_cannot(model: ModelConfig) -> str | None:
+    if strange := ours_alone(model, LIBRARY):
+        return strange
+    if model.stem:
+        return lacking("a convolutional stem", LIBRARY)
+    if model.pool != "token":
+        return f"reads the {READS[model.pool]}, and the ViT of {LIBRARY} the class token alone"
+    if model.norm == "after_pool":
+        return lacking("a norm after pooling", LIBRARY)
+    if model.positions == "none":
+        return f"has no positions, and the networks of {LIBRARY} all have some"
+    if model.representation and model.num_classes:
+        return lacking("a representation layer before the classifier", LIBRARY)
     return _dinov2_cannot(model) if kind_of(model) != "vit" else None
 
 
 def _dinov2_cannot(model: ModelConfig) -> str | None:
     if model.layer_scale is None:
-        return "it has register tokens only together with LayerScale"
+        return f"has register tokens without LayerScale, and {LIBRARY} has them only together with LayerScale"
     if model.num_classes or model.representation:
-        return "its DINOv2 has no classifier on the class token; without a head it could be written"
+        return lacking("LayerScale with a classifier or representation layer on the class token", LIBRARY)
     if model.mlp_dim % model.width:
-        return "the MLP of its DINOv2 is a whole multiple of the width"
+        return f"has an MLP of {model.mlp_dim}, and in the DINOv2 of {LIBRARY} it is a whole multiple of the width"
     if model.image_size[0] != model.image_size[1] or model.patch[0] != model.patch[1]:
-        return "its DINOv2 takes square images"
+        return f"takes images or patches that are not square, which the DINOv2 of {LIBRARY} does not"
     return None
 
 
@@ -63,17 +84,31 @@ def kind_of(model: ModelConfig) -> str:
 
 def write(folder: Path, card: Card, state: Mapping[str, Tensor]) -> None:
     """config.json, model.safetensors and preprocessor_config.json of a network that `cannot` does not object to."""
-    assert isinstance(card.model, ModelConfig)
-    model, state = prefix_rows(*ungridded(card.model, state))
+    if isinstance(card.model, ResNetConfig):
+        tensors = _with_prefix("bit.", resnet_layout().write(state, heads=1), card.model)
+        config = _resnet_config(card.model)
+    else:
+        model, state = prefix_rows(*ungridded(card.model, state))
+        tensors = _vit_tensors(model, state)
+        config = _vit_config(model)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", config | _labels(card))
+    _write_json(folder / processor.FILE, processor.settings(card.preprocess))
+
+
+def _vit_tensors(model: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     kind = kind_of(model)
-    tensors = layout_of(kind).write(_without_register_rows(model, state), model.heads)
-    if model.num_classes:
-        tensors = {name if name.startswith("classifier.") else f"vit.{name}": t for name, t in tensors.items()}
+    tensors = _with_prefix("vit.", layout_of(kind).write(_without_register_rows(model, state), model.heads), model)
     if kind == "dinov2_with_registers":
         tensors[MASK] = torch.zeros(1, model.width)  # which its files have, and nothing reads
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", _config(card, model, kind))
-    _write_json(folder / "preprocessor_config.json", _processor(card.preprocess))
+    return tensors
+
+
+def _with_prefix(prefix: str, tensors: Mapping[str, Tensor], model: NetworkConfig) -> dict[str, Tensor]:
+    """As a network with a classifier names what stands before it."""
+    if not model.num_classes:
+        return dict(tensors)
+    return {name if name.startswith("classifier.") else prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def _without_register_rows(model: ModelConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -85,7 +120,8 @@ def _without_register_rows(model: ModelConfig, state: Mapping[str, Tensor]) -> M
     return {**state, "positions.table": torch.cat([first, patches], dim=1), "tokens.registers": registers + rows}
 
 
-def _config(card: Card, model: ModelConfig, kind: str) -> dict[str, Any]:
+def _vit_config(model: ModelConfig) -> dict[str, Any]:
+    kind = kind_of(model)
     values: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": model.width,
@@ -108,33 +144,34 @@ def _config(card: Card, model: ModelConfig, kind: str) -> dict[str, Any]:
         values |= {"num_register_tokens": model.registers} if model.registers else {"use_mask_token": False}
     if model.representation:
         values |= {"pooler_output_size": model.representation, "pooler_act": "tanh"}
-    if model.num_classes:
-        names = card.classes or tuple(f"LABEL_{index}" for index in range(model.num_classes))
+    return values
+
+
+def _resnet_config(model: ResNetConfig) -> dict[str, Any]:
+    return {
+        "model_type": "bit",
+        "architectures": ["BitForImageClassification" if model.num_classes else "BitModel"],
+        "num_channels": model.channels,
+        "embedding_size": model.width,
+        "hidden_sizes": [model.width * 4 * 2**stage for stage in range(len(model.blocks))],
+        "depths": list(model.blocks),
+        "width_factor": 1,  # the sizes have it in them: transformers leaves it out of its last norm
+        "output_stride": max(32, output_stride(model)),  # below its own, stages would not halve the map
+        **RESNET_SETTINGS,
+    }
+
+
+def _labels(card: Card) -> dict[str, Any]:
+    values: dict[str, Any] = {"license": card.licence} if card.licence else {}
+    if card.model.num_classes:
+        names = card.classes or made_up_names(card.model.num_classes)
         values["id2label"] = {str(index): name for index, name in enumerate(names)}
         values["label2id"] = {name: index for index, name in enumerate(names)}
-    return values | ({"license": card.licence} if card.licence else {})
+    return values
 
 
 def _side(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
-
-
-def _processor(spec: Preprocess) -> dict[str, Any]:
-    height, width = spec.size
-    values: dict[str, Any] = {
-        "do_resize": True,
-        "resample": {ours: theirs for theirs, ours in INTERPOLATION.items()}[spec.interpolation],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(spec.mean),
-        "image_std": list(spec.std),
-    }
-    if spec.resize == "squash":
-        return values | {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
-    edge = math.floor(height / spec.crop_fraction + 1e-6)  # as our own preprocessing rounds it
-    crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-    return values | {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": edge}, **crop}
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

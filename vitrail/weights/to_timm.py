@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size
 from vitrail.model.variants import RESNETS
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import ungridded
+from vitrail.weights.express import lacking, ours_alone, ungridded
 from vitrail.weights.timm import CONVOLUTIONS, GELU, NORM_EPS, POOL, STEM, STEM_ONLY, resnet_layout, vit_layout
 
 # timm builds stems and ResNets by name alone, and only these; all else of a Vision Transformer can be said beside it.
@@ -41,18 +41,20 @@ def adopted(card: Card) -> Card:
 
 
 def cannot(card: Card) -> str | None:
-    """Why timm's networks cannot be this one; None if they can."""
+    """What of this network timm's cannot be; None if they can be it."""
     model = card.model
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
         named = (model.blocks, model.width / STEM_WIDTH) in BIT
-        return None if named else f"of BiT's ResNets it has {known} alone"
+        shape = f"has blocks {model.blocks} from {model.width} channels on"
+        return None if named else f"{shape}, and of BiT's ResNets timm has {known} alone"
+    if strange := ours_alone(model, "timm"):
+        return strange
     if model.representation:
-        return "it has no representation layer"
-    if model.positions == "relative" or model.positions_at != "stem" or model.axial:
-        return "its attention and its positions are of other kinds"
+        return lacking("a representation layer", "timm")
     if model.stem and (model.stem.blocks not in STEMS or model.stem.width != STEM_WIDTH):
-        return f"it has stems of {STEM_WIDTH} channels with blocks {', '.join(map(str, STEMS))} alone"
+        shape = f"has a stem of {model.stem.width} channels with blocks {model.stem.blocks}"
+        return f"{shape}, and timm has stems of {STEM_WIDTH} channels with blocks {', '.join(map(str, STEMS))} alone"
     return None
 
 

@@ -17,7 +17,7 @@ LayoutName = Literal["vitrail", "timm", "huggingface", "google"]
 
 class Target(NamedTuple):
     library: str  # whose networks these are, in words
-    cannot: Callable[[Card], str | None]  # why they cannot be this one
+    cannot: Callable[[Card], str | None]  # why they cannot be this one: "has ...", of which it is the subject
     adopted: Callable[[Card], Card]  # the card with the constants that they fix
     write: Callable[[Path, Card, Mapping[str, Tensor]], None]
     folder: bool  # whether it is written as a folder
@@ -39,7 +39,7 @@ TARGETS: dict[str, Target] = {
         "transformers", to_huggingface.cannot, to_huggingface.adopted, to_huggingface.write, True, (RECORD,)
     ),
     "google": Target(
-        "Google's code",
+        to_google.LIBRARY,
         to_google.cannot,
         to_google.adopted,
         to_google.write,
@@ -54,7 +54,7 @@ def check_expressible(card: Card, to: LayoutName, adopt: bool) -> list[str]:
     target = TARGETS[to]
     reason = target.cannot(card)
     if reason:
-        raise UserError(f"{target.library} cannot express this network: {reason}")
+        raise UserError(f"{target.library} cannot express this network: it {reason}")
     changes = _changes(card.model_dump(), target.adopted(card).model_dump())
     if changes and not adopt:
         raise UserError(
