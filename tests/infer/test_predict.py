@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from vitrail.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.build import create
 from vitrail.weights.bundle import Card, write_bundle
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +98,21 @@ def test_one_image_is_taken_as_one_and_other_things_are_refused(path, image):
         clf.predict([image], threshold=2)
     with pytest.raises(UserError, match="no device 'gpu'"):
         vitrail.load(path, device="gpu")
+
+
+def test_weights_without_class_names_answer_by_number(image):
+    clf = vitrail.load(FIXTURES / "google_vit_token.npz", image_size=(16, 24))
+    assert clf.card.classes == () and clf.classes == ("class 0", "class 1", "class 2", "class 3", "class 4")
+    (found,) = clf.predict([image])
+    assert sorted(name for name, _ in found.top) == list(clf.classes)
+    assert found.label == found.top[0][0]
+
+
+def test_weights_without_a_classifier_are_refused(tmp_path, image):
+    net = create("Ti/8", 0, (16, 24))
+    card = Card(model=net.config, preprocess=Preprocess(size=(16, 24)), created_with="test")
+    write_bundle(tmp_path / "model.safetensors", net.state_dict(), card)
+    clf = vitrail.load(tmp_path / "model.safetensors")
+    assert clf.classes == ()
+    with pytest.raises(UserError, match="these weights have no classifier: train one"):
+        clf.predict([image])

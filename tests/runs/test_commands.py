@@ -7,13 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.runs.conftest import SMALL, draw, vitrail
+from vitrail.config import Preprocess, network_config
+from vitrail.model.build import build
 from vitrail.runs.train import train
+from vitrail.weights import to_huggingface
+from vitrail.weights.bundle import Card
 
 pytestmark = pytest.mark.slow  # every test starts processes
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 FEW = [part for setting in (*SMALL, "train.steps=3") for part in ("--set", setting)]
 
 
@@ -124,6 +130,30 @@ def test_predict_imports_nothing_it_does_not_need(weights, photos):
         not {"torch._dynamo", "matplotlib", "jinja2", "timm", "transformers", "huggingface_hub", "sklearn", "scipy"}
         & imported
     )
+
+
+def test_weights_that_do_not_say_their_image_size_or_classes(photos, tmp_path):
+    shutil.copy(FIXTURES / "google_vit_token.npz", tmp_path / "vit.npz")
+    picture, size = photos / "red" / "000.png", ["--image-size", "16x24"]
+    assert "give the size with --image-size" in sentence(vitrail("predict", tmp_path / "vit.npz", picture))
+    done = vitrail("predict", tmp_path / "vit.npz", picture, *size, "--json")
+    assert json.loads(done.stdout)["label"].startswith("class ")
+    assert "pixels, as 224 or 224x320" in sentence(vitrail("predict", "x", picture, "--image-size", "big"))
+    assert "give the size with --image-size" in sentence(vitrail("evaluate", tmp_path / "vit.npz", photos))
+    refused = sentence(vitrail("evaluate", tmp_path / "vit.npz", photos, *size))
+    assert "vit.npz has 5 classes without names, which no folder can be matched with: train one" in refused
+    assert list(tmp_path.iterdir()) == [tmp_path / "vit.npz"]
+
+
+def test_evaluate_takes_an_image_size_for_named_classes(photos, tmp_path):
+    """The weights of a ResNet fit any size."""
+    model = network_config({"kind": "resnet", "blocks": [1], "width": 32, "image_size": [16, 16], "num_classes": 3}, "")
+    names = ("blue", "green", "red")
+    card = Card(model=model, preprocess=Preprocess(size=(16, 16)), classes=names, created_with="test")
+    to_huggingface.write(tmp_path, to_huggingface.adopted(card), build(model).state_dict())
+    done = vitrail("evaluate", tmp_path, photos, "--image-size", "24x16", "--json", "--report", tmp_path / "r.html")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n"] == 45
 
 
 def test_evaluate_prints_json_alone(weights, photos, tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.cli import main
-from vitrail.config import ModelConfig, Preprocess
+from vitrail.config import ModelConfig, Preprocess, network_config
 from vitrail.model.build import build
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.bundle import Card, write_bundle
@@ -84,9 +84,10 @@ def convert(monkeypatch, capsys):
 
 
 @pytest.fixture
-def ours(tmp_path):
+def ours(tmp_path: Path) -> Callable[..., Path]:
     def write(name: str = "ours.safetensors", **options: object) -> Path:
-        model = ModelConfig(**{**SMALL, **options})
+        """A small network of ours in a file; a Vision Transformer unless its kind says otherwise."""
+        model = network_config(options if "kind" in options else {**SMALL, **options}, "a test")
         card = card_of(model, classes=tuple("abcde")[: model.num_classes], licence="CC0", metrics={"accuracy": 0.5})
         write_bundle(tmp_path / name, random_state(model), card)
         return tmp_path / name

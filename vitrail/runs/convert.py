@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -137,9 +138,9 @@ def _check_apart(source: Path, path: Path, target: str) -> None:
     """What is converted must stay as it is: the target is neither it, nor in it, nor around it."""
     if not source.exists():
         return  # which reading will say
-    old, new = source.resolve(), path.resolve()
+    old, new = (Path(os.path.realpath(place)) for place in (source, path))  # which bears links that go in a circle
     if old == new or new in old.parents:
-        raise UserError(f"'{target}' is what is converted: give another name")
+        raise UserError(f"'{target}' {'is' if old == new else 'holds'} what is converted: give another name")
     if old in new.parents:
         raise UserError(f"'{target}' is inside the folder that is converted: give a place outside it")
 
