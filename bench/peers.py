@@ -26,6 +26,7 @@ from bench.renaming import (
 )
 from vitrail.config import GROUPS, ModelConfig, NetworkConfig, ResNetConfig, StemConfig
 from vitrail.model.build import Network, build
+from vitrail.weights.peers import let_torchvision_import
 
 
 class NotComparable(Exception):
@@ -192,7 +193,7 @@ def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
 
 def build_peer(name: str, ours: Network) -> Peer:
     """A peer with our weights in it."""
-    torchvision_operators()
+    let_torchvision_import()
     try:
         peer = PEERS[name](ours.config)
     except ImportError as error:
@@ -228,20 +229,3 @@ def gradients(net: nn.Module, pixels: Tensor) -> dict[str, Tensor]:
 
 def total_norm(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
-
-
-def torchvision_operators() -> None:
-    """timm imports torchvision, whose compiled part does not load beside a CPU-only torch; no network here needs it.
-    Declaring the two operators torchvision looks up at import is enough."""
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEEP.append(library)
-
-
-_KEEP: list[object] = []  # the operators live as long as their library object
