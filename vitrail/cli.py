@@ -236,6 +236,7 @@ def plan(
     image_size: ImageSize = (224, 224),
     classes: int = 1000,
     accelerator: str = "H200",
+    overrides: Setting = (),
     json: bool = False,
 ) -> None:
     """What a network costs before anything runs: parameters, multiply-adds, memory and time of a training step.
@@ -243,6 +244,8 @@ def plan(
     Examples:
 
     vitrail plan B/16
+
+    vitrail plan S/16 --set model.positions=relative --set model.pool=gap
 
     vitrail plan R50+L/32 --image-size 384 --batch 64 --accelerator A100-80GB
 
@@ -258,6 +261,8 @@ def plan(
         How many classes the head tells apart.
     accelerator
         H200, H100, A100-80GB, L4, RTX-4090, ...
+    overrides
+        A setting of the network, as model.key=value; may be repeated.
     json
         Print the numbers as JSON.
     """
@@ -271,6 +276,7 @@ def plan(
         image_size=image_size,
         batch=batch,
         accelerator=accelerator,
+        overrides=overrides,
         as_json=json,
         console=console,
     )

@@ -21,6 +21,8 @@ Count = Annotated[int, Field(gt=0)]
 Positions = Literal["none", "1d", "2d", "sincos", "relative"]
 PositionsAt = Literal["stem", "layers", "shared"]  # added once; a table for every block; one table, at every block
 Pooling = Literal["token", "gap", "map"]
+NormPlace = Literal["before_pool", "after_pool"]
+Gelu = Literal["tanh", "erf"]
 Resampling = Literal["paper", "bicubic", "bicubic_antialias"]  # the last two as DeiT and timm do it
 
 GROUPS = 32  # of channels in every GroupNorm
@@ -80,12 +82,12 @@ class ModelConfig(Schema):
     prefix_positions: bool = True  # 1d: class token and registers have rows too; false in big_vision
     axial: bool = False  # each block becomes two: attention along rows, then along columns
     pool: Pooling = "token"
-    norm: Literal["before_pool", "after_pool"] = "before_pool"
+    norm: NormPlace = "before_pool"
     representation: int = Field(default=0, ge=0)  # size of the tanh layer before the classifier; 0: none
     dropout: float = Field(default=0.0, ge=0, lt=1)
     drop_path: float = Field(default=0.0, ge=0, lt=1)  # chance to skip the last block's branches; less in earlier ones
-    layer_scale: float | None = None  # initial value of a learned gain on each branch; none: no gain
-    gelu: Literal["tanh", "erf"] = "tanh"
+    layer_scale: float | None = Field(default=None, ge=0)  # initial gain, learned, of each branch; none: no gain
+    gelu: Gelu = "tanh"
     norm_eps: float = Field(default=1e-6, gt=0)
     head_bias: float = 0.0  # initial value; -10 in the paper's sigmoid pre-training
 
@@ -214,10 +216,13 @@ class ModelChoice(Schema):
     weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
     image_size: Size | None = None  # none: the size of the starting weights, else 224
     pool: Pooling | None = None
+    norm: NormPlace | None = None
     positions: Positions | None = None
     positions_at: PositionsAt | None = None
+    prefix_positions: bool | None = None
     registers: int | None = Field(default=None, ge=0)
-    layer_scale: float | None = None  # initial value; none: as the starting weights have it
+    layer_scale: float | None = Field(default=None, ge=0)  # initial value; none: as the starting weights have it
+    gelu: Gelu | None = None
     representation: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     drop_path: float = Field(default=0.0, ge=0, lt=1)

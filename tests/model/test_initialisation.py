@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vitrail.model.build import build
 from vitrail.model.variants import configure
 from vitrail.model.vit import VisionTransformer
 
@@ -83,3 +84,62 @@ def test_first_loss():
     assert F.cross_entropy(logits, labels).item() == pytest.approx(math.log(1000), rel=1e-6)
     sigmoid = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 1000).float(), reduction="none").sum(1)
     assert sigmoid[0].item() == pytest.approx(10 + 1000 * 4.54e-5, rel=1e-4)
+
+
+def test_attention_pooling():
+    """As in flax: the probe has one input and D outputs; each D x D matrix has its own Xavier limit."""
+    torch.manual_seed(0)
+    pool = build(configure("B/16", 10, depth=1, pool="map", dropout=0.1)).pool
+    limit = math.sqrt(6 / (1 + 768))
+    assert 0.95 * limit < pool.probe.abs().max().item() <= limit
+    assert pool.probe.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
+    for weight in (pool.query.weight, *pool.keyvalue.weight.chunk(2), pool.out.weight):
+        assert_uniform(weight, math.sqrt(6 / (768 + 768)))
+    assert not any(layer.bias.any() for layer in (pool.query, pool.keyvalue, pool.out))
+    assert pool.mlp.dropout.p == 0  # no dropout in a head
+
+
+def test_hybrid_stem():
+    """Convolutions as flax starts them; the last norm of each block is zero, so each block starts as its shortcut."""
+    torch.manual_seed(0)
+    net = build(configure("R26+S/32", 10, depth=1))
+    block = net.tokens.stem.stages[2][1]
+    assert_lecun(block.conv2.weight, fan_in=9 * 256)
+    assert_lecun(net.tokens.stem.root.weight, fan_in=49 * 3)
+    assert_lecun(net.tokens.projection.weight, fan_in=2048)
+    for stage in net.tokens.stem.stages:
+        for unit in stage:
+            assert not unit.norm3.weight.any() and not unit.norm3.bias.any()
+            assert bool((unit.norm1.weight == 1).all() and (unit.norm2.weight == 1).all())
+    x = torch.randn(1, 1024, 4, 4)
+    assert torch.equal(block(x), F.relu(x))
+    for module in net.tokens.stem.modules():  # as when storage is made after the network
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert not block.norm3.weight.any()
+
+
+def test_resnet():
+    torch.manual_seed(0)
+    net = build(configure("R26x1", 10, 32, head_bias=-3))
+    assert_lecun(net.stages[3][1].conv2.weight, fan_in=9 * 512)
+    assert all(bool((module.weight == 1).all()) for module in net.modules() if isinstance(module, torch.nn.GroupNorm))
+    assert torch.equal(net(torch.randn(2, 3, 32, 32)), torch.full((2, 10), -3.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "std"),
+    [
+        ({"positions": "2d"}, "positions.rows", 0.02),
+        ({"positions": "2d"}, "positions.columns", 0.02),
+        ({"positions": "relative"}, "encoder.blocks.0.attention.relative.table", 0.02),
+        ({"positions_at": "layers"}, "positions.0.table", 0.02),
+        ({"prefix_positions": False}, "positions.table", 768**-0.5),  # big_vision's
+        ({"registers": 8}, "tokens.registers", 0.02),
+    ],
+)
+def test_tables_and_registers(options, name, std):
+    torch.manual_seed(0)
+    tensor = dict(build(configure("B/16", 10, depth=1, **options)).named_parameters())[name]
+    assert tensor.std().item() == pytest.approx(std, rel=0.05)
+    assert abs(tensor.mean().item()) < 0.1 * std

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
+from vitrail.model.build import build
 from vitrail.model.variants import configure
 from vitrail.model.vit import VisionTransformer
 
@@ -153,6 +154,44 @@ def test_configs_that_make_no_network(options, words):
 def test_unknown_names_get_a_hint(name, hint):
     with pytest.raises(UserError, match=hint):
         configure(name, 10)
+
+
+@pytest.mark.parametrize("kind", ["token", "map", "relative", "axial", "hybrid", "resnet"])
+def test_export_with_any_batch(kind):
+    names = {"axial": "Axial-Ti/16", "hybrid": "R+Ti/16", "resnet": "R26x1"}
+    options = {"map": {"pool": "map"}, "relative": {"positions": "relative", "registers": 2}}.get(kind, {})
+    depth = {} if kind == "resnet" else {"depth": 1}
+    net = build(configure(names.get(kind, "Ti/16"), 5, 32, **depth, **options)).eval()
+    torch.nn.init.normal_(net.head.weight)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(net, (torch.randn(3, 3, 32, 32),), dynamic_shapes=({0: batch},)).module()
+    pixels = torch.randn(5, 3, 32, 32)
+    assert torch.allclose(exported(pixels), net(pixels), atol=1e-4)
+    assert net(pixels[:0]).shape == (0, 5)
+
+
+def test_a_stem_s_constants_leave_its_blocks_alone():
+    timm = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
+    config = configure("R50+B/16", 10, stem=timm)
+    assert config.stem.blocks == (3, 4, 9) and config.stem.norm_eps == 1e-5 and config.sequence == 197
+    with pytest.raises(UserError, match="no convolutional stem"):
+        configure("B/16", 10, stem=timm)
+
+
+def test_the_paper_s_own_names():
+    for name, same in {
+        "ViT-B/16": "B/16",
+        "R50+ViT-B/16": "R50+B/16",
+        "R50x1+ViT-B/32": "R50+B/32",
+        "Axial-ViT-B/16": "Axial-B/16",
+        "BiT-R152x4": "R152x4",
+    }.items():
+        assert configure(name, 10) == configure(same, 10)
+    for name, hint in {"ViT-b/32": "'S/32'", "BiT-B/16": "no model", "R50x2+B/16": "no model"}.items():
+        with pytest.raises(UserError, match=hint):
+            configure(name, 10)
+    with pytest.raises(UserError, match="unknown key 'pool'"):
+        configure("R50x1", 10, pool="gap")
 
 
 def test_names():

@@ -15,7 +15,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.model.build import build
-from vitrail.model.positions import added_positions, resample, resample_axis
+from vitrail.model.positions import added_positions, resample, resample_axis, resample_offsets
 from vitrail.model.variants import configure
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -147,14 +147,48 @@ def test_shared_positions_are_one_table_at_every_layer():
 
 
 def test_without_positions_a_network_sees_a_bag_of_patches():
-    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    pixels = torch.randn(4, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     shuffled = pixels.clone()
     shuffled[..., :4, :4], shuffled[..., 4:, 8:] = pixels[..., 4:, 8:], pixels[..., :4, :4]
     bag = random_net(positions="none")
     assert torch.allclose(bag(pixels), bag(shuffled), atol=1e-10)
     for kind in ("1d", "2d", "sincos", "relative"):
         net = random_net(positions=kind)
-        assert not torch.allclose(net(pixels), net(shuffled), atol=1e-3)
+        for parameter in (p for name, p in net.named_parameters() if "relative" in name):
+            parameter.data.mul_(10)
+        assert (net(pixels) - net(shuffled)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", ["none", "1d", "2d", "sincos", "relative"])
+@pytest.mark.parametrize("pool", ["token", "gap"])
+def test_the_stream_of_residuals_is_float32_under_autocast(positions, pool):
+    net = build(small(positions=positions, pool=pool, class_token=pool == "token"))
+    seen: list[torch.dtype] = []
+    net.encoder.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    plain = net.tokens.projection.forward
+    net.tokens.projection.forward = lambda pixels: plain(pixels).bfloat16()  # as autocast leaves it
+    net(torch.randn(2, 3, 8, 12))
+    assert seen == [torch.float32]
+
+
+def test_offsets_keep_their_direction_on_another_grid():
+    """A table that holds the step (rows, columns) of each offset, as shares of the image, holds it afterwards too."""
+
+    def steps(grid: tuple[int, int]) -> torch.Tensor:
+        last = grid[0] * grid[1] - 1
+        offsets = torch.arange(-last, last + 1)
+        down = torch.round(offsets / grid[1])
+        return torch.stack([down / (grid[0] - 1), (offsets - down * grid[1]) / (grid[1] - 1)], dim=1)
+
+    for old, new in (((14, 14), (28, 28)), ((14, 14), (7, 28)), ((5, 7), (9, 4))):
+        moved = resample_offsets(steps(old), old, new)
+        expected = steps(new)
+        # A step of nearly half a row is two things at once: half a row right, or a row down and half a row left.
+        clear = (expected[:, 1].abs() < 0.5 - 1 / (min(old[1], new[1]) - 1)) & (expected[:, 0].abs() < 1)
+        assert clear.float().mean() > 0.2
+        assert torch.allclose(moved[clear], expected[clear], atol=1e-5)
+    table = torch.randn(2 * 12 - 1, 8)
+    assert torch.equal(resample_offsets(table, (3, 4), (3, 4)), table)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,17 @@ def test_dropout_of_the_output_is_not_disturbed():
     assert torch.equal(net.trace(pixels).logits, plain)
 
 
+def test_tokens_in_training_are_those_that_went_on():
+    """With dropout, too: no block is run again, but for the last where it computed one token only."""
+    net = random_net(dropout=0.2, drop_path=0.3).train()
+    inputs: list[Tensor] = []
+    for block in net.encoder.blocks:
+        block.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
+    trace = net.trace(torch.randn(2, 3, 8, 12), layers=[0, 1])
+    assert len(inputs) == 3
+    assert torch.equal(trace.tokens[0], inputs[1]) and torch.equal(trace.tokens[1], inputs[2])
+
+
 @pytest.mark.parametrize("layers", [[3], [-4]])
 def test_a_block_that_is_not_there(layers):
     with pytest.raises(ValueError, match="blocks 0 to 2"):

@@ -30,7 +30,7 @@ def test_fine_tuning_as_in_the_paper(old_state):
     new = changed(image_size=(48, 64), num_classes=3, representation=0)
     state, changes = adapt(old_state, OLD, new)
     assert changes == [
-        "positions 4x4 -> 6x8, bilinear as in the paper",
+        "positions resampled, bilinear as in the paper: grid 4x4 -> 6x8",
         "representation layer: left out",
         "head: 10 -> 3 classes, starts at zero",
     ]
@@ -74,6 +74,48 @@ def test_a_first_head(randomise):
     state, changes = adapt(VisionTransformer(old).state_dict(), old, changed(representation=0))
     assert changes == ["head: 10 classes, starts at zero"]
     assert not any(name.startswith("head") for name in state)
+
+
+def moved(randomise, **options) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The tensors before and after the move of a network of these options from 4x4 to 6x8 patches."""
+    old = changed(representation=0, **options)
+    before = randomise(VisionTransformer(old)).state_dict()
+    after, _ = adapt(before, old, changed(representation=0, image_size=(48, 64), **options))
+    net = VisionTransformer(changed(representation=0, image_size=(48, 64), **options))
+    assert set(net.load_state_dict(after, strict=False).missing_keys) == {"head.weight", "head.bias"}
+    return before, after
+
+
+@pytest.mark.parametrize("place", ["stem", "layers", "shared"])
+def test_learned_2d_positions_are_stretched_along_each_axis(randomise, place):
+    before, after = moved(randomise, positions="2d", positions_at=place)
+    for start in ["positions.0", "positions.1"] if place == "layers" else ["positions"]:
+        for axis, count in (("rows", 6), ("columns", 8)):
+            table = before[f"{start}.{axis}"]
+            zoomed = scipy.ndimage.zoom(table.numpy(), (count / 4, 1), order=1)
+            torch.testing.assert_close(after[f"{start}.{axis}"], torch.from_numpy(zoomed))
+
+
+@pytest.mark.parametrize("place", ["layers", "shared"])
+def test_tables_of_every_layer_are_stretched(randomise, place):
+    before, after = moved(randomise, positions_at=place)
+    for name in ["positions.0.table", "positions.1.table"] if place == "layers" else ["positions.table"]:
+        grid = before[name][0, 1:].view(4, 4, 24).numpy()
+        zoomed = scipy.ndimage.zoom(grid, (6 / 4, 8 / 4, 1), order=1)
+        torch.testing.assert_close(after[name][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
+        assert torch.equal(after[name][0, 0], before[name][0, 0])
+
+
+def test_relative_positions_keep_their_meaning(randomise):
+    before, after = moved(randomise, positions="relative")
+    for block in (0, 1):
+        old, new = (state[f"encoder.blocks.{block}.attention.relative.table"] for state in (before, after))
+        assert torch.equal(new[-3:], old[-3:])  # pairs with the class token
+        assert torch.equal(new[47], old[15])  # no step at all
+        # One row down of six is 3/5 of a row down of four: between no step and one row there.
+        torch.testing.assert_close(new[47 + 8], 0.4 * old[15] + 0.6 * old[15 + 4])
+        # One column of eight is 3/7 of one of four.
+        torch.testing.assert_close(new[47 + 1], 4 / 7 * old[15] + 3 / 7 * old[15 + 1])
 
 
 def test_the_given_state_is_left_alone(old_state):

@@ -104,6 +104,8 @@ def _block(config: ModelConfig, read: int | None = None) -> Cost:
     total += _layer_norm(width, out) + _mlp(width, hidden, out) + _residual(width, out)
     if config.layer_scale is not None:  # a product with a vector: 10 bytes a value forward, 22 backward
         total += Cost(2 * width, moved=64 * out * width, saved=4 * out * width, kernels=12)
+    if config.drop_path:
+        total += Cost(moved=16 * out * width, kernels=8)
     if config.dropout:
         dropped = out * (2 * width + hidden)
         total += Cost(moved=10 * dropped, saved=dropped, kernels=6)
@@ -136,12 +138,12 @@ def _mixing(config: ModelConfig, queries: int) -> Cost:
     tiles = (-(-queries // TILE) * TILE) * (-(-count // TILE) * TILE)
     total = Cost(macs=products, fused=products, tiled=7 * tiles * width, moved=packed, saved=kept, kernels=12)
     if config.positions == "relative":
-        patches = config.grid[0] * config.grid[1]
-        rows = 2 * patches - 1 + (3 if config.prefix else 0)
-        offsets, scores = heads * queries * rows, heads * queries * count
-        kept = 4 * scores + 2 * offsets
-        table, products = rows * (width // heads), queries * rows * width
-        total += Cost(table, products, moved=20 * (offsets + scores), saved=kept, kernels=16)
+        offsets, outside = 2 * config.grid[0] * config.grid[1] - 1, 3 if config.prefix else 0
+        inside = max(queries - config.prefix, 0)
+        products = (inside * offsets + queries * outside) * width
+        made, scores = heads * inside * offsets, heads * queries * count
+        table = (offsets + outside) * (width // heads)
+        total += Cost(table, products, moved=20 * made + 20 * scores, saved=2 * count * width + 2 * scores, kernels=40)
     return total
 
 

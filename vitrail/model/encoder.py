@@ -12,7 +12,7 @@ from vitrail.config import ModelConfig
 from vitrail.model.initialise import normal_
 from vitrail.model.positions import RelativePositions
 
-Watch = Callable[[int, Tensor], None]  # number of a block, its input
+Watch = Callable[[int, Tensor, Tensor], None]  # number of a block, what it gets and what it gives
 
 
 class Attention(nn.Module):
@@ -101,7 +101,7 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        kept = torch.empty(len(x), 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
+        kept = torch.empty(x.shape[0], 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
         return x * kept.div_(1 - self.rate)
 
 
@@ -146,13 +146,14 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """`keep`: how many leading tokens are read afterwards; the last block computes no others.
 
-        `positions` are added to the input of each block; `watch` is shown what each block then gets.
+        `positions` are added to the input of each block; `watch` is shown what each block then gets and gives.
         """
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             if positions is not None:
                 x = positions[index](x)
+            given = block(x, keep if index == last else None)
             if watch is not None:
-                watch(index, x)
-            x = block(x, keep if index == last else None)
+                watch(index, x, given)
+            x = given
         return self.norm(x)

@@ -41,11 +41,13 @@ class AttentionPool(nn.Module):
         self.keyvalue = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.model_copy(update={"dropout": 0.0}))  # no dropout in a head
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.xavier_uniform_(self.probe)
+        # Xavier as flax has it: a (1, 1, D) tensor has one input and D outputs, where torch would count D of both.
+        limit = (6.0 / (1 + self.probe.shape[-1])) ** 0.5
+        nn.init.uniform_(self.probe, -limit, limit)
         limit = (3.0 / self.out.in_features) ** 0.5  # Xavier for each D x D matrix
         for layer in (self.query, self.keyvalue, self.out):
             nn.init.uniform_(layer.weight, -limit, limit)

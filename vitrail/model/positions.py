@@ -16,12 +16,13 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.skip = 0 if config.prefix_positions else config.prefix
+        self.every_token = config.prefix_positions
+        self.skip = 0 if self.every_token else config.prefix
         self.table = nn.Parameter(torch.empty(1, config.sequence - self.skip, config.width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        normal_(self.table, std=0.02)
+        normal_(self.table, std=0.02 if self.every_token else self.table.shape[-1] ** -0.5)  # the latter in big_vision
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + (F.pad(self.table, (0, 0, self.skip, 0)) if self.skip else self.table)  # (B, T, D)
@@ -56,10 +57,14 @@ class SinCosPositions(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        table = np.zeros((config.sequence, config.width), np.float32)
-        table[config.prefix :] = sincos(config.grid, config.width)
+        self.grid, self.prefix = config.grid, config.prefix
         # from_numpy makes a real tensor even while a network without storage is built.
-        self.register_buffer("waves", torch.from_numpy(table), persistent=False)
+        empty = torch.from_numpy(np.zeros((config.sequence, config.width), np.float32))
+        self.register_buffer("waves", empty, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.waves[self.prefix :] = torch.from_numpy(sincos(self.grid, self.waves.shape[1]))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.waves
@@ -79,13 +84,11 @@ class RelativePositions(nn.Module):
     of a layer. Class token and registers have no place in the raster: three more vectors stand for the pairs from
     them, to them and among them."""
 
-    index: Tensor
-
     def __init__(self, config: ModelConfig):
         super().__init__()
-        patches = config.grid[0] * config.grid[1]
-        self.table = nn.Parameter(torch.empty(relative_rows(patches, config.prefix), config.width // config.heads))
-        self.register_buffer("index", torch.from_numpy(relative_index(patches, config.prefix)), persistent=False)
+        self.patches, self.prefix = config.grid[0] * config.grid[1], config.prefix
+        rows = 2 * self.patches - 1 + (3 if self.prefix else 0)
+        self.table = nn.Parameter(torch.empty(rows, config.width // config.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,23 +96,29 @@ class RelativePositions(nn.Module):
 
     def forward(self, queries: Tensor) -> Tensor:
         """What to add to the scores: (B, heads, queries, D/heads) -> (B, heads, queries, T)."""
-        scores = queries @ self.table.T / queries.shape[-1] ** 0.5  # one for each offset
-        index = self.index[: queries.shape[2]].expand(*queries.shape[:2], -1, -1)
-        return scores.gather(-1, index)
+        queries = queries / queries.shape[-1] ** 0.5
+        offsets = 2 * self.patches - 1
+        inside = self._slide(queries[:, :, self.prefix :] @ self.table[:offsets].flip(0).T)
+        if not self.prefix:
+            return inside
+        start, to, among = (queries @ self.table[offsets:].T).split(1, dim=-1)  # each (B, heads, queries, 1)
+        shape = (-1, -1, -1, self.prefix)
+        first = [among[:, :, : self.prefix].expand(shape), start[:, :, : self.prefix].expand(-1, -1, -1, self.patches)]
+        rest = [to[:, :, self.prefix :].expand(shape), inside]
+        return torch.cat([torch.cat(first, dim=-1), torch.cat(rest, dim=-1)], dim=2)
 
+    def _slide(self, scores: Tensor) -> Tensor:
+        """Of the scores of patch i, one for each offset from +(N-1) to -(N-1), those that its N keys stand at.
 
-def relative_rows(patches: int, prefix: int) -> int:
-    return 2 * patches - 1 + (3 if prefix else 0)
-
-
-def relative_index(patches: int, prefix: int) -> np.ndarray:
-    """Which vector stands for each (query, key) pair."""
-    offsets = 2 * patches - 1
-    index = np.empty((prefix + patches, prefix + patches), np.int64)
-    places = np.arange(patches)
-    index[prefix:, prefix:] = places[:, None] - places + patches - 1
-    index[:prefix, prefix:], index[prefix:, :prefix], index[:prefix, :prefix] = offsets, offsets + 1, offsets + 2
-    return index
+        Row i needs the columns N-1-i to 2N-2-i. With one column more, rows of 2N, read on as rows of 2N-1, begin one
+        column further left each time. Looking each pair up would be simpler, and in deterministic mode far slower.
+        """
+        count = self.patches
+        flat = F.pad(scores, (0, 1)).flatten(2)
+        length = scores.shape[2] * (2 * count - 1)
+        missing = max(count - 1 + length - flat.shape[2], 0)
+        flat = F.pad(flat, (0, missing)) if missing else flat
+        return flat[..., count - 1 : count - 1 + length].unflatten(2, (scores.shape[2], 2 * count - 1))[..., :count]
 
 
 ADDED = {"1d": LearnedPositions, "2d": AxisPositions, "sincos": SinCosPositions}
@@ -145,6 +154,25 @@ def resample_axis(table: Tensor, new: int, how: Resampling = "paper") -> Tensor:
         return table
     line = table.T[None, :, :, None]  # (1, D, n, 1)
     return _interpolate(line, (new, 1), how)[0, :, :, 0].T.to(table.dtype)
+
+
+def resample_offsets(table: Tensor, old: Size, new: Size) -> Tensor:
+    """A (2N-1, D) table of raster offsets for another grid: each is taken as the step of rows and columns it mostly is,
+    the step is scaled with the grid, and the vectors of the four nearest steps there are mixed."""
+    if old == new:
+        return table
+    last = new[0] * new[1] - 1
+    offsets = torch.arange(-last, last + 1)
+    down = torch.round(offsets / new[1])
+    steps = [(down, old[0], new[0]), (offsets - down * new[1], old[1], new[1])]
+    rows, columns = (step * ((before - 1) / (after - 1) if after > 1 else 0.0) for step, before, after in steps)
+    first_row, first_column = rows.floor(), columns.floor()
+    mixed = torch.zeros(len(offsets), table.shape[1])
+    for row, row_share in ((first_row, 1 - (rows - first_row)), (first_row + 1, rows - first_row)):
+        for column, share in ((first_column, 1 - (columns - first_column)), (first_column + 1, columns - first_column)):
+            place = (row * old[1] + column).long() + old[0] * old[1] - 1
+            mixed += (row_share * share)[:, None] * table[place.clamp(0, len(table) - 1)].float()
+    return mixed.to(table.dtype)
 
 
 def _interpolate(grid: Tensor, size: Size, how: Resampling) -> Tensor:

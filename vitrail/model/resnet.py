@@ -57,8 +57,16 @@ class NormRelu(nn.GroupNorm):
         return F.relu(super().forward(x), inplace=True)
 
 
+class ZeroNorm(nn.GroupNorm):
+    """Starts at zero, and with it the branch that it ends."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
 class PostActivation(nn.Module):
-    """A bottleneck of the hybrid stem: convolution, norm, ReLU; its last norm starts at zero, so does the branch."""
+    """A bottleneck of the hybrid stem: convolution, norm, ReLU."""
 
     def __init__(self, inputs: int, width: int, stride: int, config: StemConfig):
         super().__init__()
@@ -68,8 +76,7 @@ class PostActivation(nn.Module):
         self.conv2 = StandardConv(width, width, 3, config, stride=stride, same=True)
         self.norm2 = NormRelu(GROUPS, width, eps)
         self.conv3 = StandardConv(width, outputs, 1, config)
-        self.norm3 = nn.GroupNorm(GROUPS, outputs, eps)
-        nn.init.zeros_(self.norm3.weight)
+        self.norm3 = ZeroNorm(GROUPS, outputs, eps)
         self.shortcut = self.shortcut_norm = None
         if stride > 1 or inputs != outputs:
             self.shortcut = StandardConv(inputs, outputs, 1, config, stride=stride)

@@ -42,5 +42,7 @@ class Tokens(nn.Module):
         features = pixels if self.stem is None else self.stem(pixels)
         patches = self.projection(features)  # (B, D, h, w)
         tokens = patches.flatten(2).transpose(1, 2)  # (B, h*w, D)
-        prefix = [part.expand(len(tokens), -1, -1) for part in (self.class_token, self.registers) if part is not None]
+        tokens = tokens.to(self.projection.weight.dtype)  # under autocast, too, the stream of residuals is float32
+        count = tokens.shape[0]
+        prefix = [part.expand(count, -1, -1) for part in (self.class_token, self.registers) if part is not None]
         return torch.cat([*prefix, tokens], dim=1) if prefix else tokens  # (B, prefix + h*w, D)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitrail.config import NetworkConfig, Size, network_config
+from vitrail.config import NetworkConfig, Size, merge, network_config
 from vitrail.errors import UserError, did_you_mean
 
 # letter: (width, depth, mlp_dim, heads). B, L, H: the paper's Table 1; g, G: Scaling Vision Transformers.
@@ -33,7 +33,7 @@ BIT = ["R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x
 AXIAL = ["Axial-B/32", "Axial-B/16"]
 COMMON = [*PLAIN, *HYBRIDS, *BIT, *AXIAL]  # those of the paper and its code, in the order to show them
 
-TRANSFORMER = re.compile(r"(?P<axial>Axial-)?(?P<stem>R(?P<layers>\d*)\+)?(?P<letter>[A-Za-z]+)/(?P<patch>\d+)")
+TRANSFORMER = re.compile(r"(?P<axial>Axial-)?(?P<stem>R(?P<layers>\d*)(?:x1)?\+)?(?P<letter>[A-Za-z]+)/(?P<patch>\d+)")
 RESNET = re.compile(r"R(?P<layers>\d+)x(?P<factor>[1-9]\d?)")
 
 
@@ -41,14 +41,16 @@ def configure(name: str, num_classes: int, image_size: int | Size = 224, **optio
     """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     values = {**parse(name), "image_size": size, "num_classes": num_classes}
-    if options.get("pool") in ("gap", "map"):
+    if "stem" in options and "stem" not in values:
+        raise UserError(f"model {name} has no convolutional stem")
+    if options.get("pool") in ("gap", "map") and "kind" not in values:
         values.setdefault("class_token", False)  # as in the original code
-    return network_config({**values, **options}, f"model {name}")
+    return network_config(merge(values, options), f"model {name}")
 
 
 def parse(name: str) -> dict[str, Any]:
     """What a name stands for, as values of a ModelConfig or a ResNetConfig."""
-    plain = re.sub(r"^(ViT-|BiT-)", "", name.strip())
+    plain = re.sub(r"^BiT-(?=R\d)|ViT-", "", name.strip())
     if (match := RESNET.fullmatch(plain)) and match["layers"] in RESNETS:
         return {"kind": "resnet", "blocks": RESNETS[match["layers"]], "width": 64 * int(match["factor"])}
     match = TRANSFORMER.fullmatch(plain)
@@ -83,7 +85,9 @@ def _stem(layers: str, total: int, name: str, plain: str) -> tuple[tuple[int, ..
 def _unknown(name: str, plain: str) -> UserError:
     same = [known for known in COMMON if known.lower() == plain.lower()]
     letter = re.fullmatch(r"([A-Za-z]+)/(\d+)", plain)
-    if same:
+    if letter and letter[1] == "b" and plain != name.strip():  # the paper's ViT-b: B with all widths halved
+        hint = f"; the paper's ViT-b is 'S/{letter[2]}' here, its ViT-B 'B/{letter[2]}'."
+    elif same:
         hint = f"; did you mean '{same[0]}'?"
     elif letter and letter[1].capitalize() in SIZES and letter[1] not in SIZES:
         hint = f"; did you mean '{letter[1].capitalize()}/{letter[2]}'?"

@@ -45,7 +45,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.forward_features(pixels))
 
     def forward_features(self, pixels: Tensor, watch: Watch | None = None) -> Tensor:
-        """The vector before the classifier, (B, D). `watch` is shown the input of each block."""
+        """The vector before the classifier, (B, D). `watch` is shown what each block gets and gives."""
         x = self.tokens(pixels)
         if self.config.positions_at == "stem":
             x = self.positions(x)
@@ -60,16 +60,19 @@ class VisionTransformer(nn.Module):
         if wrong:
             raise ValueError(f"there is no block {wrong[0]}: this network has blocks 0 to {count - 1}")
         chosen = set(range(count) if layers is None else (index % count for index in layers))
-        inputs: dict[int, Tensor] = {}
+        seen: dict[int, tuple[Tensor, Tensor]] = {}
 
-        def watch(index: int, x: Tensor) -> None:
+        def watch(index: int, x: Tensor, given: Tensor) -> None:
             if index in chosen:
-                inputs[index] = x
+                seen[index] = x, given
 
         logits = self.head(self.forward_features(pixels, watch))
-        blocks = {index: cast(Block, self.encoder.blocks[index]) for index in inputs}
-        attention = {index: blocks[index].attention.weights(blocks[index].norm1(x)) for index, x in inputs.items()}
-        tokens = {index: blocks[index](x) for index, x in inputs.items()}
+        attention, tokens = {}, {}
+        for index, (x, given) in seen.items():
+            block = cast(Block, self.encoder.blocks[index])
+            attention[index] = block.attention.weights(block.norm1(x))
+            whole = given.shape[1] == x.shape[1]  # the last block may have computed only what is read
+            tokens[index] = given if whole else block(x)
         return Trace(logits, attention, tokens)
 
     def _at_every_block(self) -> Sequence[nn.Module] | None:

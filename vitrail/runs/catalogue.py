@@ -23,7 +23,12 @@ def list_models() -> list[dict[str, Any]]:
             config = configure(name, 1000)
             row: dict[str, Any] = {"model": name, "kind": kind, "parameters": parameters(config), "macs": macs(config)}
             if isinstance(config, ModelConfig):
-                row |= {"width": config.width, "layers": config.depth, "heads": config.heads, "tokens": config.sequence}
+                row |= {
+                    "width": config.width,
+                    "layers": config.blocks,
+                    "heads": config.heads,
+                    "tokens": config.sequence,
+                }
             else:
                 row |= {"width": config.features, "layers": 3 * sum(config.blocks) + 2}
             found.append(row)

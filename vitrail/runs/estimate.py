@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.config import ModelConfig, NetworkConfig, Size
+from vitrail.config import ModelChoice, ModelConfig, NetworkConfig, Size, parse_overrides, validate
 from vitrail.errors import UserError
 from vitrail.model.cost import Cost, cost
 from vitrail.model.estimate import CALIBRATED, Step, find_accelerator, training_step
-from vitrail.model.variants import configure
+from vitrail.runs.network import new_network
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,40 @@ class Estimate:
         }
 
 
-def estimate(name: str, classes: int, image_size: Size, batch: int, accelerator: str) -> Estimate:
+def estimate(
+    name: str, classes: int, image_size: Size, batch: int, accelerator: str, overrides: Sequence[str] = ()
+) -> Estimate:
     if batch < 1 or classes < 0:
         raise UserError("a plan needs a batch of at least one image, and no negative number of classes")
     known, device = find_accelerator(accelerator)
-    config = configure(name, classes, image_size)
+    config = new_network(_choice(name, image_size, overrides), classes)
     return Estimate(name, config, cost(config), known, device.memory, training_step(config, batch, device))
 
 
+def _choice(name: str, image_size: Size, overrides: Sequence[str]) -> ModelChoice:
+    given = parse_overrides(overrides)
+    for key in given:
+        if key != "model":
+            raise UserError(f"a plan takes settings of the network, as model.key=value, not of '{key}'")
+    model = given.get("model", {})
+    for key in ("name", "image_size", "weights"):
+        if key in model:
+            raise UserError(f"model.{key} is not for a plan, which takes MODEL and --image-size")
+    return validate(ModelChoice, {**model, "name": name, "image_size": image_size}, "model")
+
+
 def plan(
-    name: str, *, classes: int, image_size: Size, batch: int, accelerator: str, as_json: bool, console: Console
+    name: str,
+    *,
+    classes: int,
+    image_size: Size,
+    batch: int,
+    accelerator: str,
+    overrides: Sequence[str],
+    as_json: bool,
+    console: Console,
 ) -> None:
-    found = estimate(name, classes, image_size, batch, accelerator)
+    found = estimate(name, classes, image_size, batch, accelerator, overrides)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
@@ -89,7 +112,9 @@ def show(found: Estimate, console: Console) -> None:
     table.add_row("  activations", _bytes(held.activations), "with the images and a copy of the weights in bfloat16")
     table.add_row("  gradients", _bytes(held.gradients), "these come as activations go")
     console.print(table)
-    note = f"time as measured on an {CALIBRATED}, images already there, no compiling"
+    note = (
+        f"estimated by formulas that were fitted on an {CALIBRATED}, with the images already there and nothing compiled"
+    )
     if found.accelerator != CALIBRATED:
         note += f"; that the {found.accelerator} comes as near to its peak is a guess"
     console.print(f"[dim]{note}[/]")

@@ -11,14 +11,11 @@ import tomli_w
 
 from vitrail.atomic import whole_file
 from vitrail.config import (
-    ModelChoice,
     NetworkConfig,
     Preprocess,
-    ResNetConfig,
     RunConfig,
     key_paths,
     merge,
-    network_config,
     parse_overrides,
     read_recipe,
     read_recipe_file,
@@ -28,17 +25,14 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
 from vitrail.infer.device import choose_device
-from vitrail.model.variants import configure, parse
+from vitrail.model.variants import parse
 from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_model, choose_recipe
+from vitrail.runs.network import network_from, new_network
 from vitrail.training.precision import choose_precision
 from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:
     import torch
-
-SHAPE = ("pool", "positions", "positions_at", "registers", "layer_scale")  # of a ModelChoice: what weights must match
-TRAINING = ("dropout", "drop_path", "head_bias")  # what may differ from the starting weights
-STRUCTURE = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "blocks", "stem", "axial")  # what a name tells
 
 
 @dataclass(frozen=True)
@@ -185,18 +179,10 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     choice = config.model
     count = len(dataset.classes)
     overrides = dict(config.preprocess)
-    shape = {key: getattr(choice, key) for key in SHAPE if getattr(choice, key) is not None}
-    training = {key: getattr(choice, key) for key in TRAINING if getattr(choice, key)}
     if weights is None:
-        base = None
-        model = configure(choice.name, count, choice.image_size or (224, 224), **shape, **training)
-        if choice.representation:
-            if isinstance(model, ResNetConfig):
-                raise UserError("model.representation is for Vision Transformers, not for a ResNet")
-            model = model.model_copy(update={"representation": model.width})
+        base, model = None, new_network(choice, count)
     else:
-        base = weights.card.preprocess
-        model = _fine_tuned(choice, weights.card.model, shape, {**training, "num_classes": count})
+        base, model = weights.card.preprocess, network_from(weights.card.model, choice, count)
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
@@ -204,40 +190,6 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     if preprocess.channels != model.channels:
         raise UserError(f"preprocess.mean has {preprocess.channels} values, and the network {model.channels} channels")
     return model, preprocess
-
-
-def _fine_tuned(
-    choice: ModelChoice, start: NetworkConfig, shape: dict[str, Any], changes: dict[str, Any]
-) -> NetworkConfig:
-    """The network of the starting weights, with a plain head for the new classes."""
-    _check_name(choice.name, start)
-    for key, value in shape.items():
-        if getattr(start, key, None) != value:
-            raise UserError(f"the starting weights have {key} '{getattr(start, key, None)}': leave out model.{key}")
-    if choice.representation:
-        raise UserError("fine-tuning gives the starting weights a plain head: leave out model.representation")
-    reset = {"representation": 0, "dropout": 0.0, "drop_path": 0.0, "head_bias": 0.0}
-    values = start.model_dump()
-    changes = {key: value for key, value in reset.items() if key in values} | changes
-    if choice.image_size is not None:
-        changes["image_size"] = choice.image_size
-    return network_config({**values, **changes}, "model")
-
-
-def _check_name(name: str, start: NetworkConfig) -> None:
-    """A model named beside starting weights must be the one the weights are for."""
-    if not name:
-        return
-    named = configure(name, 1, start.image_size)
-    for key in STRUCTURE:
-        asked, there = getattr(named, key, None), getattr(start, key, None)
-        if key == "stem":  # its epsilons are those of the weights' origin, not of the name
-            asked, there = asked and asked.blocks, there and there.blocks
-        if asked != there:
-            raise UserError(
-                f"the starting weights are not a {name}: their {key} is {there}, not {asked}; "
-                "leave --model out to use theirs"
-            )
 
 
 def write_config(path: Path, config: RunConfig) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Resampling
 from vitrail.errors import UserError
-from vitrail.model.positions import resample, resample_axis
+from vitrail.model.positions import resample, resample_axis, resample_offsets
 
 # What may differ between the network that was and the one to be; all else must be equal.
 FREE = {"image_size", "num_classes", "representation", "dropout", "drop_path", "head_bias"}
@@ -27,7 +27,7 @@ def adapt(
     if isinstance(old, ModelConfig) and isinstance(new, ModelConfig):
         if old.grid != new.grid:
             adapted = {name: _moved(name, tensor, old, new, how) for name, tensor in adapted.items()}
-            changes.append(f"positions {_text(old.grid)} -> {_text(new.grid)}{_manner(old, how)}")
+            changes.append(f"{_positions(old, how)}: grid {_text(old.grid)} -> {_text(new.grid)}")
         if old.representation != new.representation:
             _drop(adapted, "representation.")
             fate = f"starts fresh with {new.representation} values" if new.representation else "left out"
@@ -60,15 +60,21 @@ def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: R
     if name.startswith("positions.") and name.endswith("columns"):
         return resample_axis(tensor, new.grid[1], how)
     if name.endswith("attention.relative.table"):
-        before, after = (2 * config.grid[0] * config.grid[1] - 1 for config in (old, new))
-        return torch.cat([resample_axis(tensor[:before], after, how), tensor[before:]])
+        before = 2 * old.grid[0] * old.grid[1] - 1
+        return torch.cat([resample_offsets(tensor[:before], old.grid, new.grid), tensor[before:]])
     return tensor
 
 
-def _manner(config: ModelConfig, how: Resampling) -> str:
-    if config.positions in ("none", "sincos"):
-        return ""  # nothing is resampled: there are none, or they are computed
-    return {"paper": ", bilinear as in the paper", "bicubic": ", bicubic as in DeiT"}.get(how, ", bicubic as in timm")
+def _positions(config: ModelConfig, how: Resampling) -> str:
+    if config.positions == "none":
+        return "no positions"
+    if config.positions == "sincos":
+        return "positions computed anew"
+    if config.positions == "relative":
+        return "relative positions resampled by rows and columns of their steps"
+    return "positions resampled, " + {"paper": "bilinear as in the paper", "bicubic": "bicubic as in DeiT"}.get(
+        how, "bicubic as in timm"
+    )
 
 
 def _drop(state: dict[str, Tensor], prefix: str) -> None:
