@@ -1,9 +1,9 @@
 """What a training step really costs on this device - seconds and peak memory - beside what `vitrail plan` says.
 
-    python -m bench.step B/16@256 L/16@128 H/14@64
+    python -m bench.step B/16@256 L/16@128 H/14@64 S/16@256,positions=relative,pool=gap
 
-Each argument is a model and a batch size. The step is the one of a run: the same update, optimizer, precision and
-deterministic kernels, on random pixels that lie on the device already.
+Each argument is a model, a batch size and settings of the network. The step is the one of a run: the same update,
+optimizer, precision and deterministic kernels, on random pixels that lie on the device already.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import json
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from vitrail.config import ObjectiveConfig, OptimizerConfig
+from vitrail.config import ObjectiveConfig, OptimizerConfig, parse_overrides
 from vitrail.model.build import build
 from vitrail.model.variants import configure
 from vitrail.objectives.classification import Classification
@@ -34,15 +35,15 @@ class Measured:
     memory: int  # bytes that tensors took at their peak
 
 
-def measure_step(name: str, batch: int, image_size: int = 224, precision: str = "bf16") -> Measured:
+def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) -> Measured:
     """Train a few steps on the GPU."""
     device = torch.device("cuda")
     torch.cuda.empty_cache()
     torch.manual_seed(0)
-    net = build(configure(name, CLASSES, image_size)).to(device).train()
+    net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
     state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)), None)
     objective = Classification(ObjectiveConfig(), CLASSES)
-    update = Update(objective, lambda step: 1e-4, 1.0, autocast(precision, device), lambda step: step)
+    update = Update(objective, lambda step: 1e-4, 1.0, autocast("bf16", device), lambda step: step)
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)
     targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
     prepared = Prepared(pixels, targets, torch.ones(batch, device=device))
@@ -66,8 +67,11 @@ def _timed(update: Update, state: TrainState, batch: Prepared) -> float:
 
 def main() -> None:
     for argument in sys.argv[1:]:
-        name, _, batch = argument.partition("@")
-        print(json.dumps({"model": name, "batch": int(batch), **asdict(measure_step(name, int(batch)))}), flush=True)
+        network, *pairs = argument.split(",")
+        name, _, batch = network.partition("@")
+        settings = parse_overrides(pairs)
+        row = {"model": name, "batch": int(batch), "settings": settings}
+        print(json.dumps(row | asdict(measure_step(name, int(batch), **settings))), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ app = App(
     vitrail predict runs/photos new.jpg            use what was trained
 """,
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,  # `main` says that the command was stopped
 )
 
 Setting = Annotated[tuple[str, ...], Parameter(name="--set", help="A setting of the recipe, as section.key=value.")]
@@ -98,7 +99,7 @@ def train(
     data
         A folder or .zip with one folder of images per class, or with train/, val/, test/ folders of such.
     model
-        A size and a patch, such as Ti/16, S/16, B/32.
+        A network by name (see `vitrail models`): S/16, R50+B/16, R50x1, Axial-B/16, ...
     recipe
         A recipe by name (see `vitrail recipes`) or a .toml file.
     from_

@@ -66,6 +66,7 @@ def test_json_from_the_command(capsys):
         (["R50+B/8"], "R50\\+B/16"),
         (["R51x1"], "did you mean 'R50x1'"),
         (["B/16", "--accelerator", "h20"], "did you mean 'H200'"),
+        (["B/16", "--accelerator", "A100"], "did you mean 'A100-80GB'"),
         (["B/16", "--batch", "0"], "at least one image"),
         (["B/16", "--image-size", "big"], "224x320"),
         (["B/16", "--classes", "-1"], "no negative number"),

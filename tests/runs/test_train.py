@@ -277,8 +277,8 @@ def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos
 
 def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
     for setting in ("model.dropout=0.1", "model.positions=2d"):
-        with pytest.raises(UserError, match="unknown key"):
+        with pytest.raises(UserError, match="is for Vision Transformers, and R26x1 is a ResNet"):
             train(photos, model="R26x1", out=tmp_path / "run", overrides=(setting,), console=quiet)
-    with pytest.raises(UserError, match="not for a ResNet"):
+    with pytest.raises(UserError, match=r"model\.representation is for Vision Transformers"):
         train(photos, model="R26x1", out=tmp_path / "run", overrides=("model.representation=true",), console=quiet)
     assert not (tmp_path / "run").exists()

@@ -94,12 +94,13 @@ class Classifier:
         return found
 
 
-def load(spec: str | Path, *, image_size: Size | None = None, device: str | torch.device = "cpu") -> Classifier:
+def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:
     """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict.
 
-    `image_size` (height, width) is for foreign weights that do not say theirs.
+    `image_size`, a side or (height, width), is for foreign weights that do not say theirs.
     """
-    weights = read_weights(str(spec), image_size=image_size)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    weights = read_weights(str(spec), image_size=size)
     with torch.device("meta"):
         net = build(weights.card.model)
     net.load_state_dict(weights.state, assign=True)

@@ -143,7 +143,8 @@ def _mixing(config: ModelConfig, queries: int) -> Cost:
         products = (inside * offsets + queries * outside) * width
         made, scores = heads * inside * offsets, heads * queries * count
         table = (offsets + outside) * (width // heads)
-        total += Cost(table, products, moved=20 * made + 20 * scores, saved=2 * count * width + 2 * scores, kernels=40)
+        moved, saved = 48 * (made + scores), 2 * count * width + 2.6 * scores
+        total += Cost(table, products, moved=moved, saved=saved, kernels=40)
     return total
 
 

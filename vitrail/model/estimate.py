@@ -54,9 +54,9 @@ def find_accelerator(name: str) -> tuple[str, Accelerator]:
     for known, spec in ACCELERATORS.items():
         if known.lower() == name.lower():
             return known, spec
-    raise UserError(
-        f"no accelerator '{name}'{did_you_mean(name, ACCELERATORS) or '.'} Known: {', '.join(ACCELERATORS)}."
-    )
+    kinds = [known for known in ACCELERATORS if known.lower().startswith(f"{name.lower()}-")]
+    hint = f"; did you mean '{kinds[0]}'?" if kinds else did_you_mean(name, ACCELERATORS) or "."
+    raise UserError(f"no accelerator '{name}'{hint} Known: {', '.join(ACCELERATORS)}.")
 
 
 @dataclass(frozen=True)

@@ -45,4 +45,5 @@ class Tokens(nn.Module):
         tokens = tokens.to(self.projection.weight.dtype)  # under autocast, too, the stream of residuals is float32
         count = tokens.shape[0]
         prefix = [part.expand(count, -1, -1) for part in (self.class_token, self.registers) if part is not None]
-        return torch.cat([*prefix, tokens], dim=1) if prefix else tokens  # (B, prefix + h*w, D)
+        # In one piece: sums keep the layout of their first term, so the whole stream would stay transposed in memory.
+        return torch.cat([*prefix, tokens], dim=1) if prefix else tokens.contiguous()  # (B, prefix + h*w, D)

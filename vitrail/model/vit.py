@@ -56,6 +56,8 @@ class VisionTransformer(nn.Module):
         """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), computed beside the fused
         path from the inputs it kept, so that the logits do not change by one bit and only those blocks cost more."""
         count = len(self.encoder.blocks)
+        if layers is not None and not all(isinstance(index, int) for index in layers):
+            raise TypeError("layers are numbers of blocks, such as [0, -1]")
         wrong = [index for index in layers or () if not -count <= index < count]
         if wrong:
             raise ValueError(f"there is no block {wrong[0]}: this network has blocks 0 to {count - 1}")

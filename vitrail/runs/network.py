@@ -15,12 +15,12 @@ TRAINING = ("dropout", "drop_path", "head_bias")
 
 def new_network(choice: ModelChoice, num_classes: int) -> NetworkConfig:
     options = _given(choice, SHAPE) | _training(choice)
+    if parse(choice.name).get("kind") == "resnet":
+        for key in [*options, *(["representation"] if choice.representation else [])]:
+            if key not in ResNetConfig.model_fields:
+                raise UserError(f"model.{key} is for Vision Transformers, and {choice.name} is a ResNet")
     model = configure(choice.name, num_classes, choice.image_size or (224, 224), **options)
-    if not choice.representation:
-        return model
-    if isinstance(model, ResNetConfig):
-        raise UserError("model.representation is for Vision Transformers, not for a ResNet")
-    return model.model_copy(update={"representation": model.width})
+    return model.model_copy(update={"representation": model.width}) if choice.representation else model
 
 
 def network_from(start: NetworkConfig, choice: ModelChoice, num_classes: int) -> NetworkConfig:

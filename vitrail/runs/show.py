@@ -17,9 +17,15 @@ from vitrail.runs.choose import Decision
 from vitrail.training.interrupt import Interrupts
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader of our output went away, as `head` does: that is for `main` to take, and no failure."""
+        raise BrokenPipeError
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return _Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def data_name(root: str) -> str:
