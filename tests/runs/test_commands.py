@@ -228,3 +228,22 @@ def test_output_that_cannot_be_written_is_one_sentence(photos, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     assert "is a file" in sentence(vitrail("train", photos, "--out", file, *FEW))
+
+
+@pytest.mark.parametrize("command", [("models",), ("plan", "B/16"), ("recipes",)])
+def test_a_reader_that_goes_away_is_no_failure(command):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitrail", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()  # before anything is written
+    assert process.wait(timeout=60) == 0
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_control_c_says_that_it_stopped(weights, photos):
+    """Python takes the signal as soon as it runs; a session of its own lets the test send it."""
+    code = "import os, signal, vitrail.runs.evaluate as e, vitrail.cli as c\n"
+    code += "e.evaluate = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
+    code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and "stopped" in done.stderr and "Traceback" not in done.stderr

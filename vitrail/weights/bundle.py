@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no 
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
 MAX_TENSORS = 100_000
 FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # kinds of numbers that weights are; their bytes
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # kinds of numbers that weights are; their bytes
 
 
 class Card(Schema):
@@ -72,12 +73,22 @@ class Header(NamedTuple):
     dtypes: dict[str, str]
 
 
+def check_regular(path: str | Path) -> None:
+    """A pipe or a device would be waited for, or read without end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UserError(f"'{path}' is not a file with contents of its own, but a pipe, a socket or a device")
+
+
 def read_header(path: str | Path) -> Header:
     """The header of a safetensors file, read without its tensors; a file cut short is found here."""
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
+            if not size:
+                raise UserError(f"'{path}' is empty")
             if size < 8 or length > min(size - 8, MAX_HEADER):
                 raise UserError(f"'{path}' is not a safetensors file, or it was cut short")
             values = json.loads(file.read(length))
@@ -148,8 +159,16 @@ def load_float32(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read '{path}': {error}") from None
 
 
-def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: NetworkConfig, where: str) -> None:
-    """Names and shapes must be those of the network: otherwise one sentence says which tensor is wrong."""
+def check_tensors(
+    shapes: Mapping[str, tuple[int, ...]],
+    config: NetworkConfig,
+    where: str,
+    called: Callable[[str], str] = str,
+) -> None:
+    """Names and shapes must be those of the network: otherwise one sentence says which tensor is wrong.
+
+    `called`: what the file would call the tensor of ours that it lacks.
+    """
     import torch
 
     from vitrail.model.build import build
@@ -166,7 +185,7 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: NetworkConfig, 
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name, shape in expected.items():
         if name not in shapes:
-            raise UserError(f"{where}: tensor '{name}' is missing")
+            raise UserError(f"{where}: tensor '{called(name)}' is missing")
         if shapes[name] != shape:
             raise UserError(f"{where}: tensor '{name}' has shape {shapes[name]}, and the network needs {shape}")
     for name in shapes:

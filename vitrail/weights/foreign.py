@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
 from vitrail.errors import UserError
-from vitrail.weights.bundle import check_tensors
+from vitrail.weights.bundle import check_regular, check_tensors
 from vitrail.weights.layout import Layout, without_bias
 from vitrail.weights.tensors import Tensors
 
 State = Mapping[str, Tensor]
+MAX_SIDE_FILE = 32_000_000  # bytes; a config.json with the names of 20,000 classes has one
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def translate(
     blank = adjust(layout.read(source.blank(), source.where))
     source.check_floats()
     config = configure(blank)
-    check_tensors({name: tuple(tensor.shape) for name, tensor in blank.items()}, config, source.where)
+    shapes = {name: tuple(tensor.shape) for name, tensor in blank.items()}
+    check_tensors(shapes, config, source.where, lambda name: source.stored_name(layout.theirs(name)))
     return config, adjust(layout.read(source.load(), source.where))
 
 
@@ -154,6 +157,17 @@ def _grid(
 ASK = "give the size with --image-size HxW, or image_size=(height, width) in Python"
 
 
+def guessed_square(model: NetworkConfig, told: Sequence[Size], asked: Size | None) -> str:
+    """What to say where a table of positions alone told the image size: 4x4 patches and 2x8 have the same table."""
+    if asked or not isinstance(model, ModelConfig) or model.image_size in told or model.grid == (1, 1):
+        return ""
+    return f"square images of {model.image_size[0]}x{model.image_size[1]}, since positions do not tell rows from columns"
+
+
+def joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
+
+
 def _stages(state: State, start: str, where: str) -> tuple[int, ...]:
     """Blocks of each stage of a ResNet."""
     start = re.escape(start)
@@ -174,6 +188,9 @@ def _length(state: State, name: str) -> int:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
+        check_regular(path)
+        if path.stat().st_size > MAX_SIDE_FILE:
+            raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
         values = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}") from None
@@ -187,8 +204,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def size_of(value: Any, where: str) -> Size:
     """224 or [224, 320] as (height, width)."""
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else ()
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise UserError(f"{where}: {value!r} is not a size in pixels")
+    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+        raise UserError(f"{where}: {reprlib.repr(value)} is not a size in pixels")
     return pair[0], pair[1]
 
 
@@ -201,8 +218,9 @@ def pick(word: Any, known: Mapping[Any, str], what: str, where: str) -> str:
 
 def per_channel(values: Any, channels: int, where: str) -> tuple[float, ...]:
     """A mean or deviation for each channel; one value that all channels share is repeated."""
-    if not isinstance(values, list) or not values or not all(isinstance(value, int | float) for value in values):
-        raise UserError(f"{where}: {values!r} is not a value for each channel")
+    numbers = isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    if not values or not numbers:
+        raise UserError(f"{where}: {reprlib.repr(values)} is not a value for each channel")
     if len(values) != channels and len(set(values)) == 1:
         return (values[0],) * channels
     if len(values) != channels:

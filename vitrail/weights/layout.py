@@ -88,11 +88,14 @@ class Layout:
     def read(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """Their tensors in our names and shapes."""
         parts: dict[tuple[Rule, tuple[int, ...]], dict[int, Tensor]] = {}
-        for name, tensor in tensors.items():
-            place = self.place(name)
-            if place is None:
-                thing = next((words for part, words in UNSUPPORTED.items() if part in name), f"a tensor '{name}'")
-                raise UserError(f"{where} has {thing}, which vitrail's networks have not")
+        places = {name: self.place(name) for name in tensors}
+        if strange := [name for name, place in places.items() if place is None]:
+            known = (words for name in strange for part, words in UNSUPPORTED.items() if part in name)
+            thing = next(known, f"a tensor '{strange[0]}'")
+            raise UserError(f"{where} has {thing}, which vitrail's networks have not")
+        for name, place in places.items():
+            tensor = tensors[name]
+            assert place is not None
             try:
                 turned = place.rule.form.read(tensor)
             except (RuntimeError, IndexError, ValueError):
@@ -104,6 +107,13 @@ class Layout:
         return {
             _fill(rule.ours, numbers): _stack(rule, numbers, found, where) for (rule, numbers), found in parts.items()
         }
+
+    def theirs(self, ours: str) -> str:
+        """What they call a tensor of ours, or the first of those that it stacks."""
+        for pattern, rule in self._ours:
+            if match := pattern.fullmatch(ours):
+                return _fill(rule.theirs[0], _numbers(rule.ours, match))
+        return ours
 
     def write(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
         """Our tensors in their names and shapes."""
