@@ -11,6 +11,7 @@ from rich.console import Console
 from bench.harness import Contestant, Effort, Race, Spread, order, plan, processor_clock, race, wall_clock
 from bench.record import machine_facts, table, write_results
 
+pytestmark = pytest.mark.slow  # every round collects the garbage of all that the tests imported
 EFFORT = Effort(seconds=100.0, min_rounds=5, max_rounds=12, turn_seconds=0.0, warmup=2)
 
 

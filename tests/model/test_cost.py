@@ -62,6 +62,7 @@ def counted(config: NetworkConfig) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in net.parameters()), counter.get_total_flops() // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMON)
 def test_every_named_network_costs_what_torch_counts(name):
     config = configure(name, 1000)
