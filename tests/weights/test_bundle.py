@@ -102,7 +102,7 @@ def test_a_file_cut_short(bundle, share):
     content = bundle.read_bytes()
     bundle.write_bytes(content[: int(len(content) * share)])
     for read in (read_card, read_bundle):
-        with pytest.raises(UserError, match=r"cut short|damaged"):
+        with pytest.raises(UserError, match=r"cut short|damaged|is empty"):
             read(bundle)
 
 

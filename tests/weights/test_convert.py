@@ -63,7 +63,8 @@ def test_what_it_says(tmp_path, convert, ours):
         "as written: timm (reading Google's file) gives the same outputs, within X (the largest output is 2.3)",
         "read back: every tensor is the same, bit for bit",
         "left out, since Google's layout has no place for it: "
-        "preprocessing, class names, the licence, the record of training",
+        "preprocessing, class names, the licence, the record of training "
+        "(evaluate can then no longer leave out the images it was trained on)",
         f"wrote {tmp_path / 'vit.npz'}",
     ]
 

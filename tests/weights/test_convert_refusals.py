@@ -101,7 +101,7 @@ def test_files_that_are_no_use(tmp_path, convert, case, words, to):
         ("full", "timm", "holds something else"),
         ("there.npz", "google", "is there already: give another name, or --overwrite"),
         ("folder.npz", "google", "holds something else"),
-        ("circle", "timm", "cannot write"),
+        ("circle", "timm", "is a link: give another name, or the place that it leads to"),
     ],
 )
 def test_places_that_are_refused(tmp_path, convert, ours, target, to, words):
@@ -115,6 +115,36 @@ def test_places_that_are_refused(tmp_path, convert, ours, target, to, words):
     code, _, error = convert(source, tmp_path / target, "--to", to, *flags)
     assert code == 2 and words in error and not list(tmp_path.glob(".*"))
     assert (tmp_path / "there.npz").read_text() == "before" and (tmp_path / "full" / "thesis.doc").exists()
+
+
+@pytest.mark.parametrize(("target", "words"), [("", "no name"), (".", "no name"), ("x" * 300, "File name too long")])
+def test_names_that_are_none(tmp_path, convert, ours, monkeypatch, target, words):
+    source = ours()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for flags in ([], ["--overwrite"]):
+        code, _, error = convert(source, target, "--to", "timm", *flags)
+        assert code == 2 and words in error and not list((tmp_path / "empty").iterdir())
+
+
+def test_a_link_is_not_replaced(tmp_path, convert, ours):
+    source = ours()
+    assert convert(source, tmp_path / "real", "--to", "timm")[0] == 0
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    code, _, error = convert(source, tmp_path / "link", "--to", "timm", "--overwrite")
+    assert code == 2 and "is a link" in error and (tmp_path / "link").is_symlink()
+
+
+def test_pages_of_evaluate_are_replaced_with_the_weights(tmp_path, convert, ours):
+    source = ours()
+    assert convert(source, tmp_path / "timm", "--to", "timm")[0] == 0
+    (tmp_path / "timm" / "evaluation-photos.html").touch()
+    assert convert(source, tmp_path / "timm", "--to", "timm", "--overwrite")[0] == 0
+
+
+def test_a_representation_layer_without_a_place(tmp_path, convert, ours):
+    code, _, error = convert(ours(representation=48, num_classes=0), tmp_path / "timm", "--to", "timm")
+    assert code == 2 and "vitrail train --from leaves that layer out" in error
 
 
 def test_an_unknown_layout(tmp_path, convert, ours):
@@ -192,8 +222,18 @@ def test_a_failed_write_leaves_nothing(tmp_path, convert, ours, monkeypatch, to,
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_sigterm_while_a_library_loads_what_was_written(tmp_path, convert, ours, monkeypatch):
+    source = ours()
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("timm.create_model", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    for to in ("timm", "google"):
+        assert convert(source, tmp_path / PLACES[to].format("target"), "--to", to, "--adopt-constants")[0] == 143
+        assert list(tmp_path.iterdir()) == [source] and signal.getsignal(signal.SIGTERM) == before
+
+
 @pytest.mark.slow
-def test_control_c_in_the_middle(tmp_path, ours):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle(tmp_path, ours, number):
     """A real process, interrupted while it compares: neither the target nor anything half-written stays."""
     source = ours(width=384, heads=6, depth=12, mlp_dim=1536, image_size=(224, 224))
     target = tmp_path / "target"
@@ -202,7 +242,7 @@ def test_control_c_in_the_middle(tmp_path, ours):
     deadline = time.time() + 60
     while time.time() < deadline and not list(tmp_path.glob(".target.*")) and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == [source]

@@ -128,7 +128,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
 )
 def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told):
     written(tmp_path, randomise)
-    transformers.ViTImageProcessor().save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / "preprocessor_config.json", **change)
     preprocess = read_weights(str(tmp_path)).card.preprocess
     assert {key: getattr(preprocess, key) for key in told} == told
@@ -152,7 +152,7 @@ def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told
 )
 def test_what_is_refused(tmp_path, randomise, file, change, words):
     written(tmp_path, randomise)
-    transformers.ViTImageProcessor().save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / file, **change)
     with pytest.raises(UserError, match=words):
         read_weights(str(tmp_path))

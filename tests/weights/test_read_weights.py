@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,7 +69,7 @@ def test_our_file_knows_its_size(run_folder):
 def test_a_folder_with_one_file_of_any_name(tmp_path, run_folder):
     (tmp_path / "google").mkdir()
     (tmp_path / "google" / "ViT.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
-    assert read_weights(str(tmp_path / "google")).card.source == f"{tmp_path.name}/google"
+    assert read_weights(str(tmp_path / "google")).card.source.startswith(f"{tmp_path.name}/google (images of 16x16")
     (tmp_path / "google" / "more.safetensors").touch()
     with pytest.raises(UserError, match=r"has 2 weights files and no model.safetensors"):
         read_weights(str(tmp_path / "google"))
@@ -138,6 +140,38 @@ def test_a_config_that_is_not_json(tmp_path):
         read_weights(str(tmp_path))
 
 
+def test_side_files_that_are_no_side_files(tmp_path):
+    save_file({"patch_embed.proj.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(3_000_000_000)
+    with pytest.raises(UserError, match="has 3,000,000,000 bytes, far more than a file beside weights needs"):
+        read_weights(str(tmp_path))
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"config.json' is not a file with contents of its own, but a pipe"):
+        read_weights(str(tmp_path))
+
+
+def test_files_that_hold_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "empty.safetensors").touch()
+    with zipfile.ZipFile(tmp_path / "papers.zip", "w") as archive:
+        archive.writestr("thesis.txt", "words")
+    for name, words in {
+        "pipe.safetensors": "but a pipe, a socket or a device",
+        "empty.safetensors": "is empty",
+        "papers.zip": "is an archive without weights",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            read_weights(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("spec", ["", "x" * 300])
+def test_names_that_are_none(spec):
+    with pytest.raises(UserError, match=f"no weights at '{spec}'"):
+        read_weights(spec)
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """A Hub that answers with a folder, or with an error; what it was asked is kept."""
@@ -170,7 +204,7 @@ def test_the_source_of_foreign_weights_names_the_commit(tmp_path, hub):
     (tmp_path / commit).mkdir()
     (tmp_path / commit / "model.safetensors").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
     hub(tmp_path / commit)
-    assert read_weights("hf-hub:owner/name@main").card.source == f"hf-hub:owner/name@{commit}"
+    assert read_weights("hf-hub:owner/name@main").card.source.startswith(f"hf-hub:owner/name@{commit} (")
 
 
 RESPONSE = SimpleNamespace(headers={}, request=None)

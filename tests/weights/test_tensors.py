@@ -14,8 +14,9 @@ import torch
 from vitrail.errors import UserError
 from vitrail.weights import tensors
 from vitrail.weights.bundle import read_header
+from vitrail.weights.pickles import pickle_source
 from vitrail.weights.read import read_weights
-from vitrail.weights.tensors import npz_source, pickle_source
+from vitrail.weights.tensors import npz_source
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "google_vit_gap.npz"
 
@@ -124,13 +125,69 @@ def test_state_dicts_in_their_nests(tmp_path, nest, old):
     assert torch.equal(loaded["a.weight"], torch.ones(2, 3)) and loaded["b"].dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"net": {"_orig_mod.module.a": torch.ones(2)}},
+        {"teacher": {"backbone.a": torch.ones(2)}},
+        {"model.a": torch.ones(2), "step": 3, "name": "x", "best": None},
+        {"model_state_dict": {"a": torch.ones(2).double()}, "optimizer": {"lr": 1}},
+    ],
+    ids=["wrapped", "teacher", "scalars", "double"],
+)
+def test_what_training_code_wraps_weights_in(tmp_path, values):
+    torch.save(values, tmp_path / "a.safetensors")  # whatever it is called
+    source = pickle_source(tmp_path / "a.safetensors", "it")
+    source.check_floats()
+    assert torch.equal(source.load()["a"], torch.ones(2)) and source.note == ""
+
+
+def test_which_of_several_weights_are_taken(tmp_path):
+    torch.save({"model": {"a": torch.ones(1)}, "model_ema": {"a": torch.zeros(1)}}, tmp_path / "a.pth")
+    source = pickle_source(tmp_path / "a.pth", "it")
+    assert source.load() == {"a": torch.zeros(1)}
+    assert source.note == "the weights under 'model_ema', and not those under 'model'"
+
+
+def test_a_dict_that_holds_itself(tmp_path):
+    values: dict[str, object] = {}
+    values["model"] = values
+    torch.save(values, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="holds no state dict"):
+        pickle_source(tmp_path / "a.pth", "it")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.zeros(1).expand(10**9, 192), "'a' claims 192,000,000,000 numbers, and the file holds fewer"),
+        (torch.eye(3).to_sparse(), "'a' is sparse, quantised or without contents"),
+        (torch.empty(3, device="meta"), "'a' is sparse, quantised or without contents"),
+        ([torch.ones(1)], "beside tensors it has 'a', which is none"),
+    ],
+    ids=["expanded", "sparse", "meta", "list"],
+)
+def test_tensors_that_are_not_in_the_file(tmp_path, tensor, words):
+    torch.save({"a": tensor, "b": torch.ones(2)}, tmp_path / "a.pth")
+    with pytest.raises(UserError, match=words):
+        pickle_source(tmp_path / "a.pth", "it")
+
+
+def test_arrays_of_other_floats(tmp_path):
+    values = np.arange(3.0)
+    np.savez(tmp_path / "a.npz", big=values.astype(">f4"), double=values, half=values.astype(">f2"))
+    source = npz_source(tmp_path / "a.npz", "it")
+    source.check_floats()
+    assert all(tensor.dtype == torch.float32 and tensor.tolist() == [0, 1, 2] for tensor in source.load().values())
+
+
 def test_a_pickle_that_would_run_code_stays_closed(tmp_path):
     class Trap:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "sprung",))
 
     torch.save({"a": torch.ones(1), "trap": Trap()}, tmp_path / "a.pth")
-    with pytest.raises(UserError, match="cannot be opened as tensors alone") as caught:
+    with pytest.raises(UserError, match=r"it wants to run '.*' when opened, so it stays closed") as caught:
         pickle_source(tmp_path / "a.pth", "it")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "sprung").exists()
@@ -139,5 +196,5 @@ def test_a_pickle_that_would_run_code_stays_closed(tmp_path):
 @pytest.mark.parametrize("content", [b"\x80\x02garbage", b"\x80"])
 def test_pickles_that_are_damaged(tmp_path, content):
     (tmp_path / "a.pth").write_bytes(content)
-    with pytest.raises(UserError, match="cannot be opened as tensors alone"):
+    with pytest.raises(UserError, match="stays closed: it is damaged, or holds more than tensors"):
         read_weights(str(tmp_path / "a.pth"), pickle=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
 from rich.console import Console
@@ -15,21 +15,21 @@ from rich.markup import escape
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError
 from vitrail.runs.show import make_console
+from vitrail.training.interrupt import Interrupted
 from vitrail.weights import google, to_google, to_timm
 from vitrail.weights.bundle import Card
 from vitrail.weights.peers import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
+from vitrail.weights.place import free_place, staged
 from vitrail.weights.read import Weights, read_tensors, read_weights
-from vitrail.weights.write import TARGETS, LayoutName, check_expressible
+from vitrail.weights.write import RECORD, TARGETS, LayoutName, check_expressible
 
 TOLERANCE = 1e-4  # of the largest logit
 COMPARED_AT = 224  # pixels a side, the most that a ResNet is compared at: its weights fit any size
 OWNERS = {"vitrail": "vitrail's", "timm": "timm's", "huggingface": "transformers'", "google": "Google's"}
-# What a converted folder may hold; a folder with anything else in it is not ours to replace.
-WRITTEN = {"config.json", "model.safetensors", "preprocessor_config.json"}
+MOST_TOKENS, MOST_PIXELS = 4096, 1024 * 1024  # of an image that networks are compared on
 
 
 def convert(
@@ -45,7 +45,7 @@ def convert(
 ) -> None:
     """Read, check against the source's library, write, check against the target's; on any failure nothing is left."""
     console = console or make_console()
-    path = _free_place(source, target, to, overwrite)
+    path = free_place(source, target, to, overwrite)
     weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
     card, plan = weights.card, TARGETS[to]
     console.print(f"read {escape(source)}: weights in {OWNERS[weights.layout]} layout")
@@ -53,13 +53,16 @@ def convert(
         console.print(line)
     if weights.assumed:
         console.print(f"assumed: {escape(weights.assumed)}")
+    _check_finite(weights.state, source)
     changes = check_expressible(card, to, adopt_constants)
     pixels = _pixels(card.model)
     _compare(console, "as read", weights.layout, weights.file, card, weights.state, pixels)
     for change in changes:
         console.print(f"changed to what {plan.library} fixes: {change}")
+    if to == "huggingface" and card.preprocess.resize == "short_side":
+        console.print("changed to what transformers fixes: its crop can lie one pixel beside ours")
     try:
-        with _staged(path, plan.folder) as place:
+        with _terminable(), staged(path, plan.folder) as place:
             plan.write(place, plan.adopted(card), weights.state)
             _check_written(console, place, to, weights, pixels)
     except (OSError, SafetensorError) as error:
@@ -67,6 +70,36 @@ def convert(
     if left := _left_out(card, to):
         console.print(f"left out, since {OWNERS[to]} layout has no place for it: {', '.join(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
+
+
+class _Terminated(BaseException):
+    """No Exception: those that libraries raise while they load weights are taken for their verdict on the weights."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM as an exception, so that what is half written is removed."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        raise Interrupted(signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            what = "NaN" if torch.isnan(tensor).any() else "infinite numbers"
+            raise UserError(f"'{source}': tensor '{name}' holds {what}: the network cannot answer")
 
 
 def describe(card: Card) -> list[str]:
@@ -106,75 +139,22 @@ def _network(model: NetworkConfig) -> str:
     return ", ".join([f"Vision Transformer{stem}", *filter(None, facts)])
 
 
-def _pixels(model: NetworkConfig) -> Tensor:
-    """Two random images to compare networks on."""
+def _pixels(model: NetworkConfig) -> Tensor | None:
+    """Two random images to compare networks on; none where that would take long."""
     height, width = model.image_size
     if not isinstance(model, ModelConfig):
         height, width = min(height, COMPARED_AT), min(width, COMPARED_AT)
+    elif model.sequence > MOST_TOKENS or height * width > MOST_PIXELS:
+        return None
     return torch.randn(2, model.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def _free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Path:
-    """Where to write, once nothing stands there that should stay."""
-    path, folder = Path(target).expanduser(), TARGETS[to].folder
-    suffix = {"vitrail": ".safetensors", "google": ".npz"}.get(to, "")
-    if not folder and path.suffix != suffix:
-        raise UserError(f"--to {to} writes one file: give it a name that ends in {suffix}, not '{target}'")
-    if folder and path.suffix in (".safetensors", ".npz", ".bin", ".pth", ".pt"):
-        raise UserError(f"--to {to} writes a folder: give the name of one, not '{target}'")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"'{path.absolute().parent}' is not a folder: make it first")
-    _check_apart(Path(source).expanduser(), path, target)
-    if not path.exists():
-        return path
-    if path.is_dir() != folder or (folder and {entry.name for entry in path.iterdir()} - WRITTEN):
-        raise UserError(f"'{target}' is there and holds something else: give another name")
-    if not overwrite:
-        raise UserError(f"'{target}' is there already: give another name, or --overwrite")
-    return path
-
-
-def _check_apart(source: Path, path: Path, target: str) -> None:
-    """What is converted must stay as it is: the target is neither it, nor in it, nor around it."""
-    if not source.exists():
-        return  # which reading will say
-    old, new = (Path(os.path.realpath(place)) for place in (source, path))  # which bears links that go in a circle
-    if old == new or new in old.parents:
-        raise UserError(f"'{target}' {'is' if old == new else 'holds'} what is converted: give another name")
-    if old in new.parents:
-        raise UserError(f"'{target}' is inside the folder that is converted: give a place outside it")
-
-
-@contextmanager
-def _staged(path: Path, folder: bool) -> Iterator[Path]:
-    """Where to write for now; what is there when the block ends well takes the place of `path`, and else vanishes."""
-    if not folder:
-        with whole_file(path) as temporary:
-            yield temporary
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    old = temporary.with_suffix(".old")
-    try:
-        temporary.mkdir()
-        yield temporary
-        if path.exists():
-            path.replace(old)
-        temporary.replace(path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.replace(path)
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _check_written(console: Console, place: Path, to: LayoutName, weights: Weights, pixels: Tensor) -> None:
+def _check_written(console: Console, place: Path, to: LayoutName, weights: Weights, pixels: Tensor | None) -> None:
     """What was written, against the target's library and against what it was made from."""
     card, state = weights.card, weights.state
     written = TARGETS[to].adopted(card)
     _compare(console, "as written", to, place, written, state, pixels)
-    if written.model != card.model:
+    if written.model != card.model and pixels is not None:
         cost = _difference(ours(written, state), ours(card, state), pixels)[0]
         console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
     if written.preprocess != card.preprocess:
@@ -185,7 +165,7 @@ def _check_written(console: Console, place: Path, to: LayoutName, weights: Weigh
 
 
 def _compare(
-    console: Console, when: str, layout: str, path: Path, card: Card, state: Mapping[str, Tensor], pixels: Tensor
+    console: Console, when: str, layout: str, path: Path, card: Card, state: Mapping[str, Tensor], pixels: Tensor | None
 ) -> None:
     """Our network beside that of the library whose layout this is, from a file that was read or a folder that was
     written; where both can run, they must agree."""
@@ -193,13 +173,14 @@ def _compare(
     if library is None:
         return
     try:
-        theirs = _peer(layout, path, card)
+        if pixels is None:
+            raise NoPeer("images of this size would take long here")
+        difference, largest = _difference(_peer(layout, path, card), ours(card, state), pixels)
     except NoPeer as reason:
-        if isinstance(reason, Unloadable) and path.is_dir():
+        if isinstance(reason, Unloadable) and layout != "google":  # whose files timm is not at home with
             raise UserError(f"{reason}; nothing is written") from None
         console.print(f"{when}: not compared with {library}: {escape(str(reason))}")
         return
-    difference, largest = _difference(theirs, ours(card, state), pixels)
     if layout == "google" and to_timm.adopted(card).model != card.model:
         words = "has other constants than Google's code, and differs by"
     elif difference <= TOLERANCE * largest:
@@ -215,10 +196,8 @@ LIBRARIES = {"timm": "timm", "huggingface": "transformers", "google": "timm (rea
 def _peer(layout: str, path: Path, card: Card) -> Run:
     if layout == "google":
         return timm_npz(path, card)
-    folder = path if path.is_dir() else path.parent
-    if layout == "huggingface":
-        return transformers_folder(folder, card)
-    return timm_folder(folder, None if path.is_dir() else read_tensors(path))
+    folder, tensors = (path, None) if path.is_dir() else (path.parent, read_tensors(path))
+    return transformers_folder(folder, card, tensors) if layout == "huggingface" else timm_folder(folder, tensors)
 
 
 @torch.inference_mode()
@@ -243,7 +222,18 @@ def _left_out(card: Card, to: LayoutName) -> list[str]:
         "preprocessing": card.preprocess != google.preprocess_for(card.model),
         "class names": bool(card.classes),
         "the licence": bool(card.licence),
-        "the record of training": bool(card.recipe or card.data or card.metrics),
+        RECORD: bool(card.recipe or card.data or card.metrics),
     }
-    background = [] if to == "vitrail" or set(card.preprocess.background) == {255} else ["the background colour"]
-    return [thing for thing in TARGETS[to].drops if has[thing]] + background
+    model, foreign = card.model, to != "vitrail"
+    dropped = isinstance(model, ModelConfig) and (model.dropout or model.drop_path)
+    others = {
+        "the background colour": foreign and set(card.preprocess.background) != {255},
+        "dropout and drop_path, which matter to training alone": foreign and dropped,
+        "the image size (give it with --image-size when reading)": to == "google" and _not_told(model),
+    }
+    return [thing for thing in TARGETS[to].drops if has[thing]] + [thing for thing, there in others.items() if there]
+
+
+def _not_told(model: NetworkConfig) -> bool:
+    """Whether the size is another than one would read off the weights alone."""
+    return model.image_size[0] != model.image_size[1] if isinstance(model, ModelConfig) else True

@@ -75,7 +75,7 @@ class Header(NamedTuple):
 
 def check_regular(path: str | Path) -> None:
     """A pipe or a device would be waited for, or read without end."""
-    mode = os.stat(path).st_mode
+    mode = Path(path).stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise UserError(f"'{path}' is not a file with contents of its own, but a pipe, a socket or a device")
 

@@ -45,11 +45,11 @@ def translate(
 
     `configure` reads the config off the shapes; `adjust` changes tensors once they have our names.
     """
-    blank = adjust(layout.read(source.blank(), source.where))
+    blank = adjust(layout.read(source.blank(), source.where, source.called))
     source.check_floats()
     config = configure(blank)
     shapes = {name: tuple(tensor.shape) for name, tensor in blank.items()}
-    check_tensors(shapes, config, source.where, lambda name: source.stored_name(layout.theirs(name)))
+    check_tensors(shapes, config, source.where, lambda name: source.called(layout.theirs(name)))
     return config, adjust(layout.read(source.load(), source.where))
 
 
@@ -161,7 +161,8 @@ def guessed_square(model: NetworkConfig, told: Sequence[Size], asked: Size | Non
     """What to say where a table of positions alone told the image size: 4x4 patches and 2x8 have the same table."""
     if asked or not isinstance(model, ModelConfig) or model.image_size in told or model.grid == (1, 1):
         return ""
-    return f"square images of {model.image_size[0]}x{model.image_size[1]}, since positions do not tell rows from columns"
+    height, width = model.image_size
+    return f"images of {height}x{width}, since positions do not tell rows from columns"
 
 
 def joined(*notes: str) -> str:

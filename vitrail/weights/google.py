@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from vitrail.config import NetworkConfig, Preprocess, Size
 from vitrail.errors import UserError
-from vitrail.weights.foreign import Foreign, resnet_config, translate, vit_config
+from vitrail.weights.foreign import Foreign, guessed_square, resnet_config, translate, vit_config
 from vitrail.weights.layout import SAME, Form, Layout, Rule
 from vitrail.weights.tensors import Tensors
 
@@ -158,7 +158,8 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
             **CONSTANTS,
         ),
     )
-    return Foreign(model, state, preprocess_for(model))
+    assumed = guessed_square(model, [], image_size) if learned else ""
+    return Foreign(model, state, preprocess_for(model), assumed=assumed)
 
 
 CONSTANTS = {"gelu": "tanh", "norm_eps": 1e-6}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitrail.config import GROUPS, NetworkConfig, ResNetConfig, Size
 from vitrail.errors import UserError
-from vitrail.weights import processor
-from vitrail.weights.foreign import Foreign, pick, resnet_config, size_of, translate, vit_config
+from vitrail.weights import claims, processor
+from vitrail.weights.foreign import Foreign, joined, pick, resnet_config, size_of, translate, vit_config
 from vitrail.weights.layout import Layout, Rule, both, concatenate
 from vitrail.weights.tensors import Tensors
 
@@ -79,14 +79,7 @@ NORM_EPS = {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}  # wher
 
 def read(source: Tensors, config: Mapping[str, Any], folder: Path, image_size: Size | None = None) -> Foreign:
     """Weights in transformers' names; `config` is the config.json that stands beside them, in `folder`."""
-    where, kind = source.where, config.get("model_type")
-    if kind == "vit-hybrid":  # which no test could compare with
-        raise UserError(
-            f"{where} is a 'vit-hybrid' model, which transformers itself has dropped: "
-            "vitrail reads the same networks from timm's files (vit_base_r50_s16_384) and from Google's"
-        )
-    if kind not in KINDS:
-        raise UserError(f"{where} is a '{kind}' model of transformers, and vitrail reads {', '.join(KINDS)}")
+    where, kind = source.where, check_kind(config, source.where)
     told = processor.read_processor(folder, processor.BIT if kind == "bit" else processor.VIT)
     model: NetworkConfig
     if kind == "bit":
@@ -96,14 +89,29 @@ def read(source: Tensors, config: Mapping[str, Any], folder: Path, image_size: S
     else:
         model, state = _read_vit(source.without_prefix(*PREFIXES), config, image_size)
         assumed = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
+    preprocess = processor.preprocess(told, model.image_size, model.channels, where)
+    resized = "" if kind == "bit" else processor.resized(told, model.image_size, kind != "vit", where)
     return Foreign(
         model,
         state,
-        processor.preprocess(told, model.image_size, model.channels, where),
+        preprocess,
         _classes(config.get("id2label"), model.num_classes),
         licence=str(config.get("license") or ""),
-        assumed="" if told.found else assumed,
+        assumed=joined("" if told.found else assumed, resized),
     )
+
+
+def check_kind(config: Mapping[str, Any], where: str) -> str:
+    """Which of transformers' networks it is, of those that can be read."""
+    kind = config.get("model_type")
+    if kind == "vit-hybrid":  # which no test could compare with
+        raise UserError(
+            f"{where} is a 'vit-hybrid' model, which transformers itself has dropped: "
+            "vitrail reads the same networks from timm's files (vit_base_r50_s16_384) and from Google's"
+        )
+    if kind not in KINDS:
+        raise UserError(f"{where} is a '{kind}' model of transformers, and vitrail reads {', '.join(KINDS)}")
+    return str(kind)
 
 
 def _read_vit(
@@ -118,21 +126,26 @@ def _read_vit(
             f"{where} classifies by the class token beside the mean of the patches, which no network of vitrail does; "
             "its backbone alone can be read"
         )
-    details = {
-        "heads": config.get("num_attention_heads", 12),
+    details: dict[str, Any] = {
+        "heads": claims.whole(config, "num_attention_heads", 12, where),
         "gelu": pick(config.get("hidden_act", "gelu"), GELU, "activation", where),
-        "norm_eps": config.get("layer_norm_eps", NORM_EPS[kind]),
+        "norm_eps": claims.number(config, "layer_norm_eps", NORM_EPS[kind], where),
     }
     if isinstance(config.get("layerscale_value"), float):
         details["layer_scale"] = config["layerscale_value"]
     told = [size_of(config.get("image_size", 224), where)]
+    claims.check_asked(asked, told[0] if "image_size" in config else None, where)
+
+    def configure(blank: Mapping[str, Tensor]) -> NetworkConfig:
+        model = vit_config(blank, where, told, asked, **details)
+        claims.check_claims(config, claims.of_transformers(model, kind), where)
+        if kind != "vit":
+            claims.check_ratio(config, model, where)
+        claims.check_labels(config, model.num_classes, where)
+        return model
+
     new = any(".q_proj." in name for name in source.shapes)
-    return translate(
-        source,
-        layout_of(kind, new),
-        lambda blank: vit_config(blank, where, told, asked, **details),
-        _register_rows,
-    )
+    return translate(source, layout_of(kind, new), configure, _register_rows)
 
 
 # What BiT's networks are in transformers: constants that it fixes, and settings that ours have one value of.
@@ -152,7 +165,14 @@ def _read_resnet(source: Tensors, config: Mapping[str, Any], size: Size) -> tupl
         if config.get(key, value) != value:
             raise UserError(f"{where} is a BiT with {key} {config[key]!r}, and vitrail's has {value!r}")
     reach = config.get("output_stride", 32)
-    model, state = translate(source, resnet_layout(), lambda blank: resnet_config(blank, where, size, **RESNET))
+
+    def configure(blank: Mapping[str, Tensor]) -> NetworkConfig:
+        model = resnet_config(blank, where, size, **RESNET)
+        claims.check_claims(config, claims.of_transformers_resnet(model), where)
+        claims.check_labels(config, model.num_classes, where)
+        return model
+
+    model, state = translate(source, resnet_layout(), configure)
     assert isinstance(model, ResNetConfig)
     if not isinstance(reach, int) or (len(model.blocks) > 1 and output_stride(model) // 2 >= reach):
         raise UserError(f"{where} is a BiT with output_stride {reach!r}: its last stages do not halve the map")

@@ -85,8 +85,8 @@ class Layout:
                     return Place(rule, numbers, part)
         return None
 
-    def read(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-        """Their tensors in our names and shapes."""
+    def read(self, tensors: Mapping[str, Tensor], where: str, called: Callable[[str], str] = str) -> dict[str, Tensor]:
+        """Their tensors in our names and shapes. `called`: what the file itself calls a tensor of theirs."""
         parts: dict[tuple[Rule, tuple[int, ...]], dict[int, Tensor]] = {}
         places = {name: self.place(name) for name in tensors}
         if strange := [name for name, place in places.items() if place is None]:
@@ -103,9 +103,10 @@ class Layout:
             if turned.ndim == 0:
                 raise _wrong_shape(name, tensor, where)
             parts.setdefault((place.rule, place.numbers), {})[place.part] = turned
-        self._check_same_everywhere(parts, where)
+        self._check_same_everywhere(parts, where, called)
         return {
-            _fill(rule.ours, numbers): _stack(rule, numbers, found, where) for (rule, numbers), found in parts.items()
+            _fill(rule.ours, numbers): _stack(rule, numbers, found, where, called)
+            for (rule, numbers), found in parts.items()
         }
 
     def theirs(self, ours: str) -> str:
@@ -128,7 +129,9 @@ class Layout:
                 tensors[_fill(theirs, numbers)] = rule.form.write(part, heads).contiguous()
         return tensors
 
-    def _check_same_everywhere(self, parts: Mapping[tuple[Rule, tuple[int, ...]], object], where: str) -> None:
+    def _check_same_everywhere(
+        self, parts: Mapping[tuple[Rule, tuple[int, ...]], object], where: str, called: Callable[[str], str]
+    ) -> None:
         """What one block of the encoder has, the others must have too; said in the file's own words."""
         repeated = [(rule, numbers[0]) for rule, numbers in parts if rule.ours.startswith("encoder.blocks.")]
         blocks = {index for _, index in repeated}
@@ -137,19 +140,21 @@ class Layout:
             if missing and rule.ours.endswith("qkv.bias"):
                 raise without_bias(where)
             if missing:
-                raise UserError(f"{where}: tensor '{_fill(rule.theirs[0], (min(missing),))}' is missing")
+                raise UserError(f"{where}: tensor '{called(_fill(rule.theirs[0], (min(missing),)))}' is missing")
 
 
 def without_bias(where: str) -> UserError:
     return UserError(f"{where} has queries, keys and values without bias, and vitrail's network has biases")
 
 
-def _stack(rule: Rule, numbers: tuple[int, ...], found: Mapping[int, Tensor], where: str) -> Tensor:
+def _stack(
+    rule: Rule, numbers: tuple[int, ...], found: Mapping[int, Tensor], where: str, called: Callable[[str], str]
+) -> Tensor:
     missing = [part for part in range(len(rule.theirs)) if part not in found]
     if missing and rule.ours.endswith("qkv.bias"):
         raise without_bias(where)
     if missing:
-        raise UserError(f"{where}: tensor '{_fill(rule.theirs[missing[0]], numbers)}' is missing")
+        raise UserError(f"{where}: tensor '{called(_fill(rule.theirs[missing[0]], numbers))}' is missing")
     if len({tensor.shape[1:] for tensor in found.values()}) > 1:
         raise _wrong_shape(_fill(rule.theirs[0], numbers), found[0], where)
     return concatenate([found[part] for part in range(len(found))])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from vitrail.config import ModelConfig
 from vitrail.model.build import build
 from vitrail.weights import to_huggingface, to_timm
 from vitrail.weights.bundle import Card
+from vitrail.weights.foreign import read_json
 
 Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features where there are no classes
 
@@ -39,12 +42,29 @@ def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> Ru
     """timm's network from a folder with its config.json; with these tensors, or those timm finds there itself."""
     if not (folder / "config.json").is_file():
         raise NoPeer("timm builds no network without its config.json")
+    name = read_json(folder / "config.json").get("architecture")
     timm = _import("timm")
-    with _loading("timm"):
-        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=tensors is None)
+    if not isinstance(name, str) or not timm.is_model(name):
+        told = isinstance(name, str)
+        raise NoPeer(f"timm has no architecture '{name}'" if told else "its config.json names no architecture")
+    place = f"local-dir:{folder}"
+    with _loading(f"timm's {name}"):
+        if tensors is not None:
+            with torch.device("meta"):  # what config.json asks for may be larger than any machine
+                _check_fits(timm.create_model(place, pretrained=False), tensors)
+        model: nn.Module = timm.create_model(place, pretrained=tensors is None)
         if tensors is not None:
             model.load_state_dict(tensors)
-    return model.float().eval()
+    return _guarded("timm", model.float().eval())
+
+
+def _check_fits(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in network.state_dict().items():
+        if name not in tensors:
+            raise ValueError(f"its network has a tensor '{name}', and they do not")
+        if tensor.shape != tensors[name].shape:
+            shapes = tuple(tensor.shape), tuple(tensors[name].shape)
+            raise ValueError(f"tensor '{name}' has shape {shapes[0]} in its network, and {shapes[1]} in them")
 
 
 def timm_npz(file: Path, card: Card) -> Run:
@@ -62,21 +82,30 @@ def timm_npz(file: Path, card: Card) -> Run:
     with _loading("timm"):
         network: nn.Module = timm.create_model(name, **args)
         network.load_pretrained(str(file))  # type: ignore[operator]
-    return network.float().eval()
+    return _guarded("timm", network.float().eval())
 
 
-def transformers_folder(folder: Path, card: Card) -> Run:
-    """transformers' network from a folder; its output is what ours gives."""
+def transformers_folder(folder: Path, card: Card, tensors: Mapping[str, Tensor] | None = None) -> Run:
+    """transformers' network from a folder, with these tensors or those it finds there itself; its output is what ours
+    gives."""
     model = card.model
     transformers = _import("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # A ViT without classifier and representation layer would have one invented for it.
     plain = isinstance(model, ModelConfig) and to_huggingface.kind_of(model) == "vit" and not model.representation
-    options = {"add_pooling_layer": False} if plain and not model.num_classes else {}
+    options: dict[str, Any] = {"add_pooling_layer": False} if plain and not model.num_classes else {}
     with _loading("transformers"):
         kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
-        network = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
+        place: str | None = str(folder)
+        if tensors is not None:
+            config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                kind = type(kind.from_config(config))  # which takes tensors, as the one that chooses it does not
+            place, options = None, {**options, "config": config, "state_dict": dict(tensors)}
+        network = kind.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
+        )
         network = network.float().eval()
 
     def run(pixels: Tensor) -> Tensor:
@@ -87,17 +116,25 @@ def transformers_folder(folder: Path, card: Card) -> Run:
             return output.pooler_output.flatten(1)
         return output.pooler_output if model.representation else output.last_hidden_state[:, 0]
 
-    return run
+    return _guarded("transformers", run)
+
+
+def _guarded(library: str, run: Run) -> Run:
+    def guarded(pixels: Tensor) -> Tensor:
+        with _loading(library, "run"):
+            return run(pixels)
+
+    return guarded
 
 
 @contextmanager
-def _loading(library: str) -> Iterator[None]:
+def _loading(library: str, verb: str = "load") -> Iterator[None]:
     try:
         yield
     except ImportError as error:  # some of a library's own imports come late
         raise NoPeer(f"{library} cannot be imported: {_first_line(error)}") from None
-    except (RuntimeError, OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise Unloadable(f"{library} does not load these weights: {_first_line(error)}") from None
+    except Exception as error:  # config.json can make them fail in any way
+        raise Unloadable(f"{library} does not {verb} these weights: {_first_line(error)}") from None
 
 
 def _import(name: str) -> ModuleType:
@@ -134,4 +171,8 @@ def let_torchvision_import() -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """What it says first that says something: no colours of a terminal, no heading, no empty line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.endswith(":")]
+    return (telling or lines or [type(error).__name__])[0]

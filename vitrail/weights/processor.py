@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ INTERPOLATION = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 VIT: dict[str, Any] = {
     "do_center_crop": False,
     "resample": 2,
+    "size": {"height": 224, "width": 224},
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
 }
@@ -52,14 +54,30 @@ def image_size(processor: Processor, where: str) -> Size:
     value = told.get("crop_size" if told["do_center_crop"] else "size")
     size = _pair(value)
     if size is None:
-        raise UserError(f"{where}: the {FILE} beside it makes no images of one size, but {value}")
+        raise UserError(f"{where}: the {FILE} beside it makes no images of one size, but {reprlib.repr(value)}")
     return size
 
 
 def _pair(value: Any) -> Size | None:
     """`{"height": 224, "width": 320}`, or 224 for both, as (height, width); None for anything else."""
     sides = (value.get("height"), value.get("width")) if isinstance(value, Mapping) else (value, value)
-    return sides if all(isinstance(side, int) and side > 0 for side in sides) else None  # type: ignore[return-value]
+    return sides if all(type(side) is int and side > 0 for side in sides) else None  # type: ignore[return-value]
+
+
+def resized(processor: Processor, size: Size, any_size: bool, where: str) -> str:
+    """What to say where it makes images of another size than the network's positions are for. `any_size`: its
+    networks fit their positions to the image as they run; others would refuse such images."""
+    told = processor.settings
+    value = told.get("crop_size" if told["do_center_crop"] else "size")
+    made = _pair(value)
+    if not processor.found or value is None or made == size:
+        return ""
+    if made is None:
+        raise UserError(f"{where}: the {FILE} beside it makes no images of one size, but {reprlib.repr(value)}")
+    made_text, text = ("x".join(map(str, pair)) for pair in (made, size))
+    if not any_size:
+        raise UserError(f"{where}: the {FILE} beside it makes {made_text} images, and its network takes {text}")
+    return f"its preprocessing makes {made_text} images, and its positions are for {text}: images are made {text}"
 
 
 def preprocess(processor: Processor, size: Size, channels: int, where: str) -> Preprocess:
@@ -67,6 +85,8 @@ def preprocess(processor: Processor, size: Size, channels: int, where: str) -> P
     told = processor.settings
     if not told.get("do_rescale", True) or told.get("rescale_factor", 1 / 255) != 1 / 255:
         raise UserError(f"{where}: its preprocessing does not scale pixels by 1/255, which vitrail's always does")
+    if not told.get("do_resize", True):
+        raise UserError(f"{where}: its preprocessing does not resize images, which vitrail's always does")
     normalise = told.get("do_normalize", True)
     values = dict(
         size=size,

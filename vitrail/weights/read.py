@@ -13,9 +13,10 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.weights import google, huggingface, timm
-from vitrail.weights.bundle import KEY, Card, created_with, read_bundle, read_header
-from vitrail.weights.foreign import Foreign, read_json
-from vitrail.weights.tensors import Tensors, npz_source, pickle_source, safetensors_source
+from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
+from vitrail.weights.foreign import Foreign, joined, read_json
+from vitrail.weights.pickles import pickle_source
+from vitrail.weights.tensors import Tensors, npz_source, safetensors_source
 
 HUB = "hf-hub:"
 HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -74,25 +75,28 @@ def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str)
     config = _config_beside(file)
     if timm.MARK in tensors.shapes or timm.RESNET_MARK in tensors.shapes:
         settings = config if config and ("architecture" in config or "pretrained_cfg" in config) else None
-        return _weights(timm.read(tensors, settings, image_size), "timm", file, source)
+        return _weights(timm.read(tensors, settings, image_size), "timm", file, source, tensors.note)
     if any(prefix + mark in tensors.shapes for mark in huggingface.MARKS for prefix in ("", *huggingface.PREFIXES)):
         if config is None:
             raise UserError(f"'{file}' is in transformers' layout, which needs its config.json beside it")
-        return _weights(huggingface.read(tensors, config, file.parent, image_size), "huggingface", file, source)
+        foreign = huggingface.read(tensors, config, file.parent, image_size)
+        return _weights(foreign, "huggingface", file, source, tensors.note)
+    if config and isinstance(config.get("model_type"), str):
+        huggingface.check_kind(config, tensors.where)
     raise UserError(f"'{file}' holds no network that vitrail can read: not its own, timm's, transformers' or Google's")
 
 
-def _weights(foreign: Foreign, layout: str, file: Path, source: str) -> Weights:
-    note = f" ({foreign.assumed})" if foreign.assumed else ""
+def _weights(foreign: Foreign, layout: str, file: Path, source: str, taken: str = "") -> Weights:
+    assumed = joined(taken, foreign.assumed)
     card = Card(
         model=foreign.model,
         preprocess=foreign.preprocess,
         classes=foreign.classes,
-        source=source + note,
+        source=f"{source} ({assumed})" if assumed else source,
         licence=foreign.licence,
         created_with=created_with(),
     )
-    return Weights(card, foreign.state, card.source, layout, file, foreign.assumed)
+    return Weights(card, foreign.state, card.source, layout, file, assumed)
 
 
 def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
@@ -106,8 +110,11 @@ def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
 
 def _existing(spec: str) -> Path:
     path = Path(spec).expanduser()
-    if path.exists():
-        return path
+    try:
+        if spec and path.exists():
+            return path
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"no weights at '{spec}': {error.strerror}") from None
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     hint = did_you_mean(path.name, siblings)
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
@@ -145,11 +152,17 @@ def _shards(index: Path) -> list[Path]:
 def _kind(file: Path) -> str:
     """npz, pickle or safetensors, by the contents. torch puts a pickle in an archive, too."""
     try:
+        check_regular(file)
         with open(file, "rb") as stream:
             start = stream.read(9)
         if start.startswith(b"PK\x03\x04"):
             with zipfile.ZipFile(file) as archive:
-                return "npz" if any(name.endswith(".npy") for name in archive.namelist()) else "pickle"
+                names = archive.namelist()
+            if any(name.endswith(".npy") for name in names):
+                return "npz"
+            if any(name.endswith("data.pkl") for name in names):
+                return "pickle"
+            raise UserError(f"'{file}' is an archive without weights: neither of numpy's arrays nor of torch.save")
     except OSError as error:
         raise UserError(f"cannot read '{file}': {error.strerror}") from None
     except zipfile.BadZipFile:
@@ -167,7 +180,7 @@ def _pickle_error(file: Path) -> UserError:
 
 def _config_beside(file: Path) -> dict[str, Any] | None:
     config = file.with_name("config.json")
-    return read_json(config) if config.is_file() else None
+    return read_json(config) if config.exists() else None
 
 
 def _download(spec: str, pickle: bool) -> Path:

@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,10 +17,11 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.weights.bundle import DTYPES, MAX_TENSORS, load_float32, read_header
 
-NUMPY = {"<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
-TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+NUMPY = {"f4": "F32", "f2": "F16", "f8": "F64", "V2": "BF16"}  # numpy has no name for bfloat16
 # Weights hardly compress. An archive that unpacks to more than this many times its size is no weights file.
 MOST_COMPRESSED, ALWAYS_FINE = 20, 100_000_000
+# What training code puts before every name: wrappers of torch, and attributes that hold the network.
+WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "teacher.")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Tensors:
     dtypes: Mapping[str, str]
     fetch: Callable[[Collection[str]], dict[str, Tensor]]  # the contents of these, by the names in the file
     stored: Mapping[str, str]  # name to the name in the file
+    note: str = ""  # which of the file's weights these are, where it holds several
 
     def named(self, names: Mapping[str, str]) -> Tensors:
         """Only these, under other names: new name to present name."""
@@ -38,12 +41,23 @@ class Tensors:
             {new: self.dtypes[old] for new, old in names.items()},
             self.fetch,
             {new: self.stored[old] for new, old in names.items()},
+            self.note,
         )
 
     def without_prefix(self, *prefixes: str) -> Tensors:
         """Names with the first of these prefixes that they begin with taken off."""
         found = {name: next((p for p in prefixes if name.startswith(p)), "") for name in self.shapes}
         return self.named({name.removeprefix(prefix): name for name, prefix in found.items()})
+
+    def called(self, name: str) -> str:
+        """What the file would call a tensor that it lacks: with the prefix of the one whose name is closest."""
+
+        def alike(other: str) -> int:
+            return sum(1 for _ in takewhile(bool, map(str.__eq__, name, other)))
+
+        near = max(self.stored, key=alike, default="")
+        stored = self.stored.get(near, "")
+        return (stored.removesuffix(near) if stored.endswith(near) else "") + name
 
     def blank(self) -> dict[str, Tensor]:
         """Tensors of the right shapes without contents, to try a translation on."""
@@ -55,7 +69,7 @@ class Tensors:
     def check_floats(self) -> None:
         strange = sorted(set(self.dtypes.values()) - DTYPES.keys())
         if strange:
-            raise UserError(f"{self.where} holds {strange[0]} numbers, and weights are float32, float16 or bfloat16")
+            raise UserError(f"{self.where} holds {strange[0]} numbers, and weights are floats of 16, 32 or 64 bits")
 
     def load(self) -> dict[str, Tensor]:
         """The contents, in float32."""
@@ -63,15 +77,19 @@ class Tensors:
         return {name: found[stored] for name, stored in self.stored.items()}
 
 
-def _source(
+def source_of(
     where: str,
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     fetch: Callable[[Collection[str]], dict[str, Tensor]],
+    note: str = "",
 ) -> Tensors:
     if len(shapes) > MAX_TENSORS:
         raise UserError(f"{where} has {len(shapes):,} tensors, and no network has more than {MAX_TENSORS:,}")
-    return Tensors(where, shapes, dtypes, fetch, {name: name for name in shapes})
+    tensors = Tensors(where, shapes, dtypes, fetch, {name: name for name in shapes}, note)
+    while prefix := next((p for p in WRAPPERS if shapes and all(name.startswith(p) for name in tensors.shapes)), ""):
+        tensors = tensors.named({name.removeprefix(prefix): name for name in tensors.shapes})
+    return tensors
 
 
 def safetensors_source(files: Collection[Path], where: str) -> Tensors:
@@ -83,7 +101,7 @@ def safetensors_source(files: Collection[Path], where: str) -> Tensors:
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
         return {name: tensor for file in files for name, tensor in load_float32(file).items() if name in names}
 
-    return _source(where, shapes, dtypes, fetch)
+    return source_of(where, shapes, dtypes, fetch)
 
 
 def npz_source(file: Path, where: str) -> Tensors:
@@ -113,7 +131,7 @@ def npz_source(file: Path, where: str) -> Tensors:
         except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise UserError(f"cannot read {where}: {error}") from None
 
-    return _source(where, shapes, dtypes, fetch)
+    return source_of(where, shapes, dtypes, fetch)
 
 
 def _array_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
@@ -130,36 +148,11 @@ def _array_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
         count *= length
     if stream.tell() + count * dtype.itemsize != size:
         raise ValueError("an array whose length is not what its header says")
-    return tuple(shape), NUMPY.get(dtype.str, str(dtype))
+    return tuple(shape), NUMPY.get(dtype.str[1:], str(dtype))  # in either order of bytes
 
 
 def _float32(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind == "V":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).float()
-    return torch.from_numpy(array).float()
-
-
-# Where training code keeps the weights among other things; averaged ones are what it publishes.
-NESTS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
-
-
-def pickle_source(file: Path, where: str) -> Tensors:
-    """A file of torch.save, opened so that it can hold tensors and plain containers and nothing that runs."""
-    try:
-        values = torch.load(file, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(file))
-    except OSError as error:
-        raise UserError(f"cannot read {where}: {error.strerror}") from None
-    except Exception as error:  # whatever a damaged or hostile pickle makes of the unpickler
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{where} cannot be opened as tensors alone, so it stays closed: {reason}") from None
-    while isinstance(values, dict) and (nest := next((key for key in NESTS if isinstance(values.get(key), dict)), "")):
-        values = values[nest]
-    if not isinstance(values, dict) or not values or not all(isinstance(value, Tensor) for value in values.values()):
-        raise UserError(f"{where} holds no state dict: a mapping from names to tensors")
-    shapes = {str(name): tuple(tensor.shape) for name, tensor in values.items()}
-    dtypes = {str(name): TORCH.get(tensor.dtype, str(tensor.dtype)) for name, tensor in values.items()}
-
-    def fetch(names: Collection[str]) -> dict[str, Tensor]:
-        return {name: values[name].detach().float().clone() for name in names}
-
-    return _source(where, shapes, dtypes, fetch).without_prefix("module.")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which conversion looks for
+        return torch.from_numpy(array.astype(np.float32, copy=False))

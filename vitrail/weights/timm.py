@@ -8,10 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.config import Preprocess, Size, validate
+from vitrail.config import ModelConfig, Preprocess, ResNetConfig, Size, validate
 from vitrail.errors import UserError
 from vitrail.model.variants import SIZES
-from vitrail.weights.foreign import Foreign, per_channel, pick, resnet_config, size_of, translate, vit_config
+from vitrail.weights import claims
+from vitrail.weights.foreign import (
+    Foreign,
+    State,
+    guessed_square,
+    joined,
+    per_channel,
+    pick,
+    resnet_config,
+    size_of,
+    translate,
+    vit_config,
+)
 from vitrail.weights.layout import Form, Layout, Rule, both
 from vitrail.weights.tensors import Tensors
 
@@ -102,24 +114,27 @@ def read(source: Tensors, config: Mapping[str, Any] | None = None, image_size: S
     where, settings = source.where, dict(config or {})
     trained = settings.get("pretrained_cfg", settings)  # older files have one flat document
     args = settings.get("model_args") or {}
-    if not isinstance(trained, Mapping) or not isinstance(args, Mapping):
+    name = settings.get("architecture")
+    if not isinstance(trained, Mapping) or not isinstance(args, Mapping) or not isinstance(name, str | None):
         raise UserError(f"{where}: the config.json beside it is not as timm writes it")
-    told = [size_of(args["img_size"], where)] if args.get("img_size") else []
+    told = [size_of(args["img_size"], where)] if args.get("img_size") is not None else []
+    claims.check_asked(image_size, next(iter(told), None), where)
     if isinstance(trained.get("input_size"), list):
         told.append(size_of(trained["input_size"][1:], where))  # channels, height, width
     if MARK in source.shapes:
         model, state, assumed = _read_vit(source, settings, args, told, image_size)
         defaults = VIT_DEFAULTS
     else:
-        model, state, assumed = _read_resnet(source, settings, told, image_size)
+        model, state, assumed = _read_resnet(source, settings, args, told, image_size)
         defaults = RESNET_DEFAULTS
+    classes, misnamed = _classes(settings.get("label_names") or trained.get("label_names"), model.num_classes)
     return Foreign(
         model,
         state,
         _preprocess(trained if config else defaults, model.image_size, model.channels, where),
-        _classes(settings.get("label_names") or trained.get("label_names"), model.num_classes),
+        classes,
         licence=str(trained.get("license") or ""),
-        assumed=assumed,
+        assumed=joined(assumed, misnamed),
     )
 
 
@@ -127,26 +142,27 @@ def _read_vit(
     source: Tensors, settings: Mapping[str, Any], args: Mapping[str, Any], told: Sequence[Size], asked: Size | None
 ) -> tuple[Any, dict[str, Tensor], str]:
     where, shape = source.where, source.shapes[MARK]
-    details: dict[str, Any] = {"norm_eps": NORM_EPS, "stem": CONVOLUTIONS}
-    details |= _hidden(settings.get("architecture"), args, where)
-    if "heads" not in details:
-        details["heads"] = _heads_by_width(shape[0] if shape else 0, where)
-    pool = args.get("global_pool") or settings.get("global_pool")
-    if pool:
-        details["pool"] = pick(pool, POOL, "pooling", where)
-    if "pos_embed" not in source.shapes:
-        details["positions"] = "none"
-    prefix_rows = [not args["no_embed_class"]] if "no_embed_class" in args else [True, False]
+
+    def configure(blank: State) -> ModelConfig:
+        details: dict[str, Any] = {"norm_eps": NORM_EPS, "stem": CONVOLUTIONS}
+        details |= _hidden(settings.get("architecture"), args, where)
+        if "heads" not in details:
+            details["heads"] = _heads_by_width(shape[0] if shape else 0, where)
+        pool = args.get("global_pool") or settings.get("global_pool")
+        if pool:
+            details["pool"] = pick(pool, POOL, "pooling", where)
+        if "pos_embed" not in source.shapes:
+            details["positions"] = "none"
+        prefix_rows = [not args["no_embed_class"]] if "no_embed_class" in args else [True, False]
+        model = vit_config(blank, where, told, asked, prefix_rows, **details)
+        claims.check_timm(args, model, where)
+        _check_pooling(model, bool(args.get("pool_include_prefix")), where)
+        return model
+
     layout = vit_layout(STEM if f"{STEM}.conv.weight" in source.shapes else STEM_ONLY)
-    model, state = translate(
-        source, layout, lambda blank: vit_config(blank, where, told, asked, prefix_rows, **details)
-    )
-    _check_pooling(model, bool(args.get("pool_include_prefix")), where)
-    return (
-        model,
-        state,
-        "" if settings else "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT",
-    )
+    model, state = translate(source, layout, configure)
+    unsaid = "" if settings else "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
+    return model, state, joined(unsaid, guessed_square(model, told, asked))
 
 
 def _check_pooling(model: Any, include_prefix: bool, where: str) -> None:
@@ -158,16 +174,20 @@ def _check_pooling(model: Any, include_prefix: bool, where: str) -> None:
 
 
 def _read_resnet(
-    source: Tensors, settings: Mapping[str, Any], told: Sequence[Size], asked: Size | None
+    source: Tensors, settings: Mapping[str, Any], args: Mapping[str, Any], told: Sequence[Size], asked: Size | None
 ) -> tuple[Any, dict[str, Tensor], str]:
     name = str(settings.get("architecture", "")).partition(".")[0]
     if settings and not re.fullmatch(r"resnetv2_\d+x\d+_bit", name):
         raise UserError(f"{source.where} is timm's '{name}', and of its ResNets vitrail reads those of BiT")
     size = asked or next(iter(told), (224, 224))
     constants = {**CONVOLUTIONS, "pool_padding": "zeros"}
-    model, state = translate(
-        source, resnet_layout(), lambda blank: resnet_config(blank, source.where, size, **constants)
-    )
+
+    def configure(blank: State) -> ResNetConfig:
+        model = resnet_config(blank, source.where, size, **constants)
+        claims.check_timm(args, model, source.where)
+        return model
+
+    model, state = translate(source, resnet_layout(), configure)
     assumed = "no config.json: padding, constants and preprocessing are those of timm's BiT"
     return model, state, "" if settings else assumed
 
@@ -180,8 +200,8 @@ def _hidden(architecture: Any, args: Mapping[str, Any], where: str) -> dict[str,
     if isinstance(args.get("init_values"), float):
         hidden["layer_scale"] = args["init_values"]
     told: dict[str, Any] = {}
-    if args.get("num_heads"):
-        told["heads"] = args["num_heads"]
+    if args.get("num_heads") is not None:
+        told["heads"] = claims.whole(args, "num_heads", 0, where)
     if args.get("act_layer"):
         told["gelu"] = pick(args["act_layer"], GELU, "activation", where)
     if architecture is None:
@@ -222,7 +242,7 @@ TIMM_DEFAULTS = {
 
 
 def _preprocess(trained: Mapping[str, Any], size: Size, channels: int, where: str) -> Preprocess:
-    told = {key: trained.get(key) or default for key, default in TIMM_DEFAULTS.items()}
+    told = {key: default if trained.get(key) is None else trained[key] for key, default in TIMM_DEFAULTS.items()}
     if told["crop_mode"] not in ("center", "squash") or (told["crop_mode"] == "squash" and told["crop_pct"] != 1):
         raise UserError(
             f"{where} was trained with crop mode '{told['crop_mode']}' and crop_pct {told['crop_pct']}, "
@@ -239,10 +259,13 @@ def _preprocess(trained: Mapping[str, Any], size: Size, channels: int, where: st
     return validate(Preprocess, values, f"{where} preprocessing")
 
 
-def _classes(names: Any, count: int) -> tuple[str, ...]:
-    """Label names in the order of the logits; a list, or a mapping from index to name. None when they do not fit."""
+def _classes(names: Any, count: int) -> tuple[tuple[str, ...], str]:
+    """Label names in the order of the logits; a list, or a mapping from index to name. None when they do not fit,
+    and a note that says so."""
+    if not names or not count:
+        return (), ""
     if isinstance(names, Mapping):
         names = [names.get(str(index)) for index in range(len(names))]
     if not isinstance(names, list) or len(names) != count or None in names:
-        return ()
-    return tuple(str(name) for name in names)
+        return (), f"classes without names, since its label_names are not {count} names"
+    return tuple(str(name) for name in names), ""

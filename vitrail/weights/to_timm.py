@@ -42,7 +42,10 @@ def adopted(card: Card) -> Card:
 
 def cannot(card: Card) -> str | None:
     """What of this network timm's cannot be; None if they can be it."""
-    model = card.model
+    model, spec = card.model, card.preprocess
+    if spec.resize == "short_side" and spec.size[0] != spec.size[1]:
+        size = "x".join(map(str, spec.size))
+        return f"takes {size} images cut from pictures that keep their aspect, and timm scales those otherwise"
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
         named = (model.blocks, model.width / STEM_WIDTH) in BIT

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.weights import to_google, to_huggingface, to_timm
 from vitrail.weights.bundle import Card, write_bundle
@@ -24,7 +25,7 @@ class Target(NamedTuple):
     drops: tuple[str, ...]  # what the card says and the layout has no place for
 
 
-RECORD = "the record of training"
+RECORD = "the record of training (evaluate can then no longer leave out the images it was trained on)"
 TARGETS: dict[str, Target] = {
     "vitrail": Target(
         "vitrail",
@@ -54,7 +55,7 @@ def check_expressible(card: Card, to: LayoutName, adopt: bool) -> list[str]:
     target = TARGETS[to]
     reason = target.cannot(card)
     if reason:
-        raise UserError(f"{target.library} cannot express this network: it {reason}")
+        raise UserError(f"{target.library} cannot express this network: it {reason}{_way_round(card, target)}")
     changes = _changes(card.model_dump(), target.adopted(card).model_dump())
     if changes and not adopt:
         raise UserError(
@@ -62,6 +63,15 @@ def check_expressible(card: Card, to: LayoutName, adopt: bool) -> list[str]:
             "add --adopt-constants to take them, and see in the printed difference what that costs"
         )
     return changes
+
+
+def _way_round(card: Card, target: Target) -> str:
+    """What to do where nothing but the representation layer stands in the way."""
+    if not isinstance(card.model, ModelConfig) or not card.model.representation:
+        return ""
+    plain = card.model_copy(update={"model": card.model.model_copy(update={"representation": 0})})
+    way = "; vitrail train --from leaves that layer out, and what it trains can then be converted"
+    return "" if target.cannot(plain) else way
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], start: str = "") -> list[str]:
