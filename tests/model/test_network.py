@@ -156,6 +156,7 @@ def test_unknown_names_get_a_hint(name, hint):
         configure(name, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["token", "map", "relative", "axial", "hybrid", "resnet"])
 def test_export_with_any_batch(kind):
     names = {"axial": "Axial-Ti/16", "hybrid": "R+Ti/16", "resnet": "R26x1"}

@@ -178,6 +178,7 @@ def test_resnets_from_vitrail_to_transformers_and_on_to_google(tmp_path, convert
     assert back.card.model == read_weights(str(source)).card.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
 def test_beside_a_torch_without_torchvisions_operators(tmp_path, ours, to):
     """In a process of its own, where no test has declared them: torchvision must not keep the check from running."""

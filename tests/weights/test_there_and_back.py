@@ -19,6 +19,7 @@ from vitrail.weights.bundle import Card
 from vitrail.weights.read import Weights, read_weights
 from vitrail.weights.write import TARGETS, check_expressible
 
+pytestmark = pytest.mark.slow  # many networks, each written and read
 FILES = {"vitrail": "model.safetensors", "google": "model.npz"}
 UNSAID = {"dropout", "drop_path", "head_bias"}  # of training, which no other layout tells
 
