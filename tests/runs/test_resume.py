@@ -28,6 +28,8 @@ RUN = [
 ]
 SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def command(*arguments):
     return [sys.executable, "-m", "vitrail", "train", *map(str, arguments)]
@@ -51,7 +53,6 @@ def reference(photos, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_kill_9_at_random_moments_changes_not_one_bit(photos, tmp_path, reference):
     out = tmp_path / "killed"
     chance = random.Random(1)
@@ -83,7 +84,6 @@ def _wait_for_checkpoint(out, process):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tmp_path, reference, number):
     out = tmp_path / "stopped"
@@ -101,7 +101,6 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tmp_path, re
     assert_same_bits(weights(reference), weights(out))
 
 
-@pytest.mark.slow
 def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tmp_path, reference):
     """Across thread counts sums are ordered differently: the promise is logits within 1e-3, not bits."""
     import os
