@@ -17,7 +17,7 @@ from vitrail.images.decode import BadImage, decode
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of
-from vitrail.model.build import build
+from vitrail.model.build import build_with
 from vitrail.weights.read import read_weights
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     weights = read_weights(str(spec), image_size=size)
-    with torch.device("meta"):
-        net = build(weights.card.model)
-    net.load_state_dict(weights.state, assign=True)
+    net = build_with(weights.card.model, weights.state)
     return Classifier(net.to(choose_device(device)).eval().requires_grad_(False), weights.card)
 
 

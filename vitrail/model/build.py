@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from vitrail.config import NetworkConfig, ResNetConfig, Size
 from vitrail.model.resnet import ResNet
@@ -15,6 +19,14 @@ Network = VisionTransformer | ResNet
 def build(config: NetworkConfig) -> Network:
     """The network a config describes, with fresh weights."""
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
+
+
+def build_with(config: NetworkConfig, state: Mapping[str, Tensor]) -> Network:
+    """The network with these weights, which it takes as they are: nothing is initialised or copied."""
+    with torch.device("meta"):
+        net = build(config)
+    net.load_state_dict(state, assign=True)
+    return net
 
 
 def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> Network:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, Size
 from vitrail.model.positions import added_positions
 
 Expressed = tuple[ModelConfig, Mapping[str, Tensor]]
@@ -35,6 +35,11 @@ def prefix_rows(model: ModelConfig, state: Mapping[str, Tensor]) -> Expressed:
     rows = table.new_zeros(1, model.prefix, model.width)
     whole = model.model_copy(update={"prefix_positions": True})
     return whole, {**state, "positions.table": torch.cat([rows, table], dim=1)}
+
+
+def side(size: Size) -> int | list[int]:
+    """A size as other libraries' configs write it: one number where it is square."""
+    return size[0] if size[0] == size[1] else list(size)
 
 
 def lacking(thing: str, library: str) -> str:

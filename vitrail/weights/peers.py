@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
-from vitrail.model.build import build
+from vitrail.model.build import build_with
 from vitrail.weights import to_huggingface, to_timm
 from vitrail.weights.bundle import Card
 from vitrail.weights.foreign import read_json
@@ -32,10 +32,7 @@ class Unloadable(NoPeer):
 
 
 def ours(card: Card, state: Mapping[str, Tensor]) -> Run:
-    with torch.device("meta"):
-        net = build(card.model)
-    net.load_state_dict(state, assign=True)
-    return net.eval()
+    return build_with(card.model, state).eval()
 
 
 def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> Run:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig
 from vitrail.weights import processor
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import lacking, ours_alone, prefix_rows, ungridded
+from vitrail.weights.express import lacking, ours_alone, prefix_rows, side, ungridded
 from vitrail.weights.huggingface import (
     MASK,
     RESNET,
@@ -129,8 +129,8 @@ def _vit_config(model: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": model.heads,
         "hidden_act": ACTIVATION[model.gelu],
         "layer_norm_eps": model.norm_eps,
-        "image_size": _side(model.image_size),
-        "patch_size": _side(model.patch),
+        "image_size": side(model.image_size),
+        "patch_size": side(model.patch),
         "num_channels": model.channels,
         "qkv_bias": True,
     }
@@ -168,10 +168,6 @@ def _labels(card: Card) -> dict[str, Any]:
         values["id2label"] = {str(index): name for index, name in enumerate(names)}
         values["label2id"] = {name: index for index, name in enumerate(names)}
     return values
-
-
-def _side(size: tuple[int, int]) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size
+from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig
 from vitrail.model.variants import RESNETS
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import lacking, ours_alone, ungridded
+from vitrail.weights.express import lacking, ours_alone, side, ungridded
 from vitrail.weights.timm import CONVOLUTIONS, GELU, NORM_EPS, POOL, STEM, STEM_ONLY, resnet_layout, vit_layout
 
 # timm builds stems and ResNets by name alone, and only these; all else of a Vision Transformer can be said beside it.
@@ -90,7 +90,7 @@ def architecture(model: NetworkConfig) -> tuple[str, dict[str, Any]]:
     pool = {ours: theirs for theirs, ours in POOL.items()}[model.pool]
     values: dict[str, Any] = {
         "img_size": list(model.image_size),
-        "patch_size": _side(model.patch),
+        "patch_size": side(model.patch),
         "in_chans": model.channels,
         "num_classes": model.num_classes,
         "global_pool": pool,
@@ -116,10 +116,6 @@ def _ratio(model: ModelConfig) -> float:
     """timm takes the whole part of width times this, which rounding must not bring below the size of the MLP."""
     ratio = model.mlp_dim / model.width
     return ratio if int(model.width * ratio) == model.mlp_dim else (model.mlp_dim + 0.5) / model.width
-
-
-def _side(size: Size) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
 
 
 def _pretrained(card: Card, model: NetworkConfig) -> dict[str, Any]:
