@@ -146,7 +146,7 @@ def test_paths_that_are_no_data_set(tmp_path: Path) -> None:
     fill(tmp_path, {"one.JPG": image_bytes(1), "notes.txt": b"x", "broken.zip": b"PK nothing", "empty.zip": b""})
     with pytest.raises(UserError, match="is a single image; give the folder"):
         open_dataset(tmp_path / "one.JPG")
-    with pytest.raises(UserError, match=r"neither a folder nor a \.zip"):
+    with pytest.raises(UserError, match=r"is not a data set; that would be a folder, a \.zip"):
         open_dataset(tmp_path / "notes.txt")
     for name in ("broken.zip", "empty.zip"):
         with pytest.raises(UserError, match="cannot be read as a zip archive"):

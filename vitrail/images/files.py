@@ -1,4 +1,4 @@
-"""The files of a data set, in a folder or a .zip archive: list them, and read one by name."""
+"""Images as files, in a folder or a .zip archive: list them, and read one by name."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ class Listing:
 
 
 class Files(Protocol):
-    """A folder or an archive: lists its files and reads one by name. Cheap to pickle and safe to fork."""
+    """Encoded images by name. Cheap to pickle and safe to fork."""
 
     @property
     def identity(self) -> tuple[str, str]:
         """Where it is, and what changes when it is replaced as a whole."""
         ...
-
-    def list(self) -> Listing: ...
 
     def read(self, name: str) -> bytes:
         """The bytes of one file; raises OSError when they cannot be had."""
