@@ -60,3 +60,11 @@ def test_step_seeds_fit_torch_and_differ():
     seeds = [step_seed(0, step) for step in range(100)]
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_streams_keep_their_numbers():
+    """A number that changes would change every run that goes on with a newer version."""
+    first = ["ORDER", "CROP", "FLIP", "MIXUP", "NETWORK", "FLIP_VERTICAL", "RANDAUGMENT", "THREE_AUGMENT", "JITTER"]
+    names = [*first, "ERASE", "ERASE_NOISE", "CUTMIX"]
+    assert [stream.name for stream in Stream][: len(names)] == names
+    assert [int(stream) for stream in Stream] == list(range(len(Stream)))

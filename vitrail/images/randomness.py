@@ -24,6 +24,13 @@ class Stream(IntEnum):
     FLIP = 2
     MIXUP = 3
     NETWORK = 4
+    FLIP_VERTICAL = 5
+    RANDAUGMENT = 6
+    THREE_AUGMENT = 7
+    JITTER = 8
+    ERASE = 9
+    ERASE_NOISE = 10
+    CUTMIX = 11
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
