@@ -15,8 +15,10 @@ from PIL import Image
 
 from vitrail.evaluate.calibration import reliability
 from vitrail.evaluate.metrics import score, softmax
+from vitrail.evaluate.tags import score_tags, tag_reliability
 from vitrail.report import page
-from vitrail.report.page import Picture, ReportFacts, render, verdict, write_report
+from vitrail.report.page import Picture, ReportFacts, render, write_report
+from vitrail.report.summary import percent, verdict
 
 VOID = {"meta", "link", "img", "br", "wbr"}
 EVIL = ["<script>alert(1)</script>", "a\"b'c&d", "日本語 ünïcode", "W" * 200, "\x00\ud800", "{{ 1234 * 7 }}"]
@@ -55,6 +57,21 @@ def bare(classes: list[str], n: int = 60, strength: float = 3.0, seed: int = 0) 
     logits = rng.normal(size=(n, len(classes))) + strength * np.eye(len(classes))[labels]
     measured = reliability(softmax(logits), labels)
     return ReportFacts("title", "subtitle", score(logits, labels, classes), measured, "Measured on the test split.")
+
+
+def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.random((80, 3)) < 0.4
+    logits = rng.normal(size=(80, 3)) + 2 * truth - 1
+    scores = score_tags(logits, truth, ["red", "round", "big"])
+    facts = ReportFacts("title", "subtitle", scores, tag_reliability(logits, truth), "Measured on the test split.")
+    words = " ".join("\u202f".join(part.split()) for part in Reader(render(facts)).words if part.strip())
+    words = words.replace("\u202f", " ").replace(" %", "\u202f%")
+    assert f"{percent(scores.mean_ap)} mean average precision" in words
+    assert f"would score {percent(scores.chance)}" in words
+    assert "average precision recall precision" in words and "Confusions" not in words
+    for one in scores.per_class:
+        assert f"{one.name} {percent(one.average_precision)} {percent(one.recall)}" in words
 
 
 def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> Picture:
@@ -159,12 +176,12 @@ def test_the_verdict_says_what_the_numbers_allow() -> None:
     classes = [f"class {i}" for i in range(4)]
     facts = bare(classes, n=200, strength=2.0)
     low, high = facts.scores.top1_interval
-    words = [" ".join(verdict(replace(facts, baseline=("a guess", level)))) for level in (low - 0.2, low, high + 0.01)]
+    words = [" ".join(verdict(facts.scores, ("a guess", level))) for level in (low - 0.2, low, high + 0.01)]
     assert "% fewer mistakes" in words[0]
     assert "within the uncertainty" in words[1]
     assert "this model is worse" in words[2]
     commonest = max(facts.scores.per_class, key=lambda one: one.count)
-    assert f"Always answering “{commonest.name}” would score {page.percent(commonest.count / 200)}." in words[0]
+    assert f"Always answering “{commonest.name}” would score {percent(commonest.count / 200)}." in words[0]
     low, high = bare(["cat", "dog"], n=100, strength=60).scores.top1_interval
     assert high == 1 and 0.95 < low < 0.97  # no mistake in 100 images does not mean that there are none
 
@@ -173,7 +190,7 @@ def test_balanced_test_images_are_compared_with_guessing() -> None:
     labels = np.arange(8) % 4
     logits = 3 * np.eye(4)[labels]
     facts = ReportFacts("t", "s", score(logits, labels, list("abcd")), reliability(softmax(logits), labels), "On 8.")
-    assert f"Guessing would score {page.percent(0.25)}." in verdict(facts)
+    assert f"Guessing would score {percent(0.25)}." in verdict(facts.scores, None)
 
 
 def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,10 @@ Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (
 
 @dataclass(frozen=True)
 class Prediction:
-    label: str
-    probability: float
+    label: str  # of several labels: all of them, with commas between
+    probability: float  # of the likeliest class
     top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
+    labels: tuple[str, ...]  # one, or what the image has of several; none: below the threshold
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ class Classifier:
         return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
 
     def predict(
-        self, images: Sequence[Image], *, top: int = 5, threshold: float = 0.0, batch_size: int = 32
+        self, images: Sequence[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
     ) -> list[Prediction]:
-        """One Prediction per image, in order; below `threshold` the label is "none of these"."""
+        """One Prediction per image, in order; below `threshold` the label is "none of these".
+
+        The threshold is 0 if not given, and 1/2 for weights that give an image any number of labels.
+        """
         if isinstance(images, str | Path | bytes | np.ndarray):
             images = [images]  # one image, and not the characters of its name
         pixels = (self.pixels(image) for image in images)
@@ -75,22 +79,25 @@ class Classifier:
         return prepare(decoded, self.preprocess)
 
     @torch.no_grad()
-    def predict_pixels(self, pixels: Tensor, top: int, threshold: float) -> list[Prediction]:
+    def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction]:
         """Predictions for a batch of uint8 inputs (B, C, H, W)."""
         if top < 1:
             raise UserError(f"top is how many classes to show, at least 1, not {top}")
-        if not 0 <= threshold <= 1:
-            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
+        several = self.card.several
+        least = threshold if threshold is not None else 0.5 if several else 0.0
+        if not 0 <= least <= 1:
+            raise UserError(f"threshold is a probability, from 0 to 1, not {least:g}")
         classes = self.classes
         if not classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
-        best = logits.softmax(-1).topk(min(top, len(classes)), dim=-1)
+        chances = logits.sigmoid() if several else logits.softmax(-1)
+        best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
         found = []
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
-            label = ranked[0][0] if ranked[0][1] >= threshold else NONE_OF_THESE
-            found.append(Prediction(label, ranked[0][1], ranked))
+            labels = tuple(name for name, p in (ranked if several else ranked[:1]) if p >= least)
+            found.append(Prediction(", ".join(labels) or NONE_OF_THESE, ranked[0][1], ranked[:top], labels))
         return found
 
 

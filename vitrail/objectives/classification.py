@@ -16,9 +16,12 @@ class Classification:
         self.config, self.num_classes = config, num_classes
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B,) as smoothed targets (B, K). Sigmoid: 1-s and s, as in the paper's code; softmax: s spread."""
+        """Labels (B,), or zeros and ones (B, K) for any number of them, as smoothed targets (B, K).
+
+        Sigmoid: 1-s and s, as in the paper's code; softmax: s spread.
+        """
         smooth = self.config.label_smoothing
-        one_hot = F.one_hot(labels, self.num_classes).float()
+        one_hot = labels.float() if labels.ndim == 2 else F.one_hot(labels, self.num_classes).float()
         off = smooth if self.config.loss == "sigmoid" else smooth / self.num_classes
         on = 1 - smooth if self.config.loss == "sigmoid" else 1 - smooth + off
         return one_hot * (on - off) + off

@@ -18,12 +18,12 @@ from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.evaluate.calibration import Reliability
 from vitrail.evaluate.metrics import ClassScore, Scores
+from vitrail.evaluate.tags import TagScore, TagScores
 from vitrail.report import plots
+from vitrail.report.summary import calibration_sentence, percent, summarise
 
-THIN_SPACE = "\u202f"  # does not break
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
 LARGEST_PICTURE = 256  # pixels
-FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise
 EXCLUDED_SHOWN = 100
 
 
@@ -45,7 +45,7 @@ class ReportFacts:
 
     title: str
     subtitle: str
-    scores: Scores
+    scores: Scores | TagScores
     reliability: Reliability
     split_used: str  # a sentence: on which images the headline was measured
     history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
@@ -63,15 +63,6 @@ class ReportFacts:
     card: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Level:
-    """One line of the headline's scale."""
-
-    name: str
-    value: float
-    interval: tuple[float, float] | None = None
-
-
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the page; an existing file is replaced only by a complete one."""
     text = render(facts).replace("\0", "\ufffd")  # a file name can hold what a page cannot
@@ -84,21 +75,16 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 def render(facts: ReportFacts) -> str:
     scores = facts.scores
-    names = [one.name for one in scores.per_class]
-    shown = plots.most_confused(scores.confusion)
+    confusion = _confusions(scores) if isinstance(scores, Scores) else None
     return (
         _environment()
         .get_template("page.html")
         .render(
             facts=facts,
-            scores=scores,
-            levels=levels(facts),
-            verdict=" ".join(verdict(facts)),
-            calibration=calibration_sentence(facts),
+            summary=summarise(scores, facts.reliability, facts.baseline),
+            calibration=calibration_sentence(facts.reliability, scores.n),
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
-            confusion=Markup(plots.confusion_matrix(scores.confusion, names)) if len(shown) else None,
-            confusion_shown=len(shown) if len(shown) < len(names) else None,
-            confused=confused_pairs(scores),
+            confusion=confusion,
             reliability=Markup(plots.reliability_diagram(facts.reliability)),
             classes=sorted(scores.per_class, key=_worst_first),
             excluded=facts.excluded[:EXCLUDED_SHOWN],
@@ -106,42 +92,15 @@ def render(facts: ReportFacts) -> str:
     )
 
 
-def levels(facts: ReportFacts) -> list[Level]:
-    """Guessing, the baseline and the model, on one scale."""
-    found = [Level(_guess(facts.scores)[0], _guess(facts.scores)[1])]
-    if facts.baseline:
-        found.append(Level(*facts.baseline))
-    return [*found, Level("this model", facts.scores.top1, facts.scores.top1_interval)]
-
-
-def verdict(facts: ReportFacts) -> list[str]:
-    """The headline in plain English: how many right, and whether that beats guessing and the baseline."""
-    scores = facts.scores
-    right = round(scores.top1 * scores.n)
-    sentences = [f"It names the right class for {right:,} of {scores.n:,} images."]
-    guess, level = _guess(scores)
-    better = scores.top1_interval[0] > level  # by far, usually; then the number says enough
-    compared = "" if better else _compared(scores, level)
-    sentences.append(f"{guess[0].upper()}{guess[1:]} would score {percent(level)}{compared}.")
-    if facts.baseline:
-        name, level = facts.baseline
-        sentences.append(f"A baseline, {name}, scores {percent(level)}{_compared(scores, level)}.")
-    return sentences
-
-
-def calibration_sentence(facts: ReportFacts) -> str:
-    found = facts.reliability
-    if found.ece < 0.0005:
-        return "When it states a probability, that is off by less than 0.1 percentage points on average."
-    if abs(found.overconfidence) < found.ece / 2:
-        direction = "sometimes too high and sometimes too low"
-    else:
-        direction = "mostly too high" if found.overconfidence > 0 else "mostly too low"
-    rough = " With so few images this number is rough." if facts.scores.n < FEW_IMAGES else ""
-    return (
-        f"When it states a probability, that is off by {100 * found.ece:.1f} percentage points on average, "
-        f"{direction}.{rough}"
-    )
+def _confusions(scores: Scores) -> dict[str, Any]:
+    """What the section on confusions shows."""
+    names = [one.name for one in scores.per_class]
+    shown = plots.most_confused(scores.confusion)
+    return {
+        "matrix": Markup(plots.confusion_matrix(scores.confusion, names)) if len(shown) else None,
+        "shown": len(shown) if len(shown) < len(names) else None,
+        "pairs": confused_pairs(scores),
+    }
 
 
 def confused_pairs(scores: Scores, most: int = 6) -> list[tuple[str, str, int, int]]:
@@ -151,10 +110,6 @@ def confused_pairs(scores: Scores, most: int = 6) -> list[tuple[str, str, int, i
         (classes[truth].name, classes[other].name, int(scores.confusion[truth, other]), classes[truth].count)
         for truth, other in plots.confusions(scores.confusion)[:most]
     ]
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}{THIN_SPACE}%"
 
 
 def breakable(path: str) -> Markup:
@@ -194,28 +149,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _guess(scores: Scores) -> tuple[str, float]:
-    """The best that can be had without looking at an image."""
-    counts = [one.count for one in scores.per_class]
-    if min(counts) == max(counts):
-        return "guessing", 1 / len(counts)
-    commonest = scores.per_class[int(np.argmax(counts))]
-    return f"always answering “{_short(commonest.name)}”", commonest.count / scores.n
-
-
-def _compared(scores: Scores, level: float) -> str:
-    low, high = scores.top1_interval
-    if high < level:
-        return ": this model is worse"
-    if low <= level:
-        return ": the difference is within the uncertainty of this measurement"
-    fewer = (scores.top1 - level) / (1 - level)
-    return f": this model makes {100 * fewer:.0f}{THIN_SPACE}% fewer mistakes" if fewer < 1 else ""
-
-
-def _worst_first(one: ClassScore) -> tuple[bool, float, str]:
-    return one.recall is None, one.recall or 0.0, one.name
-
-
-def _short(name: str, longest: int = 40) -> str:
-    return name if len(name) <= longest else name[: longest - 1].rstrip() + "…"
+def _worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
+    value = one.average_precision if isinstance(one, TagScore) else one.recall
+    return value is None, value or 0.0, one.name

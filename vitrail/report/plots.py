@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -49,14 +50,15 @@ def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]
     panels = []
     losses, rates = _series(history, "loss"), _series(history, "lr")
     held_out, accuracy = _series(history, "val_loss"), _series(history, "val_top1")
-    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, accuracy) if steps.size)])
+    ranking = _series(history, "val_map")
+    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, accuracy, ranking) if steps.size)])
     if losses[0].size or held_out[0].size:
         panels.append(
             _draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step")
         )
-    if accuracy[0].size:
-        alt = "Validation accuracy by step"
-        panels.append(_draw(lambda figure: _accuracy_panel(figure, accuracy, baseline, last), 440, 320, alt))
+    for points, title in ((accuracy, "Validation accuracy"), (ranking, "Validation mean average precision")):
+        if points[0].size:
+            panels.append(_draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
     return panels
 
 
@@ -118,7 +120,7 @@ def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Poin
     _step_axis(axes[-1], last)
 
 
-def _accuracy_panel(figure: Figure, accuracy: _Points, baseline: float | None, last: int) -> None:
+def _accuracy_panel(accuracy: _Points, baseline: float | None, last: int, title: str, figure: Figure) -> None:
     axes = figure.subplots()
     steps, values = accuracy
     axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=3.5)
@@ -138,7 +140,7 @@ def _accuracy_panel(figure: Figure, accuracy: _Points, baseline: float | None, l
             va="bottom" if above else "top",
             color=RED,
         )
-    axes.set_title("Validation accuracy", loc="left")
+    axes.set_title(title, loc="left")
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
     _step_axis(axes, last)
 

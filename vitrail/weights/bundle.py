@@ -39,6 +39,7 @@ class Card(Schema):
     model: NetworkConfig
     preprocess: Preprocess
     classes: tuple[str, ...] = ()  # in the order of the logits; empty: the weights came without names
+    several: bool = False  # an image can have any number of the classes: each logit stands for itself
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
     data: dict[str, Any] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,149 @@
+"""Images with any number of labels: how well each label is ranked and decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import UserError
+from vitrail.evaluate.calibration import Reliability, bin_confidence
+
+THRESHOLD = 0.5
+RESAMPLES = 200
+BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer resamples are drawn
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class TagScore:
+    """One label. A number is None where it is undefined, as for a label that no image has."""
+
+    name: str
+    count: int
+    average_precision: float | None
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class TagScores:
+    n: int
+    mean_ap: float  # over the labels that some image has
+    mean_ap_interval: Interval  # 95 %
+    chance: float  # the mean average precision of a random ranking
+    micro_f1: float | None  # of all decisions at a probability of one half
+    exact: float  # share of images with every label right
+    nll: float  # mean over images of the summed binary cross-entropy, in nats
+    per_class: list[TagScore]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {key: value for key, value in vars(self).items() if key != "per_class"}
+        interval = {"mean_ap_interval": list(self.mean_ap_interval)}
+        return {**values, **interval, "per_class": [asdict(one) for one in self.per_class]}
+
+
+def score_tags(logits: np.ndarray, truth: np.ndarray, classes: Sequence[str], *, seed: int = 0) -> TagScores:
+    """Judge (N, K) logits, each through a sigmoid, against (N, K) zeros and ones."""
+    truth = np.asarray(truth).astype(bool)
+    if logits.shape != truth.shape or truth.shape[1] != len(classes):
+        raise UserError(f"the network gives {logits.shape[1]} values per image but there are {truth.shape[1]} labels")
+    if not np.isfinite(logits).all():
+        raise UserError("the network's outputs are not all numbers; the weights or the inputs are broken")
+    if not truth.any():
+        raise UserError("none of the measured images has a label")
+    logits = logits.astype(np.float64)
+    decided = sigmoid(logits) >= THRESHOLD
+    per_class = [_tag(name, logits[:, k], truth[:, k], decided[:, k]) for k, name in enumerate(classes)]
+    right = (decided & truth).sum()
+    return TagScores(
+        n=len(truth),
+        mean_ap=_mean(one.average_precision for one in per_class),
+        mean_ap_interval=_interval(logits, truth, np.random.Generator(np.random.PCG64(seed))),
+        chance=float(truth.mean(axis=0)[truth.any(axis=0)].mean()),
+        micro_f1=_share(2 * right, decided.sum() + truth.sum()),
+        exact=float((decided == truth).all(axis=1).mean()),
+        nll=float((np.logaddexp(0, logits) - logits * truth).sum(axis=1).mean()),
+        per_class=per_class,
+    )
+
+
+def average_precision(scores: np.ndarray, truth: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Area under the steps of precision against recall, equal scores counting as one step.
+
+    For (N,) scores and truth; with (B, N) weights one value for each row of them.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the last of each run of equal scores
+    weights = np.ones((1, len(scores))) if weights is None else weights
+    sorted_weights = weights[:, order]
+    hits = np.cumsum(sorted_weights * truth[order], axis=1)[:, ends]
+    seen = np.cumsum(sorted_weights, axis=1)[:, ends]
+    gained = np.diff(hits, axis=1, prepend=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = np.where(seen > 0, hits / seen, 0.0)
+        return (gained * precision).sum(axis=1) / hits[:, -1]
+
+
+def mean_average_precision(logits: np.ndarray, truth: np.ndarray) -> float:
+    """Over the labels that some image has; 0 when there are none."""
+    used = np.flatnonzero(truth.any(axis=0))
+    found = [average_precision(logits[:, label], truth[:, label].astype(bool))[0] for label in used]
+    return float(np.mean(found)) if found else 0.0
+
+
+def tag_reliability(logits: np.ndarray, truth: np.ndarray) -> Reliability:
+    """Every decision for or against a label, by the probability it was made with."""
+    p = sigmoid(logits.astype(np.float64)).ravel()
+    decided = p >= THRESHOLD
+    return bin_confidence(np.where(decided, p, 1 - p), decided == truth.astype(bool).ravel())
+
+
+def worst_tags(logits: np.ndarray, truth: np.ndarray, k: int) -> list[tuple[int, int]]:
+    """(image, label) of the at most `k` most confident wrong decisions, one for an image."""
+    truth = truth.astype(bool)
+    against = np.where(truth, -logits, logits)  # above zero: decided wrongly, by so much
+    label = against.argmax(axis=1)
+    by = against[np.arange(len(truth)), label]
+    rows = np.argsort(-by, kind="stable")[:k]
+    return [(int(row), int(label[row])) for row in rows if by[row] > 0]
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -logits))
+
+
+def _tag(name: str, logits: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> TagScore:
+    right, actual, said = int((decided & truth).sum()), int(truth.sum()), int(decided.sum())
+    return TagScore(
+        name=str(name),
+        count=actual,
+        average_precision=float(average_precision(logits, truth)[0]) if actual else None,
+        recall=_share(right, actual),
+        precision=_share(right, said),
+        f1=_share(2 * right, actual + said),
+    )
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def _interval(logits: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> Interval:
+    """95 % percentile bootstrap over images; a resample is how often each image was drawn."""
+    n, k = truth.shape
+    resamples = int(max(20, min(RESAMPLES, BOOTSTRAP_VALUES / (n * k))))
+    weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float32)
+    used = [label for label in range(k) if truth[:, label].any()]
+    found = np.stack([average_precision(logits[:, label], truth[:, label], weights) for label in used])
+    low, high = np.quantile(np.nanmean(found, axis=0), [0.025, 0.975])
+    return float(low), float(high)
