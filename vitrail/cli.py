@@ -183,7 +183,7 @@ def predict(
     /,
     *images: str,
     top: int = 1,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     json: bool = False,
     csv: bool = False,
     image_size: ImageSize | None = None,
@@ -208,7 +208,7 @@ def predict(
     top
         How many classes to show for each image.
     threshold
-        Below this probability the answer is "none of these".
+        Below this probability the answer is "none of these"; 0, or 0.5 where images can have several labels.
     json
         One JSON object a line.
     csv

@@ -215,6 +215,7 @@ class ModelChoice(Schema):
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
     weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
     image_size: Size | None = None  # none: the size of the starting weights, else 224
+    channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
     pool: Pooling | None = None
     norm: NormPlace | None = None
     positions: Positions | None = None
@@ -237,20 +238,43 @@ class DataConfig(Schema):
     split_seed: int = 0
     workers: int | None = Field(default=None, ge=0)  # none: chosen from the machine
     max_pixels: int = Field(default=100_000_000, gt=0)  # larger images are refused before decoding
+    cache: Literal["auto", "memory", "disk", "none"] = "auto"  # of decoded images; auto: in memory, if they fit
+    scaled_decoding: bool = True  # where none are kept: large JPEGs are decoded smaller for small training crops
 
 
 class AugmentConfig(Schema):
-    crop: Literal["inception", "none"] = "inception"
-    area: tuple[Share, Share] = (0.05, 1.0)
+    """Random changes of training images, in the order of these keys. All but crop and flip are off unless asked for."""
+
+    # inception: the paper's; random_resized: torchvision's rule; resmall: a square of 7/8 of the short side, anywhere,
+    # as if resized to 256 and cut to 224; none: as in evaluation
+    crop: Literal["inception", "random_resized", "resmall", "none"] = "inception"
+    area: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
     aspect: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True
+    flip_vertical: bool = False
+    randaugment_layers: int = Field(default=0, ge=0, le=16)  # operations on each image; 0: off
+    randaugment_magnitude: float = Field(default=10.0, ge=0, le=30)  # of 10
+    randaugment_spread: float = Field(default=0.0, ge=0)  # standard deviation of the magnitude
+    # timm: "inc1", where every operation grows with the magnitude and each layer is left out half of the time
+    randaugment_style: Literal["big_vision", "timm"] = "big_vision"
+    three_augment: bool = False  # DeiT-III: grey, solarised or blurred, one of them; its recipe adds jitter = 0.3
+    jitter: float = Field(default=0.0, ge=0)  # brightness, contrast and saturation: times 1 - this to 1 + this
+    hue: float = Field(default=0.0, ge=0, le=0.5)  # largest turn of the colour circle, either way
+    erasing: Share = 0.0  # chance that a box of 2 to 33 % of the image is erased
+    erasing_fill: Literal["noise", "mean"] = "noise"
     mixup: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off
+    cutmix: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off; beside mixup each is used half of the time
+    mix_per: Literal["batch", "sample"] = "batch"  # what has one share, and one choice of mixup or cutmix
 
     @model_validator(mode="after")
-    def _ordered(self) -> AugmentConfig:
+    def _consistent(self) -> AugmentConfig:
         for name, (low, high) in (("area", self.area), ("aspect", self.aspect)):
             if not 0 < low <= high:
                 raise ValueError(f"{name} is a range [low, high] with 0 < low <= high, not [{low:g}, {high:g}]")
+        if self.three_augment and self.randaugment_layers:
+            raise ValueError("three_augment and randaugment_layers are two policies: choose one")
+        if self.randaugment_style == "timm" and self.randaugment_magnitude > 10:
+            raise ValueError(f"timm's magnitudes end at 10, not {self.randaugment_magnitude:g}")
         return self
 
 

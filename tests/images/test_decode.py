@@ -176,6 +176,33 @@ def test_colour_key_transparency() -> None:
     assert decode(data, background=(0, 255, 0))[0].tolist() == [[0, 255, 0], [50, 60, 70]]
 
 
+def test_four_channels_keep_alpha_and_the_colours_under_it() -> None:
+    alpha = np.linspace(0, 255, 40 * 60).reshape(40, 60).astype(np.uint8)
+    image = IMAGE.copy()
+    image.putalpha(Image.fromarray(alpha))
+    found = decode(encode(image, "PNG"), channels=4, background=(1, 2, 3))
+    np.testing.assert_array_equal(found, np.dstack([PICTURE, alpha]))
+    grey = decode(encode(image.convert("LA"), "PNG"), channels=4)
+    np.testing.assert_array_equal(grey[:, :, 3], alpha)
+    np.testing.assert_array_equal(grey[:, :, 0], np.array(IMAGE.convert("L")))
+    key = Image.new("RGB", (2, 1), (9, 9, 9))
+    key.putpixel((1, 0), (50, 60, 70))
+    assert decode(encode(key, "PNG", transparency=(9, 9, 9)), channels=4)[0].tolist() == [
+        [9, 9, 9, 0],
+        [50, 60, 70, 255],
+    ]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "YCbCr"])
+def test_four_channels_are_opaque_where_there_is_no_alpha(mode: str) -> None:
+    kind = "TIFF" if mode in ("CMYK", "YCbCr") else "PNG"
+    data = encode(IMAGE.convert(mode), kind)
+    found = decode(data, channels=4)
+    assert found.shape == (40, 60, 4)
+    assert (found[:, :, 3] == 255).all()
+    np.testing.assert_array_equal(found[:, :, :3], decode(data))
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_animations_give_the_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
@@ -321,9 +348,9 @@ def test_no_warning_leaks() -> None:
     assert caught == []
 
 
-def test_two_or_four_channels_are_a_programming_error() -> None:
-    with pytest.raises(ValueError, match="channels"):
-        decode(encode(IMAGE, "PNG"), channels=4)
+def test_two_channels_are_a_programming_error() -> None:
+    with pytest.raises(ValueError, match="channels must be 1, 3 or 4, not 2"):
+        decode(encode(IMAGE, "PNG"), channels=2)
 
 
 def test_many_threads_agree() -> None:

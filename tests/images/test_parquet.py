@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,13 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": pictures(2), "kind": [1, 2]}), tmp_path / "nolabel.parquet")
     with pytest.raises(UserError, match="has no column of labels; its columns are 'image', 'kind'"):
         open_dataset(tmp_path / "nolabel.parquet")
+
+
+def test_many_threads_may_open_a_shard_at_once(tmp_path: Path) -> None:
+    images = pictures(16)
+    shard(tmp_path / "train.parquet", images, [0, 1] * 8)
+    source = read_source(tmp_path, [])
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(60):
+            fresh = pickle.loads(pickle.dumps(source.files))
+            assert list(pool.map(fresh.read, (entry.name for entry in source.entries))) == images

@@ -97,7 +97,7 @@ def test_predict_labels_files_and_folders(weights, photos):
     done = vitrail("predict", weights, photos / "red", "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 15 and {"file", "label", "probability", "top"} == set(rows[0])
+    assert len(rows) == 15 and {"file", "label", "probability", "top", "labels"} == set(rows[0])
     assert sum(row["label"] == "red" for row in rows) >= 12
     one = vitrail("predict", weights, photos / "red" / "000.png", "--top", "3")
     assert "red" in one.stdout and "blue" in one.stdout and "%" in one.stdout

@@ -2,181 +2,243 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from vitrail.config import AugmentConfig, Preprocess
-from vitrail.images.augment import inception_crop
-from vitrail.images.decode import BadImage, decode
-from vitrail.images.preprocess import crop_resize, prepare
-from vitrail.images.randomness import order
+from vitrail.config import AugmentConfig
+from vitrail.errors import UserError
+from vitrail.images.augment import crop_box, crop_draws
+from vitrail.images.decode import BadImage
+from vitrail.images.device import pinned, to_device
+from vitrail.images.preprocess import prepare
+from vitrail.images.randomness import order as random_order
+from vitrail.images.reader import Reader
 from vitrail.images.scan import cores
+from vitrail.images.workers import CAN_FORK, Failures, Pool, Slots
 
-
-class Source(Protocol):
-    """What a split must offer: labels, and the bytes and name of each image."""
-
-    @property
-    def labels(self) -> np.ndarray: ...
-    def __len__(self) -> int: ...
-    def name(self, index: int) -> str: ...
-    def read(self, index: int) -> bytes: ...
+FEW = 256  # images that one process evaluates before others have started
 
 
 @dataclass
 class Batch:
-    pixels: Tensor  # uint8 (B, C, H, W)
-    labels: Tensor  # int64 (B,)
-    weights: Tensor  # float32 (B,): 0 for an image that could not be read, 1 otherwise
+    pixels: Tensor  # uint8 (B, C, H, W), on the device
+    labels: Tensor  # int64 (B,), or uint8 (B, K) where an image has any number of labels
+    weights: Tensor  # float32 (B,): how much an image counts; 0 if it could not be read
     epoch: Tensor  # int64 (B,)
     sample: Tensor  # int64 (B,): index in the split
-    failures: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the images with weight 0
+    position: Tensor  # int64 (B,): place in the batch of the step, of which this may be one rank's part
+    failures: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the images that could not be read
+    extra: int = 0  # rows at the front that belong to the rank before: to mix with, then to drop
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def pin_memory(self) -> Batch:
-        """torch calls this on what it does not know, so that copies to a GPU need not wait."""
-        return Batch(
-            self.pixels.pin_memory(),
-            self.labels.pin_memory(),
-            self.weights.pin_memory(),
-            self.epoch,  # read on the CPU
-            self.sample,
-            self.failures,
-        )
+
+class Rows(NamedTuple):
+    """What a batch is made of, int64 (B,) each."""
+
+    epochs: np.ndarray
+    samples: np.ndarray
+    positions: np.ndarray
 
 
-class Reader:
-    """Decodes samples by index; keeps the decoded images when all of them fit in memory."""
+class Order(Protocol):
+    """Which rows a step takes."""
 
-    def __init__(self, source: Source, spec: Preprocess, max_pixels: int, keep: bool):
-        self.source, self.spec, self.max_pixels = source, spec, max_pixels
-        self.kept: dict[int, np.ndarray] | None = {} if keep else None
+    most: int  # rows in a step
+    extra: int
 
-    def image(self, index: int) -> np.ndarray:
-        """uint8 (H, W, C); raises BadImage."""
-        if self.kept is not None and index in self.kept:
-            return self.kept[index]
-        try:
-            data = self.source.read(index)
-        except OSError as error:
-            raise BadImage(f"cannot be read: {error.strerror or error}") from error
-        spec = self.spec
-        image = decode(data, channels=spec.channels, background=spec.background, max_pixels=self.max_pixels)
-        if self.kept is not None:
-            self.kept[index] = image
-        return image
+    def __call__(self, step: int) -> Rows: ...
 
 
-class _Batches(Dataset[Batch]):
-    """Makes the batch of a step; runs in the workers."""
+class TrainingOrder:
+    """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order.
 
-    def __init__(self, reader: Reader, batch_size: int):
-        self.reader, self.batch_size = reader, batch_size
-        self.labels = torch.from_numpy(np.asarray(reader.source.labels, dtype=np.int64))
+    A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
+    """
 
-    def samples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(epoch, sample) of each image of the step."""
-        raise NotImplementedError
-
-    def pixels(self, image: np.ndarray, epoch: int, sample: int) -> Tensor:
-        raise NotImplementedError
-
-    def __getitem__(self, step: int) -> Batch:
-        epochs, samples = self.samples(step)
-        spec = self.reader.spec
-        pixels = torch.zeros(len(samples), spec.channels, *spec.size, dtype=torch.uint8)
-        weights = torch.ones(len(samples))
-        failures = []
-        for slot, (epoch, sample) in enumerate(zip(epochs.tolist(), samples.tolist(), strict=True)):
-            try:
-                pixels[slot] = self.pixels(self.reader.image(sample), epoch, sample)
-            except BadImage as error:
-                weights[slot] = 0
-                failures.append((self.reader.source.name(sample), str(error)))
-        index = torch.from_numpy(samples)
-        return Batch(pixels, self.labels[index], weights, torch.from_numpy(epochs), index, failures)
-
-
-class _TrainingBatches(_Batches):
-    """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order."""
-
-    def __init__(self, reader: Reader, batch_size: int, augment: AugmentConfig, seed: int):
-        super().__init__(reader, batch_size)
-        self.augment, self.seed = augment, seed
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, neighbour: bool = False
+    ) -> None:
+        if batch_size % world:
+            raise UserError(f"a batch of {batch_size} does not divide among {world} processes: change train.batch_size")
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        part = batch_size // world
+        self.extra = int(neighbour and world > 1)
+        self.positions = np.arange(rank * part - self.extra, (rank + 1) * part) % batch_size
+        self.most = len(self.positions)
         self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
 
-    def samples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        size = len(self.reader.source)
-        position = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        epochs, places = np.divmod(position, size)
-        touched = set(epochs.tolist())
+    def __call__(self, step: int) -> Rows:
+        epochs, places = np.divmod(step * self.batch_size + self.positions, self.size)
+        touched = np.unique(epochs).tolist()
         known = {epoch: rows for epoch, rows in self.orders.items() if epoch in touched}
-        self.orders = known | {epoch: order(self.seed, epoch, size) for epoch in touched - known.keys()}
-        samples = np.array([self.orders[e][p] for e, p in zip(epochs.tolist(), places.tolist(), strict=True)])
-        return epochs, samples
+        self.orders = known | {
+            epoch: random_order(self.seed, epoch, self.size) for epoch in touched if epoch not in known
+        }
+        samples = np.empty_like(places)
+        for epoch in touched:
+            here = epochs == epoch
+            samples[here] = self.orders[epoch][places[here]]
+        return Rows(epochs, samples, self.positions)
 
-    def pixels(self, image: np.ndarray, epoch: int, sample: int) -> Tensor:
-        if self.augment.crop == "none":
-            return prepare(image, self.reader.spec)
-        box = inception_crop(image.shape[0], image.shape[1], self.augment, self.seed, epoch, sample)
-        return crop_resize(image, box, self.reader.spec)
 
-
-class _EvaluationBatches(_Batches):
+class EvaluationOrder:
     """Every sample once, in order."""
 
-    def samples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        samples = np.arange(step * self.batch_size, min((step + 1) * self.batch_size, len(self.reader.source)))
-        return np.zeros_like(samples), samples
+    extra = 0
 
-    def pixels(self, image: np.ndarray, epoch: int, sample: int) -> Tensor:
-        return prepare(image, self.reader.spec)
+    def __init__(self, size: int, batch_size: int) -> None:
+        self.size, self.most = size, batch_size
+
+    def __call__(self, step: int) -> Rows:
+        samples = np.arange(step * self.most, min((step + 1) * self.most, self.size))
+        return Rows(np.zeros_like(samples), samples, samples - step * self.most)
+
+
+class Maker:
+    """Pixels of the rows of a batch; runs in the workers."""
+
+    def __init__(self, reader: Reader, augment: AugmentConfig | None = None, seed: int = 0) -> None:
+        self.reader, self.seed = reader, seed
+        self.augment = augment if augment is not None and augment.crop != "none" else None
+
+    def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
+        """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
+        target = torch.from_numpy(pixels)
+        draws = crop_draws(self.seed, epochs, samples) if self.augment is not None else None  # (n, attempts, 4)
+        failures = []
+        for row, sample in enumerate(samples.tolist()):
+            try:
+                target[row] = self._pixels(sample, None if draws is None else draws[row])
+            except BadImage as error:
+                target[row] = 0
+                failures.append((row, str(error)))
+        return failures
+
+    def _pixels(self, sample: int, draws: np.ndarray | None) -> Tensor:
+        augment = self.augment
+        if augment is None or draws is None:
+            return prepare(self.reader.image(sample), self.reader.spec)
+        return self.reader.crop(sample, lambda height, width: crop_box(height, width, augment, draws))
 
 
 class Loader:
     """Batches for training steps or for evaluation, from the main process or from workers."""
 
-    def __init__(self, batches: _Batches, workers: int | None, device: torch.device):
-        self.batches, self.pin = batches, device.type == "cuda"
-        # Images kept decoded are made in the main process: workers would each keep a copy.
-        self.workers = workers if workers is not None else 0 if batches.reader.kept is not None else min(8, cores())
+    def __init__(self, maker: Maker, order: Order, workers: int, device: torch.device) -> None:
+        self.maker, self.order, self.workers, self.device = maker, order, workers, device
 
     @property
-    def batch_size(self) -> int:
-        return self.batches.batch_size
+    def reader(self) -> Reader:
+        return self.maker.reader
 
     def from_step(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches of steps start, start+1, ..., stop-1."""
-        prefetch = 4 if self.workers else None
-        yield from DataLoader(
-            self.batches,
-            batch_size=None,
-            sampler=range(start, stop),
-            num_workers=self.workers,
-            prefetch_factor=prefetch,
-            pin_memory=self.pin,
-        )
+        """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one."""
+        made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
+        try:
+            yield from to_device(made, self.device, lambda batch: batch.pixels, _with_pixels)
+        finally:
+            made.close()
+            if self.reader.cache is not None:
+                self.reader.cache.save()
 
     def __len__(self) -> int:
-        return -(-len(self.batches.reader.source) // self.batch_size)
+        return -(-len(self.reader.source) // self.order.most)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.from_step(0, len(self))
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        spec = self.reader.spec
+        return spec.channels, *spec.size
+
+    def _from_here(self, start: int, stop: int) -> Generator[Batch]:
+        for step in range(start, stop):
+            rows = self.order(step)
+            pixels = torch.empty(
+                len(rows.samples), *self.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"
+            )
+            yield self._batch(pixels, rows, self.maker(pixels.numpy(), rows.epochs, rows.samples))
+
+    def _from_workers(self, start: int, stop: int) -> Generator[Batch]:
+        slots = Slots(self.order.most, self.shape)
+        pool = Pool(self.maker, self.workers, slots)
+        steps, coming = iter(range(start, stop)), deque[tuple[int, Rows]]()
+        try:
+            with pinned(slots.pixels, self.device):
+                while True:
+                    while slots.free and (step := next(steps, None)) is not None:
+                        slot, rows = slots.free.popleft(), self.order(step)
+                        pool.start(slot, rows.epochs, rows.samples)
+                        coming.append((slot, rows))
+                    if not coming:
+                        return
+                    slot, rows = coming.popleft()
+                    failures = pool.finish(slot)
+                    yield self._batch(slots.lend(slot, len(rows.samples)), rows, failures)
+        finally:
+            pool.close()
+
+    def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> Batch:
+        source, extra = self.reader.source, self.order.extra
+        weights = np.array(source.weights_of(rows.samples), np.float32)
+        weights[[row for row, _ in failures]] = 0
+        return Batch(
+            pixels,
+            torch.from_numpy(np.ascontiguousarray(source.labels_of(rows.samples))),
+            torch.from_numpy(weights),
+            torch.from_numpy(rows.epochs),
+            torch.from_numpy(rows.samples),
+            torch.from_numpy(rows.positions),
+            # A neighbour's row is for its own rank to report.
+            [(source.name(int(rows.samples[row])), reason) for row, reason in failures if row >= extra],
+            extra,
+        )
+
+
+def _with_pixels(batch: Batch, pixels: Tensor) -> Batch:
+    return replace(batch, pixels=pixels)
+
 
 def training_loader(
-    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, workers: int | None, device: torch.device
+    reader: Reader,
+    batch_size: int,
+    augment: AugmentConfig,
+    seed: int,
+    workers: int | None,
+    device: torch.device,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    neighbour: bool = False,
 ) -> Loader:
-    return Loader(_TrainingBatches(reader, batch_size, augment, seed), workers, device)
+    """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
+    order = TrainingOrder(len(reader.source), batch_size, seed, rank, world, neighbour)
+    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device), device)
 
 
 def evaluation_loader(reader: Reader, batch_size: int, workers: int | None, device: torch.device) -> Loader:
-    return Loader(_EvaluationBatches(reader, batch_size), workers, device)
+    if workers is None and len(reader.source) <= FEW:
+        workers = 0
+    return Loader(
+        Maker(reader), EvaluationOrder(len(reader.source), batch_size), workers_for(reader, workers, device), device
+    )
+
+
+def workers_for(reader: Reader, asked: int | None, device: torch.device) -> int:
+    """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
+    kept, gpu = reader.cache is not None, device.type == "cuda"
+    if kept and not CAN_FORK:
+        return 0  # threads would do, but one process that waits for nothing is as fast
+    if asked is not None:
+        return asked
+    most = (4 if kept else 16) if gpu else 0 if kept else 8
+    return min(most, cores())

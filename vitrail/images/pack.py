@@ -24,7 +24,7 @@ from vitrail.errors import UserError
 from vitrail.images.catalogue import Catalogue, class_list
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.locate import find_images
-from vitrail.images.packed import FORMAT, INDEX, MANIFEST, SCANNED, UNFINISHED, VERSION, Index, read_packed
+from vitrail.images.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
 from vitrail.images.samples import LabelSets, Texts
 from vitrail.images.scan import Progress, Scan, cores, scan
 from vitrail.images.shards import origin_of
@@ -54,7 +54,7 @@ class Packing:
         usable = [row for row in range(len(source.entries)) if row not in found.problems]
         self.left_out = source.unreadable + [(source.entries[row].name, why) for row, why in found.problems.items()]
         self.source, self.out, self.options = source.keep(usable), out, options
-        self.scan = Scan(**{key: getattr(found, key)[usable] for key in SCANNED}, problems={})
+        self.scan = found.rows(usable)
         self.classes = class_list(source, None, source.files.identity[0])
         self.shards = _plan(self.source, options.shard_bytes)
 
@@ -116,7 +116,7 @@ class Packing:
             Texts.of(origin_of(entry.name) for entry in source.entries),
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
-            Scan(**{key: getattr(self.scan, key)[order] for key in SCANNED}, problems={}),
+            self.scan.rows(order),
         )
         manifest = self._manifest(notes)
         _write_json(self.out / MANIFEST, manifest)

@@ -7,9 +7,9 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -17,20 +17,38 @@ import PIL
 from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.files import Entry, Files
+from vitrail.images.similar import SIZE, look
+from vitrail.images.traits import Trait, other_kind, read_traits
 
 Progress = Callable[[int, int], None]
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
+_COLUMNS = ("digests", "shapes", "traits", "looks")
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
+_FAINT = 3  # levels between red, green and blue that nobody sees
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What decoding found, row by row beside the entries: content digests (n, 16), (height, width) and problems."""
+    """What decoding found, row by row beside the entries. Rows with a problem have zeros."""
 
-    digests: np.ndarray
-    shapes: np.ndarray
+    digests: np.ndarray  # uint8 (n, 16): of the bytes
+    shapes: np.ndarray  # int32 (n, 2): height, width
     problems: dict[int, str]  # row -> why it is no picture
+    traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
+    looks: np.ndarray = field(default_factory=lambda: np.zeros((0, SIZE), np.int8))  # (n, 64): see similar.look
+
+    def __post_init__(self) -> None:
+        """Without traits and looks, nothing is known of them, which is what zeros say."""
+        if not len(self.traits):
+            object.__setattr__(self, "traits", np.zeros(len(self.digests), np.uint16))
+        if not len(self.looks):
+            object.__setattr__(self, "looks", np.zeros((len(self.digests), SIZE), np.int8))
+
+    def rows(self, chosen: Sequence[int]) -> Scan:
+        """The same for some of the rows, in another order or again."""
+        problems = {new: self.problems[old] for new, old in enumerate(chosen) if old in self.problems}
+        return Scan(**{name: getattr(self, name)[list(chosen)] for name in _COLUMNS}, problems=problems)
 
 
 def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> Scan:
@@ -45,11 +63,12 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
     if not len(waiting):
         return result
     try:
-        for row, (digest, shape, problem, lasting) in _look_at_all(files, entries, waiting, max_pixels):
-            result.digests[row], result.shapes[row] = np.frombuffer(digest, np.uint8), shape
-            known[row] = lasting
-            if problem:
-                result.problems[row] = problem
+        for row, seen in _look_at_all(files, entries, waiting, max_pixels):
+            result.digests[row], result.shapes[row] = np.frombuffer(seen.digest, np.uint8), seen.shape
+            result.traits[row], result.looks[row] = seen.traits, seen.look
+            known[row] = seen.lasting
+            if seen.problem:
+                result.problems[row] = seen.problem
             done += 1
             if progress and (done % 32 == 0 or done == len(entries)):
                 progress(done, len(entries))
@@ -71,28 +90,49 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "vitrail"
 
 
-_Look = tuple[bytes, tuple[int, int], str, bool]  # digest, (height, width), problem, whether it lasts
+class _Seen(NamedTuple):
+    """What one file turned out to be."""
+
+    digest: bytes = bytes(16)
+    shape: tuple[int, int] = (0, 0)
+    problem: str = ""
+    lasting: bool = True  # until the file changes
+    traits: int = 0
+    look: np.ndarray | int = 0
 
 
 def _look_at_all(
     files: Files, entries: Sequence[Entry], rows: np.ndarray, max_pixels: int
-) -> Iterator[tuple[int, _Look]]:
-    def look(row: int) -> _Look:
+) -> Iterator[tuple[int, _Seen]]:
+    def see(row: int) -> _Seen:
         try:
             data = files.read(entries[row].name)
         except OSError as error:  # may be mended without the file changing, so it is not remembered
-            return bytes(16), (0, 0), f"cannot be read: {error.strerror or error}", False
+            return _Seen(problem=f"cannot be read: {error.strerror or error}", lasting=False)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         try:
-            height, width, _ = decode(data, max_pixels=max_pixels).shape
+            pixels = decode(data, max_pixels=max_pixels)
         except BadImage as error:
-            return digest, (0, 0), str(error), True
-        return digest, (height, width), "", True
+            kind = other_kind(data)
+            return _Seen(digest, problem=f"{error}; it is {kind}" if kind else str(error))
+        traits = read_traits(data, entries[row].name)
+        if _is_grey(pixels):
+            traits |= Trait.GREY
+        return _Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels))
 
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH].tolist()
-            yield from zip(batch, pool.map(look, batch), strict=True)
+            yield from zip(batch, pool.map(see, batch), strict=True)
+
+
+def _is_grey(pixels: np.ndarray) -> bool:
+    """Whether pixels here and there have no colour: grey pictures are often stored as coloured ones."""
+    for count in (8, 48):  # a few tell most pictures apart
+        few = pixels[:: max(1, pixels.shape[0] // count), :: max(1, pixels.shape[1] // count)].reshape(-1, 3)
+        if (few.max(axis=1) - few.min(axis=1)).max() > _FAINT:
+            return False
+    return True
 
 
 class _Cache:
@@ -114,13 +154,14 @@ class _Cache:
             with np.load(self.path, allow_pickle=False) as stored:
                 if str(stored["header"]) != self.header:
                     return known
-                old = {key: stored[key] for key in ("names", "sizes", "stamps", "digests", "shapes", "bad", "reasons")}
+                old = {key: stored[key] for key in ("names", "sizes", "stamps", *_COLUMNS, "bad", "reasons")}
             row_of = {name: row for row, name in enumerate(_split(old["names"]))}
             rows = np.array([row_of.get(name, -1) for name in self.names], np.int64)
             same = (rows >= 0) & (old["sizes"][rows] == self.sizes) & (old["stamps"][rows] == self.stamps)
             reasons = dict(zip(old["bad"].tolist(), _split(old["reasons"]), strict=True))
             problems = {int(row): reasons[rows[row]] for row in np.flatnonzero(same) if rows[row] in reasons}
-            result.digests[same], result.shapes[same] = old["digests"][rows[same]], old["shapes"][rows[same]]
+            for key in _COLUMNS:
+                getattr(result, key)[same] = old[key][rows[same]]
         except Exception:  # absent, cut short or written by something else: scan again
             return known
         result.problems.update(problems)
@@ -135,8 +176,7 @@ class _Cache:
             "names": _join([self.names[row] for row in rows]),
             "sizes": self.sizes[rows],
             "stamps": self.stamps[rows],
-            "digests": result.digests[rows],
-            "shapes": result.shapes[rows],
+            **{key: getattr(result, key)[rows] for key in _COLUMNS},
             "bad": np.array([place_of[row] for row in bad], np.int64),
             "reasons": _join([result.problems[row] for row in bad]),
         }

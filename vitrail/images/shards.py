@@ -74,9 +74,10 @@ class ShardFiles:
             with open(path, "rb") as file:
                 file.seek(offset)
                 return file.read(length)
-        if path not in self._open:
-            self._open[path] = open(path, "rb", buffering=0)  # noqa: SIM115, stays open
-        return os.pread(self._open[path].fileno(), length, offset)
+        file = self._open.get(path)
+        if file is None:  # of two threads that come here at once, one's file is kept and the other's closed unused
+            file = self._open.setdefault(path, open(path, "rb", buffering=0))  # noqa: SIM115, stays open
+        return os.pread(file.fileno(), length, offset)
 
 
 def stamp(path: Path) -> int:

@@ -21,6 +21,7 @@ from vitrail.images.parquet import is_parquet, read_parquet
 from vitrail.images.samples import LabelSets, Samples, Texts
 from vitrail.images.scan import Progress, Scan, scan
 from vitrail.images.splits import hold_out, note_leaks
+from vitrail.images.standard import read_standard
 
 SKETCH = 65_536  # digests kept: 1 MB of a weights file
 
@@ -37,6 +38,7 @@ class Dataset:
     fingerprint: str  # of names, classes and content; not of the place or the order of listing
     given_split: bool  # the data came with its own split folders
     median_size: tuple[int, int]  # (height, width)
+    several: bool = False  # an image can have any number of the classes
 
 
 def sketch(samples: Samples) -> list[str]:
@@ -81,8 +83,9 @@ def open_dataset(
     needs_train = source.given_split and split
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     class_list(source, classes, path)
-    found = source.scan or scan(source.files, source.entries, max_pixels, progress)
-    excluded = source.unreadable + [(source.entries[row].name, found.problems[row]) for row in sorted(found.problems)]
+    found = scan_source(source, max_pixels, progress)
+    problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
+    excluded = source.unreadable + list(problems.items())
     usable = _usable(source, found, excluded, path, notes)
     images = source.keep(usable)
     _check_train(images, needs_train, path)
@@ -103,7 +106,20 @@ def open_dataset(
         fingerprint=_fingerprint(images, digests),
         given_split=source.given_split,
         median_size=(int(np.median(found.shapes[usable, 0])), int(np.median(found.shapes[usable, 1]))),
+        several=source.several,
     )
+
+
+def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = None) -> Scan:
+    """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once."""
+    if source.scan is not None:
+        return source.scan
+    once = {entry.name: entry for entry in source.entries}
+    if len(once) == len(source.entries):
+        return scan(source.files, source.entries, max_pixels, progress)
+    found = scan(source.files, list(once.values()), max_pixels, progress)
+    place = {name: row for row, name in enumerate(once)}
+    return found.rows([place[entry.name] for entry in source.entries])
 
 
 def read_source(path: str | Path, notes: list[str]) -> Catalogue:
@@ -124,13 +140,16 @@ def read_source(path: str | Path, notes: list[str]) -> Catalogue:
         return read_parquet(place, notes)
     if is_manifest(place):
         return read_manifest(place, notes)
+    standard = read_standard(place, notes)
+    if standard is not None:
+        return standard
     if place.is_dir():
         return read_folders(FolderFiles(str(place.absolute())), path, notes)
     if place.suffix.lower() == ".zip":
         return read_folders(ZipFiles(str(place.absolute())), path, notes)
     if is_image_name(place.name):
         raise UserError(f"'{path}' is a single image; give the folder that holds a folder of images for each class")
-    known = "a folder, a .zip archive of class folders, a .csv table or a .parquet file"
+    known = "a folder, a .zip archive of class folders, a .csv table, a .parquet file or a .tar.gz archive of CIFAR"
     raise UserError(f"'{path}' is not a data set; that would be {known}")
 
 
@@ -178,7 +197,7 @@ def _samples(
         if not rows:
             continue
         labels = [[index[name] for name in images.labels[row]] for row in rows]
-        several = images.several or any(len(own) != 1 for own in labels)
+        several = images.several or split == "real" or any(len(own) != 1 for own in labels)
         weights = np.ones(len(rows)) if images.weights is None else [images.weights[row] for row in rows]
         splits[split] = Samples(
             classes,

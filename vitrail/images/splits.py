@@ -35,10 +35,13 @@ def hold_out(
             for row in unit.rows:
                 splits[row] = "val"
             taken += len(unit.rows)
-    single = sorted(name for name, units in by_class.items() if len(units) == 1)
-    if single:
+    kinds: dict[str, set[str]] = {"train": set(), "val": set()}
+    for labels, split in zip(images.labels, splits, strict=True):
+        kinds.get(split, set()).update(labels)
+    whole = sorted(kinds["train"] - kinds["val"])
+    if whole:
         kind = "image" if images.groups is None else "group of images"
-        notes.append(f"Nothing is held out of classes with a single {kind}: {some(single)}.")
+        notes.append(f"Nothing is held out of classes with a single {kind}: {some(whole)}.")
     return replace(images, splits=splits)
 
 

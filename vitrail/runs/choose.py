@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.config import NetworkConfig, Size, TrainConfig
+from vitrail.config import NetworkConfig, ObjectiveConfig, Size, TrainConfig
 from vitrail.images.scan import cores
 from vitrail.model.cost import macs
 
@@ -34,6 +34,7 @@ class Facts:
     median_size: Size
     device: str  # cpu, cuda or mps
     start: NetworkConfig | None  # the network of the starting weights
+    several: bool = False  # an image can have any number of the classes
 
     @property
     def flops(self) -> float:
@@ -51,7 +52,7 @@ class Facts:
 def choose_recipe(facts: Facts) -> Decision:
     if facts.start is None:
         return Decision("recipe", "scratch", "no starting weights were given (--from WEIGHTS fine-tunes them)")
-    if facts.epochs_within_budget(facts.start) < 2:
+    if facts.epochs_within_budget(facts.start) < 2 and not facts.several:
         hours = 6 * macs(facts.start) * 10 * facts.images / facts.flops / 3600
         why = f"ten epochs of fine-tuning would take about {hours:.1f} h here; a linear probe needs one pass"
         return Decision("recipe", "probe", why)
@@ -80,6 +81,14 @@ def _image_size(short: int, device: str) -> int:
     if short < 48:
         return 32
     return 64 if short < 96 or device != "cuda" else 128
+
+
+def choose_loss(objective: ObjectiveConfig) -> list[tuple[str, Any, Decision]]:
+    """For images with any number of labels: a decision for or against each of them."""
+    if objective.loss == "sigmoid":
+        return []
+    why = "an image can have several labels, so each is decided for itself"
+    return [("objective.loss", "sigmoid", Decision("loss", "sigmoid", why))]
 
 
 def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decision]]:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from vitrail.config import DataConfig, Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.evaluate.metrics import Scores
+from vitrail.evaluate.tags import TagScores
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.sources import Dataset, Samples, open_dataset, seen_in
 from vitrail.infer.predict import load
@@ -34,7 +35,7 @@ def evaluate(
     report: str | Path | None = None,
     device: str = "auto",
     console: Console | None = None,
-) -> Scores:
+) -> Scores | TagScores:
     """Measure `weights` on the images in `data` and write a report beside the weights.
 
     Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
@@ -79,6 +80,9 @@ def _images(
         known = list(dataset.splits)
         raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
     samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
+    if (samples.sets is not None) != card.several:
+        ours, theirs = ("several labels", "one") if card.several else ("one label", "any number")
+        raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
     seen = seen_in(samples, trained.get("trained_on", []))
     if name == "train" or not seen.any():  # asked for the training images, one gets them
         return dataset, samples, sentence

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
+from vitrail.evaluate.tags import TagScores
 from vitrail.images.sources import sketch
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
@@ -30,7 +31,7 @@ def finish(
     seconds: float,
     console: Console,
     interrupts: Interrupts,
-) -> Scores:
+) -> Scores | TagScores:
     """Measure once on the images kept for it, write model.safetensors and report.html."""
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
@@ -55,6 +56,7 @@ def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
         model=plan.model,
         preprocess=plan.preprocess,
         classes=dataset.classes,
+        several=dataset.several,
         recipe=recipe,
         data={
             "name": Path(dataset.root).name,

@@ -15,14 +15,16 @@ from rich.console import Console
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.images.augment import flip, mixup
+from vitrail.evaluate.tags import mean_average_precision
+from vitrail.images.augment import augment_batch, erase
 from vitrail.images.loader import Batch, Loader, evaluation_loader, training_loader
+from vitrail.images.mix import mix
 from vitrail.images.preprocess import normalise
 from vitrail.images.randomness import step_seed
 from vitrail.infer.forward import run_network
 from vitrail.model.build import Network
 from vitrail.objectives.classification import Classification
-from vitrail.runs.outputs import reader_of
+from vitrail.runs.outputs import reader_of, waiting_advice
 from vitrail.runs.plan import Plan
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, TrainState
@@ -113,11 +115,14 @@ def prepared_batches(
     plan: Plan, objective: Classification, start: int, progress: TrainingProgress
 ) -> Iterator[Prepared]:
     """Batches from step `start` on, as the network takes them; each unreadable image is reported once."""
-    config = plan.config
-    reader = reader_of(plan.dataset.splits["train"], plan.preprocess, config.data)
+    config, samples = plan.config, plan.dataset.splits["train"]
+    reader = reader_of(samples, plan.preprocess, config.data)
     loader = training_loader(
         reader, config.train.batch_size, config.augment, config.train.seed, config.data.workers, plan.device
     )
+    # Where images are kept, those of the first epoch are yet to be decoded: what it waits for says nothing.
+    settled = start + (len(samples) // config.train.batch_size + 1 if reader.cache is not None else 0)
+    progress.advise(waiting_advice(loader, samples, plan.preprocess, config.data), settled)
     reported: set[str] = set()
     for step, batch in enumerate(loader.from_step(start, plan.steps), start):
         for name, reason in batch.failures:
@@ -133,18 +138,18 @@ def prepared_batches(
 
 
 def prepare(batch: Batch, step: int, plan: Plan, objective: Classification) -> Prepared:
-    """A batch on the device: flipped, normalised, mixed. An image that could not be read counts nothing."""
+    """A batch on the device: distorted, normalised, mixed. An image that could not be read counts nothing."""
     augment, seed = plan.config.augment, plan.config.train.seed
     pixels = batch.pixels.to(plan.device, non_blocking=True)
-    if augment.flip:
-        pixels = flip(pixels, seed, batch.epoch, batch.sample)
+    pixels = augment_batch(pixels, augment, seed, batch.epoch, batch.sample)
     pixels = normalise(pixels, plan.preprocess)
-    targets = objective.targets(batch.labels).to(plan.device)
-    weights = batch.weights.to(plan.device)
-    if augment.mixup:
-        pixels, targets = mixup(pixels, targets, augment.mixup, seed, step)
-        weights = weights * weights.roll(1)  # what was mixed with an unreadable image counts nothing either
-    return Prepared(pixels, targets, weights)
+    if augment.erasing:
+        pixels = erase(pixels, augment, seed, batch.epoch, batch.sample)
+    targets = objective.targets(batch.labels).to(plan.device, non_blocking=True)
+    weights = batch.weights.to(plan.device, non_blocking=True)
+    if augment.mixup or augment.cutmix:
+        pixels, targets, weights = mix(pixels, targets, weights, augment, seed, step, batch.position.numpy())
+    return Prepared(pixels[batch.extra :], targets[batch.extra :], weights[batch.extra :])
 
 
 def _evaluator(plan: Plan, objective: Classification, interrupts: Interrupts) -> Evaluator:
@@ -158,6 +163,9 @@ def _evaluator(plan: Plan, objective: Classification, interrupts: Interrupts) ->
             model, loader, plan.preprocess, plan.device, autocast=cast, between=lambda _: interrupts.check()
         )
         loss = objective(out.values, objective.targets(out.labels), torch.ones(len(out.labels)))
-        return {"val_loss": loss.item(), "val_top1": (out.values.argmax(-1) == out.labels).float().mean().item()}
+        row = {"val_loss": loss.item()}
+        if plan.dataset.several:
+            return row | {"val_map": mean_average_precision(out.values.numpy(), out.labels.numpy())}
+        return row | {"val_top1": (out.values.argmax(-1) == out.labels).float().mean().item()}
 
     return evaluate

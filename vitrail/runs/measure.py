@@ -12,6 +12,7 @@ from torch import nn
 from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
 from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
+from vitrail.evaluate.tags import TagScores, score_tags, sigmoid, tag_reliability, worst_tags
 from vitrail.images.decode import BadImage
 from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs
@@ -29,7 +30,7 @@ class Measurement:
 
     sentence: str  # what was measured on
     outputs: Outputs
-    scores: Scores
+    scores: Scores | TagScores
     reliability: Reliability
     mistakes: list[Picture]  # the most confident first
     uncertain: list[Picture]  # the least certain first, right or wrong
@@ -49,18 +50,39 @@ def measure(
     with repeatable(device):
         out = outputs_of(net, samples, spec, data, device, interrupts)
     logits, labels = out.values.numpy(), out.labels.numpy()
-    scores = score(logits, labels, samples.classes)
     left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
+    sentence = f"Measured on {len(labels):,} images of the {split}{left_out}."
+    if labels.ndim == 2:
+        return _measure_tags(sentence, out, samples, spec, data)
+    scores = score(logits, labels, samples.classes)
     probabilities = softmax(logits)
     pictures = _Pictures(samples, out, probabilities, spec, data)
     return Measurement(
-        f"Measured on {scores.n:,} images of the {split}{left_out}.",
+        sentence,
         out,
         scores,
         reliability(probabilities, labels),
         pictures.of(confident_mistakes(logits, labels, MISTAKES).tolist()),
         pictures.of(least_certain(logits, UNCERTAIN).tolist()),
     )
+
+
+def _measure_tags(sentence: str, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig) -> Measurement:
+    """The same for images with any number of labels."""
+    logits, truth, classes = out.values.numpy(), out.labels.numpy(), samples.classes
+    probabilities = sigmoid(logits.astype(np.float64))
+    reader = reader_of(samples, spec, data)
+    pictures = []
+    for row, label in worst_tags(logits, truth, MISTAKES):
+        index, chance = int(out.sample[row]), float(probabilities[row, label])
+        yes, no = (classes[label], chance), (f"not {classes[label]}", 1 - chance)
+        said, true = (no, yes) if truth[row, label] else (yes, no)
+        try:
+            pictures.append(Picture(reader.image(index), samples.name(index), true[0], said[0], said[1], true[1]))
+        except BadImage:  # it was readable a moment ago
+            continue
+    scores = score_tags(logits, truth, classes)
+    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures, [])
 
 
 class _Pictures:

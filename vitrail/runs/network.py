@@ -9,7 +9,17 @@ from vitrail.errors import UserError
 from vitrail.model.variants import configure, parse
 
 # Of a ModelChoice: what must be as the starting weights have it, and what may be different.
-SHAPE = ("pool", "norm", "positions", "positions_at", "prefix_positions", "registers", "layer_scale", "gelu")
+SHAPE = (
+    "channels",
+    "pool",
+    "norm",
+    "positions",
+    "positions_at",
+    "prefix_positions",
+    "registers",
+    "layer_scale",
+    "gelu",
+)
 TRAINING = ("dropout", "drop_path", "head_bias")
 
 
@@ -26,6 +36,11 @@ def new_network(choice: ModelChoice, num_classes: int) -> NetworkConfig:
 def network_from(start: NetworkConfig, choice: ModelChoice, num_classes: int) -> NetworkConfig:
     """The network of the starting weights, with a plain head for the new classes."""
     _check_name(choice.name, start)
+    if choice.channels not in (None, start.channels):
+        raise UserError(
+            f"the starting weights are for images of {start.channels} channels, not {choice.channels}: "
+            "leave out model.channels, or train without them"
+        )
     for key, value in _given(choice, SHAPE).items():
         if getattr(start, key, None) != value:
             raise UserError(f"the starting weights have {key} '{getattr(start, key, None)}': leave out model.{key}")

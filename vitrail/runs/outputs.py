@@ -8,17 +8,47 @@ import torch
 from torch import Tensor
 
 from vitrail.config import DataConfig, Preprocess
-from vitrail.images.loader import Reader, evaluation_loader
-from vitrail.images.sources import Samples
+from vitrail.errors import UserError
+from vitrail.images.cache import PixelCache, StoredPixelCache
+from vitrail.images.loader import Loader, evaluation_loader
+from vitrail.images.memory import available_memory
+from vitrail.images.reader import Reader
+from vitrail.images.samples import Samples
+from vitrail.images.scan import cores
 from vitrail.infer.forward import Outputs, run_network
 from vitrail.training.interrupt import Interrupts
 
-IN_MEMORY = 1 << 30  # decoded bytes up to which images are kept, so that small sets are decoded once
+IN_MEMORY = 32 << 30  # decoded bytes up to which images are kept without being asked
+SHARE = 0.4  # of the memory that is left, at most
 
 
 def reader_of(samples: Samples, spec: Preprocess, data: DataConfig) -> Reader:
-    keep = int(samples.areas.sum()) * spec.channels <= IN_MEMORY
-    return Reader(samples, spec, data.max_pixels, keep)
+    """For a split that is read many times, as in training."""
+    size = decoded_bytes(samples, spec)
+    # Whether images are decoded smaller changes their pixels a little. So it hangs on the settings and the data alone,
+    # and not on the memory that is left: a run goes on to the bit on another machine.
+    scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > IN_MEMORY))
+    return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size), scaled)
+
+
+def decoded_bytes(samples: Samples, spec: Preprocess) -> int:
+    return int(samples.areas.sum()) * spec.channels
+
+
+def fits_in_memory(size: int) -> bool:
+    return size <= min(IN_MEMORY, SHARE * available_memory())
+
+
+def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int) -> PixelCache | None:
+    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size)):
+        return None
+    try:
+        return StoredPixelCache(samples, spec) if data.cache == "disk" else PixelCache(samples.areas, spec.channels)
+    except OSError as error:
+        raise UserError(
+            f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {error.strerror or error}; "
+            "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"
+        ) from None
 
 
 def outputs_of(
@@ -29,5 +59,17 @@ def outputs_of(
     device: torch.device,
     interrupts: Interrupts,
 ) -> Outputs:
-    loader = evaluation_loader(reader_of(samples, spec, data), 64, data.workers, device)
+    reader = Reader(samples, spec, data.max_pixels)  # every image once: there is nothing to keep them for
+    loader = evaluation_loader(reader, 64, data.workers, device)
     return run_network(forward, loader, spec, device, between=lambda _: interrupts.check())
+
+
+def waiting_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:
+    """What would help here when training waits for images, in one sentence."""
+    size = decoded_bytes(samples, spec)
+    if loader.workers < cores():
+        return f"more processes that load images would help: --set data.workers={cores()}"
+    if loader.reader.cache is None and size <= SHARE * available_memory():
+        return f"images kept decoded, {size / 1e9:,.1f} GB, fit in memory and would help: --set data.cache=memory"
+    height, width = spec.size
+    return f"smaller images would help: vitrail pack {data.path} OUT --resize {round(max(height, width) * 8 / 7)}"

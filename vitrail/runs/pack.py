@@ -15,8 +15,7 @@ from vitrail.errors import UserError
 from vitrail.images.catalogue import count
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.pack import Packing, PackOptions
-from vitrail.images.scan import scan
-from vitrail.images.sources import read_source
+from vitrail.images.sources import read_source, scan_source
 from vitrail.runs.show import make_console, scanning
 from vitrail.training.interrupt import Interrupted, Interrupts
 
@@ -80,7 +79,7 @@ def _packed(
     notes: list[str] = []
     source = read_source(data, notes)
     with scanning(console, interrupts) as scanned:
-        found = source.scan or scan(source.files, source.entries, options.max_pixels, scanned)
+        found = scan_source(source, options.max_pixels, scanned)
     if len(found.problems) == len(source.entries):
         raise UserError(f"'{data}' has no image that can be used; '{source.entries[0].name}': {found.problems[0]}")
     packing = Packing(source, found, folder, options)

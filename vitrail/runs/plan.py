@@ -26,7 +26,7 @@ from vitrail.images.preprocess import preprocess_for
 from vitrail.images.sources import Dataset, open_dataset
 from vitrail.infer.device import choose_device
 from vitrail.model.variants import parse
-from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_model, choose_recipe
+from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_loss, choose_model, choose_recipe
 from vitrail.runs.network import network_from, new_network
 from vitrail.training.precision import choose_precision
 from vitrail.weights.read import Weights, read_weights
@@ -94,6 +94,12 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
     if weights is not None and Path(settings.config.model.weights).exists():
         settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
+    if dataset.several:
+        if settings.config.kind == "probe":
+            raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
+        settings.choose(choose_loss(settings.config.objective))
+        if settings.config.objective.loss != "sigmoid":
+            raise UserError("images with several labels need objective.loss=sigmoid: softmax is for one label each")
     if settings.config.kind == "train":
         settings.choose(choose_batch(facts, settings.config.train))
         if settings.config.train.steps is None and settings.config.train.epochs is None:
@@ -200,7 +206,8 @@ def write_config(path: Path, config: RunConfig) -> None:
 
 def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
     start = weights.card.model if weights else None
-    return Facts(len(dataset.splits["train"]), len(dataset.classes), dataset.median_size, device.type, start)
+    images, classes = len(dataset.splits["train"]), len(dataset.classes)
+    return Facts(images, classes, dataset.median_size, device.type, start, dataset.several)
 
 
 def _given(request: Request) -> dict[str, Any]:

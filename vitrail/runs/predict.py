@@ -1,4 +1,4 @@
-"""`vitrail predict`: labels for files and folders."""
+"""`vitrail predict`: labels for files, folders, archives, tables and shards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ from typing import TextIO
 import torch
 from rich.console import Console
 from rich.markup import escape
+from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.files import is_image_name
+from vitrail.images.files import Files, FolderFiles, ZipFiles
+from vitrail.images.packed import is_packed
+from vitrail.images.parquet import is_parquet
+from vitrail.images.sources import read_source
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
 
 BATCH = 32
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image to label: what the user calls it, and where its bytes are."""
+
+    name: str
+    files: Files
+    key: str
 
 
 @dataclass(frozen=True)
@@ -37,48 +50,71 @@ def predict(
     images: Sequence[str | Path],
     *,
     top: int = 1,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     form: str = "table",
     image_size: Size | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> int:
     """Print a label for every image; returns how many could not be read."""
-    files = list(image_files(images))
-    if not files:
+    found = list(find_images(images))
+    if not found:
         raise UserError(f"no images in {', '.join(map(str, images))}")
     classifier = load(weights, image_size=image_size, device=device)
-    rows = predict_files(classifier, files, top, threshold)
+    rows = predict_items(classifier, found, top, threshold)
     write = {"table": _table, "json": _jsonl, "csv": _csv}[form]
     return write(rows, sys.stdout, console or make_console())
 
 
-def image_files(paths: Sequence[str | Path]) -> Iterator[Path]:
-    """Files as given; folders as the images below them, in order, hidden ones left out."""
+def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
+    """Files as given; folders and archives as the images in them, in order; tables and shards as their rows.
+
+    What is there but cannot be opened is a row that says why.
+    """
     for path in map(Path, paths):
-        if path.is_dir():
-            below = (p for p in sorted(path.rglob("*")) if is_image_name(p.name) and p.is_file())
-            yield from (p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts))
-        elif path.exists():
-            yield path
+        if path.is_dir() and not is_packed(path) and not is_parquet(path):
+            yield from _listed(path, FolderFiles(str(path.absolute())))
+        elif path.suffix.lower() == ".zip" and path.is_file():
+            yield from _listed(path, ZipFiles(str(path.absolute())))
+        elif path.is_dir() or path.suffix.lower() in (".csv", ".tsv", ".parquet"):
+            source = read_source(path, [])
+            yield from (Item(entry.name, source.files, entry.name) for entry in source.entries)
+            yield from (Row(name, None, reason) for name, reason in source.unreadable)
+        elif path.is_file():
+            yield Item(str(path), FolderFiles(str(path.absolute().parent)), path.name)
+        elif path.exists() or path.is_symlink():
+            yield Row(str(path), None, "it is not a file")
         else:
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise UserError(f"{path} does not exist{did_you_mean(path.name, siblings)}")
 
 
-def predict_files(classifier: Classifier, files: Sequence[Path], top: int, threshold: float) -> Iterator[Row]:
-    """A row per file, in order; a file that cannot be read does not stop the others."""
-    for start in range(0, len(files), BATCH):
-        group = files[start : start + BATCH]
-        pixels, errors = [], {}
-        for file in group:
-            try:
-                pixels.append(classifier.pixels(file))
-            except UserError as error:
-                errors[file] = str(error).removeprefix(f"{file}: ")
-        found = iter(classifier.predict_pixels(torch.stack(pixels), top, threshold) if pixels else [])
-        for file in group:
-            yield Row(str(file), None, errors[file]) if file in errors else Row(str(file), next(found), None)
+def _listed(path: Path, files: FolderFiles | ZipFiles) -> Iterator[Item | Row]:
+    listing = files.list()
+    yield from (Item(f"{path / entry.name}", files, entry.name) for entry in listing.images)
+    yield from (Row(f"{path / name}", None, reason) for name, reason in listing.unreadable)
+
+
+def predict_items(
+    classifier: Classifier, found: Sequence[Item | Row], top: int, threshold: float | None
+) -> Iterator[Row]:
+    """A row per image, in order; one that cannot be read does not stop the others."""
+    for start in range(0, len(found), BATCH):
+        group = [_opened(classifier, item) if isinstance(item, Item) else item for item in found[start : start + BATCH]]
+        pixels = [item[1] for item in group if isinstance(item, tuple)]
+        predictions = iter(classifier.predict_pixels(torch.stack(pixels), top, threshold) if pixels else [])
+        for item in group:
+            yield Row(item[0], next(predictions), None) if isinstance(item, tuple) else item
+
+
+def _opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
+    """The name and pixels of an image, or why there are none."""
+    try:
+        return item.name, classifier.pixels(item.files.read(item.key))
+    except OSError as error:
+        return Row(item.name, None, f"cannot be read: {error.strerror or error}")
+    except UserError as error:
+        return Row(item.name, None, str(error).removeprefix("the image: "))
 
 
 def _table(rows: Iterator[Row], _: TextIO, console: Console) -> int:
@@ -105,6 +141,7 @@ def _jsonl(rows: Iterator[Row], out: TextIO, _: Console) -> int:
         else:
             top = [{"label": name, "probability": p} for name, p in row.prediction.top]
             values |= {"label": row.prediction.label, "probability": row.prediction.probability, "top": top}
+            values["labels"] = list(row.prediction.labels)
         out.write(json.dumps(values, ensure_ascii=False) + "\n")
     return failed
 

@@ -47,7 +47,7 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> Baselin
     """
     splits = plan.dataset.splits
     images = sum(len(samples) for samples in splits.values())
-    if len(splits["train"]) > SMALL_DATA:
+    if len(splits["train"]) > SMALL_DATA or plan.dataset.several:
         return None
     if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
         return None

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from vitrail.evaluate.metrics import Scores
+from vitrail.evaluate.tags import TagScores
 from vitrail.images.sources import Dataset
 from vitrail.runs.choose import Decision
 from vitrail.training.interrupt import Interrupts
@@ -29,8 +30,9 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def data_name(root: str) -> str:
-    """What a dataset is called: its folder, or its archive without the .zip."""
-    return Path(root).name.removesuffix(".zip")
+    """What a dataset is called: its folder, or its file without the ending."""
+    path = Path(root)
+    return path.stem if path.suffix.lower() in (".zip", ".csv", ".tsv", ".parquet", ".gz", ".tgz") else path.name
 
 
 @contextmanager
@@ -62,7 +64,15 @@ def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
     console.print(table)
 
 
-def show_scores(console: Console, scores: Scores, measured_on: str) -> None:
+def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) -> None:
+    if isinstance(scores, TagScores):
+        low, high = scores.mean_ap_interval
+        console.print(
+            f"mean average precision [bold]{scores.mean_ap:.1%}[/] (95 % interval {low:.1%} to {high:.1%}; "
+            f"a random ranking: {scores.chance:.1%}), every label right for {scores.exact:.1%} of the images",
+        )
+        console.print(f"[dim]{measured_on}[/]")
+        return
     low, high = scores.top1_interval
     top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
     console.print(

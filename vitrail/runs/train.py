@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
+from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish
@@ -35,7 +36,7 @@ class TrainResult:
     folder: Path
     weights: Path
     report: Path
-    scores: Scores
+    scores: Scores | TagScores
 
 
 def train(
@@ -76,7 +77,7 @@ def train(
         return _result(folder, _start(plan, folder, console, interrupts))
 
 
-def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -> Scores:
+def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -> Scores | TagScores:
     """A new run: network, baseline, training or probe, and the last measurements."""
     torch.manual_seed(plan.config.train.seed)
     net = build(plan.model)
@@ -107,7 +108,7 @@ def _fit_and_finish(
     console: Console,
     interrupts: Interrupts,
     checkpoint: Checkpoint | None = None,
-) -> Scores:
+) -> Scores | TagScores:
     """The part of a run that can be stopped and gone on with."""
     try:
         kept, seconds = fit(plan, net, folder, about, console, interrupts, checkpoint)
@@ -148,7 +149,7 @@ def _probed(plan: Plan, net: Network, console: Console, interrupts: Interrupts) 
     return net, time.monotonic() - started
 
 
-def _result(folder: Path, scores: Scores) -> TrainResult:
+def _result(folder: Path, scores: Scores | TagScores) -> TrainResult:
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from vitrail.training.interrupt import Interrupted, Interrupts
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, targets, weights -> loss
 Evaluator = Callable[[torch.nn.Module], dict[str, float]]
+Item = TypeVar("Item")
 
 
 class Watcher(Protocol):
@@ -98,7 +99,7 @@ def run(
         save(state)
 
     state.model.train()
-    for batch in batches:
+    for batch in pace.waiting(batches):
         loss, lr = update(state, batch)
         pace.add(loss, len(batch.pixels))
         step, last = state.step, state.step == plan.steps
@@ -136,12 +137,26 @@ def _diverged(step: int) -> UserError:
 
 
 class _Pace:
-    """Mean loss and images a second since the last log, without the time spent on anything but training."""
+    """Mean loss, images a second and the share of time without data since the last log, without the time spent on
+    anything but training."""
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
         self.images = 0
+        self.waited = 0.0  # seconds
         self.started = time.monotonic()
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, with the time until each is there counted as waiting."""
+        upcoming = iter(items)
+        while True:
+            since = time.monotonic()
+            try:
+                item = next(upcoming)
+            except StopIteration:
+                return
+            self.waited += time.monotonic() - since
+            yield item
 
     def add(self, loss: Tensor, images: int) -> None:
         self.losses.append(loss)
@@ -152,8 +167,12 @@ class _Pace:
         if not math.isfinite(loss):
             raise _diverged(step)
         seconds = max(time.monotonic() - self.started, 1e-9)
-        row = {"loss": loss, "images_per_second": self.images / seconds}
-        self.losses, self.images, self.started = [], 0, time.monotonic()
+        row = {
+            "loss": loss,
+            "images_per_second": self.images / seconds,
+            "data_wait": round(min(1.0, self.waited / seconds), 4),
+        }
+        self.losses, self.images, self.waited, self.started = [], 0, 0.0, time.monotonic()
         return row
 
     def paused(self) -> _Pause:

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vitrail.atomic import whole_file
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
+WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
+SETTLED = 50  # steps before waiting is judged: the first ones wait for everything to start
 
 
 class MetricsLog:
@@ -66,6 +68,8 @@ class TrainingProgress:
         self.task = self.bar.add_task("training", total=total, completed=start, facts="")
         self.facts: dict[str, str] = {}
         self.last_plain = time.monotonic()
+        self.advice, self.settled = "", 0
+        self.waits = 0  # logs in a row that were bad
 
     def __enter__(self) -> TrainingProgress:
         self.bar.start()
@@ -84,19 +88,33 @@ class TrainingProgress:
         if "loss" in row:
             self.facts["loss"] = f"loss {row['loss']:.3f}"
             self.facts["speed"] = f"{row['images_per_second']:.0f} images/s"
-        if "val_top1" in row:
-            self.facts["accuracy"] = f"held-out {row['val_top1']:.1%}"
-        text = "  ".join(self.facts[key] for key in ("loss", "accuracy", "speed") if key in self.facts)
+        if "data_wait" in row:
+            self._waited(row["step"], row["data_wait"])
+        for key, name in (("val_top1", "held-out"), ("val_map", "held-out mAP")):
+            if key in row:
+                self.facts["accuracy"] = f"{name} {row[key]:.1%}"
+        text = "  ".join(self.facts[key] for key in ("loss", "accuracy", "speed", "wait") if self.facts.get(key))
         self.bar.update(self.task, facts=text)
         if not self.console.is_terminal and self._plain_due(row):
             self.console.print(f"step {row['step']}/{self.total}  {text}")
+
+    def advise(self, advice: str, settled: int) -> None:
+        """What to tell, once, when training waits for data much of its time after step `settled`."""
+        self.advice, self.settled = advice, max(settled, self.start + SETTLED)
+
+    def _waited(self, step: int, share: float) -> None:
+        self.facts["wait"] = f"data wait {100 * share:.0f} %" if share > WAIT_SHOWN else ""
+        self.waits = self.waits + 1 if share > WAIT_BAD and step > self.settled else 0
+        if self.waits >= 2 and self.advice:
+            self.message(f"Training waits for images {100 * share:.0f} % of its time; {self.advice}")
+            self.advice = ""
 
     def message(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def _plain_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
-        due = "val_top1" in row or now - self.last_plain > PLAIN_EVERY
+        due = "val_loss" in row or now - self.last_plain > PLAIN_EVERY
         if due:
             self.last_plain = now
         return due

@@ -1,0 +1,91 @@
+"""Whole runs on data that is no class folder: tables with several labels and weights, and packed shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import average_precision_score
+
+import vitrail
+from tests.runs.conftest import SMALL
+from tests.runs.conftest import vitrail as command
+from vitrail.errors import UserError
+from vitrail.images.sources import open_dataset
+from vitrail.runs.evaluate import evaluate
+from vitrail.runs.pack import pack
+from vitrail.runs.train import train
+from vitrail.weights.bundle import read_card
+
+pytestmark = pytest.mark.slow  # whole runs
+STEPS = (*SMALL, "train.steps=60", "optimizer.lr=3e-3", "augment.crop=none", "augment.flip=false")
+COLOURS = {"red": 0, "green": 1, "blue": 2}
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory) -> Path:
+    """Pictures whose channels are on or off, and a table that names those that are on."""
+    root = tmp_path_factory.mktemp("tagged")
+    rng = np.random.default_rng(0)
+    lines = ["path,labels,weight"]
+    for number in range(64):
+        on = [name for name, channel in COLOURS.items() if number >> channel & 1]
+        pixels = rng.integers(0, 80, (20, 20, 3))
+        for name in on:
+            pixels[..., COLOURS[name]] += 160
+        Image.fromarray(pixels.astype(np.uint8)).save(root / f"{number}.png")
+        lines.append(f"{number}.png,{'|'.join(on)},{1 + number % 2}")
+    (root / "list.csv").write_text("\n".join(lines) + "\n")
+    return root / "list.csv"
+
+
+@pytest.fixture(scope="module")
+def run(tagged, tmp_path_factory):
+    return train(tagged, recipe="scratch", out=tmp_path_factory.mktemp("runs") / "run", overrides=STEPS)
+
+
+def test_several_labels_are_learned_and_measured(run, tagged):
+    assert run.scores.mean_ap > 0.9 > run.scores.chance
+    card = read_card(run.weights)
+    assert card.several and card.classes == ("blue", "green", "red")
+    assert card.recipe["objective"]["loss"] == "sigmoid"
+    val = open_dataset(tagged).splits["val"]
+    clf = vitrail.load(run.weights)
+    truth = val.labels_of(np.arange(len(val)))
+    predictions = clf.predict([val.read(i) for i in range(len(val))], top=3)
+    chances = np.array([[dict(p.top)[name] for name in card.classes] for p in predictions])
+    assert run.scores.mean_ap == pytest.approx(average_precision_score(truth, chances, average="macro"), abs=1e-6)
+    for prediction, row in zip(predictions, chances, strict=True):
+        assert set(prediction.labels) == {name for name, p in zip(card.classes, row, strict=True) if p >= 0.5}
+    assert "mean average precision" in run.report.read_text()
+
+
+def test_several_labels_on_the_command_line(run, tagged):
+    done = command("predict", run.folder, tagged.parent / "7.png", tagged.parent / "0.png", "--json")
+    white, black = (json.loads(line) for line in done.stdout.splitlines())
+    assert set(white["labels"]) <= set(COLOURS) and white["label"] == ", ".join(white["labels"])
+    assert black["labels"] or black["label"] == "none of these"
+    done = command("evaluate", run.folder, tagged, "--json")
+    assert json.loads(done.stdout)["mean_ap"] == pytest.approx(run.scores.mean_ap)
+
+
+def test_one_label_and_several_do_not_mix(run, tagged, photos, quiet, tmp_path):
+    with pytest.raises(UserError, match="softmax is for one label each"):
+        train(tagged, recipe="scratch", out=tmp_path / "a", overrides=(*STEPS, "objective.loss=softmax"), console=quiet)
+    rows = [f"{tagged.parent}/{i}.png,{'red' if i % 2 else 'blue'}" for i in range(8)]
+    (tmp_path / "one.csv").write_text("\n".join(["path,label", *rows]))
+    with pytest.raises(UserError, match=r"these weights give an image several labels, and the images of .* have one"):
+        evaluate(run.weights, tmp_path / "one.csv", console=quiet)
+
+
+def test_packed_images_train_to_the_same_bits(photos, quiet, tmp_path):
+    pack(photos, tmp_path / "packed", console=quiet)
+    steps = (*SMALL, "train.steps=12", "augment.mixup=0.2", "train.seed=3")
+    folder = train(photos, recipe="scratch", out=tmp_path / "a", overrides=steps, console=quiet)
+    shards = train(tmp_path / "packed", recipe="scratch", out=tmp_path / "b", overrides=steps, console=quiet)
+    assert folder.scores.nll == shards.scores.nll
+    first, second = (vitrail.load(result.weights).net.state_dict() for result in (folder, shards))
+    assert all((first[key] == second[key]).all() for key in first)
