@@ -67,6 +67,41 @@ def demo(*, out: str = "runs/demo", again: bool = False) -> None:
 
 
 @app.command
+def check(data: str, /, *, out: str | None = None, json: bool = False) -> None:
+    """Look for what makes training or measuring go wrong: leaks between splits, copies, wrong labels, broken files.
+
+    Nothing is changed. The folder --out gets report.html, report.json and quarantine.csv, the list of images that
+    `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks, conflicting labels or files that
+    cannot be used, else 0.
+
+    Examples:
+
+    vitrail check photos/
+
+    vitrail train photos/ --quarantine checks/photos/quarantine.csv
+
+    Parameters
+    ----------
+    data
+        What `vitrail train` takes: a folder, an archive, a table or shards.
+    out
+        The folder for what is found; one in checks/, named after the data, if not given.
+    json
+        Print what is found as JSON.
+    """
+    from vitrail.runs.check import check
+    from vitrail.runs.show import make_console
+
+    found = check(data, out=out, console=make_console(stderr=json))
+    if json:
+        import json as format_json
+
+        print(format_json.dumps(found.to_dict()))
+    if found.severe:
+        sys.exit(1)
+
+
+@app.command
 def train(
     data: str | None = None,
     /,
@@ -75,6 +110,7 @@ def train(
     recipe: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     out: str | None = None,
+    quarantine: str | None = None,
     overrides: Setting = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -106,6 +142,8 @@ def train(
         Weights to start from: a file, a run folder, or hf-hub:owner/name.
     out
         The run folder; runs/<name of the data> if not given.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
     overrides
         A setting of the recipe, as section.key=value; may be repeated.
     resume
@@ -121,6 +159,7 @@ def train(
         recipe=recipe,
         from_=from_,
         out=out,
+        quarantine=quarantine,
         overrides=overrides,
         resume=resume,
         overwrite=overwrite,
@@ -136,6 +175,7 @@ def evaluate(
     split: Literal["train", "val", "test", "all"] | None = None,
     image_size: ImageSize | None = None,
     report: str | None = None,
+    quarantine: str | None = None,
     device: Device = "auto",
     json: bool = False,
 ) -> None:
@@ -161,6 +201,8 @@ def evaluate(
         Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     report
         Where to write the HTML report; beside the weights if not given.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
     device
         cpu, cuda, or auto.
     json
@@ -170,7 +212,16 @@ def evaluate(
     from vitrail.runs.show import make_console
 
     console = make_console(stderr=json)
-    scores = evaluate(weights, data, split=split, image_size=image_size, report=report, device=device, console=console)
+    scores = evaluate(
+        weights,
+        data,
+        split=split,
+        image_size=image_size,
+        report=report,
+        quarantine=quarantine,
+        device=device,
+        console=console,
+    )
     if json:
         import json as format_json
 

@@ -15,6 +15,7 @@ from PIL import Image
 from tests.images.pictures import Pictures, encode, photo
 from vitrail.config import AugmentConfig, Preprocess
 from vitrail.errors import UserError
+from vitrail.images import loader as loader_module
 from vitrail.images import workers as workers_module
 from vitrail.images.augment import crop_box, crop_draws
 from vitrail.images.cache import PixelCache
@@ -245,3 +246,14 @@ def test_threads_where_processes_cannot_be_forked(monkeypatch):
     monkeypatch.setattr(workers_module, "CAN_FORK", False)
     assert_same(expected, stream(Pictures.noise(10), 0, 6, workers=2))
     assert not workers_module.multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("device", "keep", "cores", "workers"),
+    [("cpu", False, 4, 4), ("cpu", False, 64, 8), ("cpu", True, 4, 1), ("cpu", True, 1, 0), ("cuda", False, 64, 16)],
+)
+def test_how_many_workers(monkeypatch, device, keep, cores, workers):
+    monkeypatch.setattr(loader_module, "cores", lambda: cores)
+    reader = reader_for(Pictures.noise(2), keep)
+    assert loader_module.workers_for(reader, None, torch.device(device)) == workers
+    assert loader_module.workers_for(reader, 3, torch.device(device)) == 3

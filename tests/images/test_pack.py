@@ -85,6 +85,18 @@ def test_resized_images_are_pillows_and_small_ones_stay(tmp_path: Path) -> None:
     assert {40 * 71, 40 * 67} <= {int(area) for samples in data.splits.values() for area in samples.areas}
 
 
+def test_resized_images_keep_their_transparency(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    fill(tmp_path / "in", {"a/clear.png": file.getvalue(), "a/0.png": image_bytes(1), "b/1.png": image_bytes(2)})
+    pack(tmp_path / "in", tmp_path / "out", resize=20)
+    data = open_dataset(tmp_path / "out", split=False).splits["all"]
+    stored = next(data.read(i) for i in range(len(data)) if data.name(i).endswith("clear.png"))
+    expected = Image.fromarray(pixels).resize((27, 20), Image.Resampling.BICUBIC)
+    assert np.array_equal(decode(stored, channels=4), np.asarray(expected))
+
+
 def _turned() -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.images.folders import fill, image_bytes, numbered, zipped
 from vitrail.images import scan as scan_module
 from vitrail.images.decode import decode
+from vitrail.images.files import FolderFiles
+from vitrail.images.similar import look
 from vitrail.images.sources import bundled_images, open_dataset
+from vitrail.images.traits import Trait
 
 # the cache
 
@@ -109,6 +114,38 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert scan_module.cache_folder() == tmp_path / ".cache" / "vitrail"
+
+
+# traits and looks
+
+
+def test_traits_and_looks_are_remembered_and_left_at_zero_where_there_is_no_picture(
+    tmp_path: Path, decoded: list[int]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    Image.fromarray(pixels[:, :, 0]).save(tmp_path / "b.png")
+    (tmp_path / "c.png").write_bytes(b"bad")
+    entries = FolderFiles(str(tmp_path)).list().images
+    for _ in range(2):
+        found = scan_module.scan(FolderFiles(str(tmp_path)), entries, 10_000)
+        assert found.traits.tolist() == [0, Trait.GREY, 0]
+        np.testing.assert_array_equal(found.looks[0], look(pixels))
+        assert found.looks.any(axis=1).tolist() == [True, True, False]
+    assert len(decoded) == 3
+
+
+def test_a_scan_without_traits_and_looks_says_that_nothing_is_known() -> None:
+    found = scan_module.Scan(np.zeros((5, 16), np.uint8), np.zeros((5, 2), np.int32), {})
+    assert found.traits.tolist() == [0] * 5
+    assert found.looks.shape == (5, 64)
+
+
+@pytest.mark.parametrize(("values", "grey"), [((9, 9, 9), True), ((9, 11, 12), True), ((9, 9, 30), False)])
+def test_grey_pictures_stored_in_colour(values: tuple[int, int, int], grey: bool) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (30, 20), values).save(file, "PNG")
+    assert (scan_module.see(file.getvalue(), "a.png", 10_000).traits == Trait.GREY) == grey
 
 
 # what comes with the package

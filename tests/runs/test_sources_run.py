@@ -89,3 +89,20 @@ def test_packed_images_train_to_the_same_bits(photos, quiet, tmp_path):
     assert folder.scores.nll == shards.scores.nll
     first, second = (vitrail.load(result.weights).net.state_dict() for result in (folder, shards))
     assert all((first[key] == second[key]).all() for key in first)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels_from_training_to_prediction(photos, quiet, tmp_path, channels):
+    steps = (*SMALL, "train.steps=4", f"model.channels={channels}")
+    result = train(photos, recipe="scratch", out=tmp_path / "run", overrides=steps, console=quiet)
+    clf = vitrail.load(result.weights)
+    assert clf.preprocess.channels == channels == clf.card.model.channels
+    assert clf.predict([photos / "red" / "000.png"])[0].label in clf.classes
+
+
+def test_an_image_of_weight_zero_is_measured_all_the_same(tagged, run, quiet, tmp_path):
+    lines = tagged.read_text().splitlines()
+    rows = [f"{tagged.parent}/{line.rsplit(',', 1)[0]},0" for line in lines[1:]]
+    (tmp_path / "list.csv").write_text("\n".join([lines[0], *rows]))
+    scores = evaluate(run.weights, tmp_path / "list.csv", split="all", report=tmp_path / "r.html", console=quiet)
+    assert scores.n == len(rows) - len(open_dataset(tagged).splits["train"])  # those trained on are left out

@@ -95,11 +95,18 @@ class FolderFiles:
                 name = f"{folder}/{child.name}" if folder else child.name
                 if _is_hidden(child.name):
                     found.hidden += 1
-                elif child.is_dir():
+                elif _is_folder(child):
                     (links if child.is_symlink() else queue).append(name)
                 else:
                     _note_file(found, name, child)
         return found.sort()
+
+
+def _is_folder(child: os.DirEntry[str]) -> bool:
+    try:
+        return child.is_dir()
+    except OSError:  # a link to itself; opened as a file it says so
+        return False
 
 
 def _note_file(found: Listing, name: str, child: os.DirEntry[str]) -> None:

@@ -20,7 +20,7 @@ from vitrail.images.preprocess import prepare
 from vitrail.images.randomness import order as random_order
 from vitrail.images.reader import Reader
 from vitrail.images.scan import cores
-from vitrail.images.workers import CAN_FORK, Failures, Pool, Slots
+from vitrail.images.workers import Failures, Pool, Slots
 
 FEW = 256  # images that one process evaluates before others have started
 
@@ -53,6 +53,7 @@ class Order(Protocol):
 
     most: int  # rows in a step
     extra: int
+    weighs: bool  # whether images count as much as the data says; else one as much as the other
 
     def __call__(self, step: int) -> Rows: ...
 
@@ -62,6 +63,8 @@ class TrainingOrder:
 
     A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
     """
+
+    weighs = True
 
     def __init__(
         self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, neighbour: bool = False
@@ -92,7 +95,7 @@ class TrainingOrder:
 class EvaluationOrder:
     """Every sample once, in order."""
 
-    extra = 0
+    extra, weighs = 0, False
 
     def __init__(self, size: int, batch_size: int) -> None:
         self.size, self.most = size, batch_size
@@ -111,14 +114,13 @@ class Maker:
 
     def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
         """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
-        target = torch.from_numpy(pixels)
         draws = crop_draws(self.seed, epochs, samples) if self.augment is not None else None  # (n, attempts, 4)
         failures = []
         for row, sample in enumerate(samples.tolist()):
             try:
-                target[row] = self._pixels(sample, None if draws is None else draws[row])
+                pixels[row] = self._pixels(sample, None if draws is None else draws[row]).numpy()
             except BadImage as error:
-                target[row] = 0
+                pixels[row] = 0
                 failures.append((row, str(error)))
         return failures
 
@@ -142,12 +144,15 @@ class Loader:
     def from_step(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one."""
         made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
+        epoch = -1
         try:
-            yield from to_device(made, self.device, lambda batch: batch.pixels, _with_pixels)
+            for batch in to_device(made, self.device, lambda batch: batch.pixels, _with_pixels):
+                if epoch < (epoch := int(batch.epoch[-1])):
+                    self.reader.save()
+                yield batch
         finally:
             made.close()
-            if self.reader.cache is not None:
-                self.reader.cache.save()
+            self.reader.save()
 
     def __len__(self) -> int:
         return -(-len(self.reader.source) // self.order.most)
@@ -189,7 +194,8 @@ class Loader:
 
     def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> Batch:
         source, extra = self.reader.source, self.order.extra
-        weights = np.array(source.weights_of(rows.samples), np.float32)
+        known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
+        weights = np.array(known, np.float32)
         weights[[row for row, _ in failures]] = 0
         return Batch(
             pixels,
@@ -235,10 +241,9 @@ def evaluation_loader(reader: Reader, batch_size: int, workers: int | None, devi
 
 def workers_for(reader: Reader, asked: int | None, device: torch.device) -> int:
     """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
-    kept, gpu = reader.cache is not None, device.type == "cuda"
-    if kept and not CAN_FORK:
-        return 0  # threads would do, but one process that waits for nothing is as fast
     if asked is not None:
         return asked
-    most = (4 if kept else 16) if gpu else 0 if kept else 8
-    return min(most, cores())
+    kept = reader.cache is not None
+    if device.type == "cuda":
+        return min(8 if kept else 16, cores())
+    return min(1, cores() - 1) if kept else min(8, cores())

@@ -28,6 +28,7 @@ from vitrail.images.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, 
 from vitrail.images.samples import LabelSets, Texts
 from vitrail.images.scan import Progress, Scan, cores, scan
 from vitrail.images.shards import origin_of
+from vitrail.images.traits import Trait
 
 ROWS = 256  # images in a row group
 
@@ -195,7 +196,9 @@ class Packing:
             side = self.options.resize
             if side is None or self.scan.shapes[row].min() <= side:
                 return data
-            return _smaller(decode(data, max_pixels=self.options.max_pixels), side, self.options.quality)
+            channels = 4 if self.scan.traits[row] & Trait.ALPHA else 3
+            image = decode(data, channels=channels, max_pixels=self.options.max_pixels)
+            return _smaller(image, side, self.options.quality)
         except (OSError, BadImage) as error:
             raise UserError(f"'{name}' cannot be packed: {error}; give the command again when it is there") from None
 
@@ -251,12 +254,17 @@ def _plan(source: Catalogue, shard_bytes: int) -> list[_Shard]:
 
 
 def _smaller(image: np.ndarray, side: int, quality: int) -> bytes:
-    """The upright picture with a shorter side of `side` pixels, by Pillow's antialiased bicubic kernel, as a JPEG."""
+    """The upright picture with a shorter side of `side` pixels, by Pillow's antialiased bicubic kernel: as a JPEG, or,
+    where pixels can be transparent, as a PNG."""
     height, width = image.shape[:2]
     scale = side / min(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     file = io.BytesIO()
-    Image.fromarray(image).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=quality)
+    smaller = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
+    if smaller.mode == "RGBA":
+        smaller.save(file, "PNG")
+    else:
+        smaller.save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 

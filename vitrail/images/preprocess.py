@@ -45,7 +45,7 @@ def crop_resize(image: np.ndarray, box: tuple[int, int, int, int], spec: Preproc
     cut = image[top : top + height, left : left + width]
     if not spec.antialias or spec.channels == 4:
         return _exact(cut, spec.size, spec)
-    return F.interpolate(_tensor(cut), spec.size, mode=spec.interpolation, antialias=True)[0].contiguous()
+    return F.interpolate(_tensor(cut), spec.size, mode=spec.interpolation, antialias=True)[0]
 
 
 def normalise(pixels: torch.Tensor, spec: Preprocess) -> torch.Tensor:
@@ -99,5 +99,6 @@ def _exact(image: np.ndarray, size: Size, spec: Preprocess) -> torch.Tensor:
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:
-    """(1, C, H, W) in channels-last memory, the form torch resizes fastest."""
-    return torch.from_numpy(np.require(image, requirements=["C", "W"])).permute(2, 0, 1).unsqueeze(0)
+    """(1, C, H, W) in channels-last memory, the form torch resizes fastest, and gives back where it knows it as such:
+    a last axis moved before the first is added would not be one."""
+    return torch.from_numpy(np.require(image, requirements=["C", "W"])).unsqueeze(0).permute(0, 3, 1, 2)

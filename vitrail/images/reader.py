@@ -59,6 +59,11 @@ class Reader:
         image = opened.pixels(shrink)
         return crop_resize(image, shrunk(box, shrink), self.spec)
 
+    def save(self) -> None:
+        """Let later runs have what was decoded, where they can."""
+        if self.cache is not None:
+            self.cache.save()
+
     def _open(self, data: bytes) -> Opened:
         spec = self.spec
         return open_image(data, channels=spec.channels, background=spec.background, max_pixels=self.max_pixels)

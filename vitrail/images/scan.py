@@ -22,7 +22,7 @@ from vitrail.images.traits import Trait, other_kind, read_traits
 
 Progress = Callable[[int, int], None]
 
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 _COLUMNS = ("digests", "shapes", "traits", "looks")
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
 _FAINT = 3  # levels between red, green and blue that nobody sees
@@ -90,7 +90,7 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "vitrail"
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What one file turned out to be."""
 
     digest: bytes = bytes(16)
@@ -101,38 +101,45 @@ class _Seen(NamedTuple):
     look: np.ndarray | int = 0
 
 
+def see(data: bytes, name: str, max_pixels: int) -> Seen:
+    """Look at the bytes of one file."""
+    digest = hashlib.blake2b(data, digest_size=16).digest()
+    try:
+        pixels = decode(data, max_pixels=max_pixels)
+    except BadImage as error:
+        kind = other_kind(data)
+        return Seen(digest, problem=f"{error}; it is {kind}" if kind else str(error))
+    traits = read_traits(data, name)
+    if _is_grey(pixels):
+        traits |= Trait.GREY
+    return Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels))
+
+
 def _look_at_all(
     files: Files, entries: Sequence[Entry], rows: np.ndarray, max_pixels: int
-) -> Iterator[tuple[int, _Seen]]:
-    def see(row: int) -> _Seen:
+) -> Iterator[tuple[int, Seen]]:
+    def read_and_see(row: int) -> Seen:
         try:
             data = files.read(entries[row].name)
         except OSError as error:  # may be mended without the file changing, so it is not remembered
-            return _Seen(problem=f"cannot be read: {error.strerror or error}", lasting=False)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        try:
-            pixels = decode(data, max_pixels=max_pixels)
-        except BadImage as error:
-            kind = other_kind(data)
-            return _Seen(digest, problem=f"{error}; it is {kind}" if kind else str(error))
-        traits = read_traits(data, entries[row].name)
-        if _is_grey(pixels):
-            traits |= Trait.GREY
-        return _Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels))
+            return Seen(problem=f"cannot be read: {error.strerror or error}", lasting=False)
+        return see(data, entries[row].name, max_pixels)
 
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH].tolist()
-            yield from zip(batch, pool.map(see, batch), strict=True)
+            yield from zip(batch, pool.map(read_and_see, batch), strict=True)
 
 
 def _is_grey(pixels: np.ndarray) -> bool:
     """Whether pixels here and there have no colour: grey pictures are often stored as coloured ones."""
-    for count in (8, 48):  # a few tell most pictures apart
-        few = pixels[:: max(1, pixels.shape[0] // count), :: max(1, pixels.shape[1] // count)].reshape(-1, 3)
-        if (few.max(axis=1) - few.min(axis=1)).max() > _FAINT:
+    height, width, _ = pixels.shape
+    for share in (2, 3, 5, 7):  # one pixel tells of most pictures that they are coloured
+        one = pixels[height // share, width // share].tolist()
+        if max(one) - min(one) > _FAINT:
             return False
-    return True
+    few = pixels[:: max(1, height // 48), :: max(1, width // 48)].reshape(-1, 3)
+    return bool((few.max(axis=1) - few.min(axis=1)).max() <= _FAINT)
 
 
 class _Cache:

@@ -71,9 +71,9 @@ class ShardFiles:
 
     def _bytes(self, path: str, offset: int, length: int) -> bytes:
         if not hasattr(os, "pread"):
-            with open(path, "rb") as file:
-                file.seek(offset)
-                return file.read(length)
+            with open(path, "rb") as fresh:
+                fresh.seek(offset)
+                return fresh.read(length)
         file = self._open.get(path)
         if file is None:  # of two threads that come here at once, one's file is kept and the other's closed unused
             file = self._open.setdefault(path, open(path, "rb", buffering=0))  # noqa: SIM115, stays open

@@ -18,8 +18,10 @@ from vitrail.images.layout import read_folders
 from vitrail.images.manifest import is_manifest, read_manifest
 from vitrail.images.packed import is_packed, read_packed
 from vitrail.images.parquet import is_parquet, read_parquet
+from vitrail.images.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
 from vitrail.images.scan import Progress, Scan, scan
+from vitrail.images.similar import near_groups
 from vitrail.images.splits import hold_out, note_leaks
 from vitrail.images.standard import read_standard
 
@@ -62,18 +64,21 @@ def open_dataset(
     holdout: float = 0.2,
     monitor: float = 0.1,
     split_seed: int = 0,
+    alike: bool = True,
     max_pixels: int = MAX_PIXELS,
     classes: Sequence[str] | None = None,
     split: bool = True,
+    quarantine: str | Path = "",
     progress: Progress | None = None,
 ) -> Dataset:
     """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
 
     Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
     or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
-    training class as "val", so that nothing looks at the test images before the end. With `classes` (those of a
+    training class as "val", so that nothing looks at the test images before the end; with `alike`, images that look
+    alike stay on one side. With `classes` (those of a
     weights file) labels follow that order, else the order the data states or that of their code points; with `split`
-    off, unsplit data is one split "all".
+    off, unsplit data is one split "all". Images that the list `quarantine` names are left out before all this.
     """
     for share in (holdout, monitor):
         if not 0 < share < 1:
@@ -83,17 +88,21 @@ def open_dataset(
     needs_train = source.given_split and split
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     class_list(source, classes, path)
+    listed = Quarantine.read(quarantine) if quarantine else None
     found = scan_source(source, max_pixels, progress)
     problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
     excluded = source.unreadable + list(problems.items())
     usable = _usable(source, found, excluded, path, notes)
+    if listed is not None:
+        usable = listed.leave_out(source.entries, found.digests, usable, notes)
     images = source.keep(usable)
     _check_train(images, needs_train, path)
     names = class_list(images, classes, path)
     digests = [found.digests[row].tobytes() for row in usable]
     if split and "val" not in images.splits:
         share = monitor if "test" in images.splits else holdout
-        images = hold_out(images, digests, (), share, split_seed, notes)
+        together = near_groups(found.looks[usable]) if alike else None
+        images = hold_out(images, digests, together, share, split_seed, notes)
     if source.given_split or not split:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from vitrail.images.catalogue import UNSPLIT, Catalogue, count, some
 
 
 def hold_out(
-    images: Catalogue, digests: list[bytes], alike: Sequence[int], share: float, seed: int, notes: list[str]
+    images: Catalogue, digests: list[bytes], alike: np.ndarray | None, share: float, seed: int, notes: list[str]
 ) -> Catalogue:
     """Part of each class becomes "val".
 
@@ -52,7 +53,7 @@ class _Unit:
         self.rows, self.key = rows, key
 
 
-def _units(images: Catalogue, digests: list[bytes], alike: Sequence[int], rows: list[int]) -> list[_Unit]:
+def _units(images: Catalogue, digests: list[bytes], alike: np.ndarray | None, rows: list[int]) -> list[_Unit]:
     """Rows joined by equal content, equal group or equal look."""
     parent = {row: row for row in rows}
 
@@ -66,7 +67,7 @@ def _units(images: Catalogue, digests: list[bytes], alike: Sequence[int], rows: 
         keys: list[object] = [digests[row]]
         if images.groups is not None and images.groups[row]:
             keys.append(images.groups[row])
-        if len(alike):
+        if alike is not None:
             keys.append(int(alike[row]))
         for key in keys:
             parent[root(row)] = root(first.setdefault(key, row))

@@ -33,6 +33,7 @@ def evaluate(
     split: str | None = None,
     image_size: Size | None = None,
     report: str | Path | None = None,
+    quarantine: str | Path | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> Scores | TagScores:
@@ -51,26 +52,27 @@ def evaluate(
         raise UserError(f"cannot write the report to {path}: name a file in a folder that exists (--report)")
     with Interrupts() as interrupts:
         with scanning(console, interrupts) as scanned:
-            dataset, samples, words = _images(str(data), card, split, scanned)
+            dataset, samples, words = _images(str(data), card, split, str(quarantine or ""), scanned)
         show_data(console, dataset)
         place = next(classifier.net.parameters()).device
         found = measure(classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts)
     show_scores(console, found.scores, found.sentence)
-    write_report(path, _facts(weights, data, dataset, card, found))
+    write_report(path, _facts(weights, data, dataset, card, found, quarantine))
     console.print(f"report: [bold]{escape(str(path))}[/]")
     return found.scores
 
 
 def _images(
-    data: str, card: Card, split: str | None, scanned: Callable[[int, int], None]
+    data: str, card: Card, split: str | None, quarantine: str, scanned: Callable[[int, int], None]
 ) -> tuple[Dataset, Samples, str]:
     """The dataset, the images to measure on, and what they are, in words. Images of the training are left out."""
     trained = card.data
-    limit = {"max_pixels": trained.get("max_pixels", MAX_PIXELS)}
-    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limit)
+    limits = {"max_pixels": trained.get("max_pixels", MAX_PIXELS), "quarantine": quarantine}
+    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limits)
     if dataset.fingerprint == trained.get("fingerprint"):
         rule = {key: trained[key] for key in ("holdout", "monitor", "split_seed")}
-        dataset = open_dataset(data, classes=card.classes, **rule, **limit)
+        rule["alike"] = trained.get("alike", False)  # weights from before it was a rule
+        dataset = open_dataset(data, classes=card.classes, **rule, **limits)
         name = split or ("test" if "test" in dataset.splits else "val")
         words = {"val": "held-out split: these weights were trained on the rest of this folder"}
     else:
@@ -107,7 +109,15 @@ def _beside(weights: str | Path, data: str) -> Path:
     return folder / f"evaluation-{data_name(os.path.normpath(data))}.html"
 
 
-def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, found: Measurement) -> ReportFacts:
+def _facts(
+    weights: str | Path,
+    data: str | Path,
+    dataset: Dataset,
+    card: Card,
+    found: Measurement,
+    quarantine: str | Path | None,
+) -> ReportFacts:
+    listed = ["--quarantine", str(quarantine)] if quarantine else []
     return ReportFacts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
@@ -124,7 +134,7 @@ def _facts(weights: str | Path, data: str | Path, dataset: Dataset, card: Card, 
             ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
         ],
         commands=[
-            shlex.join(["vitrail", "evaluate", str(weights), str(data)]),
+            shlex.join(["vitrail", "evaluate", str(weights), str(data), *listed]),
             shlex.join(["vitrail", "predict", str(weights), "photo.jpg"]),
         ],
         card=[

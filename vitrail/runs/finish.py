@@ -66,6 +66,7 @@ def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
             "holdout": data.holdout,
             "monitor": data.monitor,
             "split_seed": data.split_seed,
+            "alike": data.alike,
             "max_pixels": data.max_pixels,
             "trained_on": sketch(dataset.splits["train"]),
         },

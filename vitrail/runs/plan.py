@@ -44,6 +44,7 @@ class Request:
     recipe: str | None = None
     weights: str | None = None
     overrides: Sequence[str] = ()
+    quarantine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     settings.values["preprocess"] = preprocess.model_dump()
     settings.set("train.device", str(device))
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
+    if settings.config.data.quarantine:
+        settings.set("data.quarantine", str(Path(settings.config.data.quarantine).expanduser().absolute()))
     if weights is not None and Path(settings.config.model.weights).exists():
         settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
     if dataset.several:
@@ -172,7 +175,9 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         holdout=data.holdout,
         monitor=data.monitor,
         split_seed=data.split_seed,
+        alike=data.alike,
         max_pixels=data.max_pixels,
+        quarantine=data.quarantine,
         progress=scanned,
     )
     if "val" not in dataset.splits:
@@ -192,7 +197,7 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
-    preprocess = preprocess_for(model.image_size, base, overrides)
+    preprocess = preprocess_for(model.image_size, base, overrides, model.channels)
     if preprocess.channels != model.channels:
         raise UserError(f"preprocess.mean has {preprocess.channels} values, and the network {model.channels} channels")
     return model, preprocess
@@ -220,6 +225,8 @@ def _given(request: Request) -> dict[str, Any]:
         raise UserError("train.steps and train.epochs both say how long to train: set one of them")
     if request.data is not None:
         given = merge({"data": {"path": request.data}}, given)
+    if request.quarantine is not None:
+        given = merge(given, {"data": {"quarantine": request.quarantine}})
     if request.model is not None:
         given = merge(given, {"model": {"name": request.model}})
     if request.weights is not None:

@@ -46,6 +46,7 @@ def train(
     recipe: str | None = None,
     from_: str | Path | None = None,
     out: str | Path | None = None,
+    quarantine: str | Path | None = None,
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -59,7 +60,8 @@ def train(
     overrides = [overrides] if isinstance(overrides, str) else overrides
     with Interrupts() as interrupts:
         if resume:
-            _refuse_with_resume(out, data=data, model=model, recipe=recipe, from_=from_, set=overrides)
+            given = {"model": model, "recipe": recipe, "from_": from_, "quarantine": quarantine}
+            _refuse_with_resume(out, data=data, **given, set=overrides)
             folder = Path(str(out))
             plan, about, checkpoint = read_run(folder, console, interrupts)
             console.print(
@@ -67,9 +69,9 @@ def train(
             )
             net = build(plan.model).to(plan.device)
             return _result(folder, _fit_and_finish(plan, net, folder, about, console, interrupts, checkpoint))
-        images, start = (str(path) if path is not None else None for path in (data, from_))
+        images, start, listed = (str(path) if path is not None else None for path in (data, from_, quarantine))
         with scanning(console, interrupts) as scanned:
-            plan = make_plan(Request(images, model, recipe, start, overrides), scanned)
+            plan = make_plan(Request(images, model, recipe, start, overrides, listed), scanned)
         folder = fresh_folder(out, plan.dataset.root, overwrite)
         console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
         show_data(console, plan.dataset)

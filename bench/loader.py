@@ -1,0 +1,263 @@
+"""Training batches a second from JPEG files: ours, timm's loader and a plain Pillow pipeline in torch's DataLoader.
+
+    python -m bench.loader [--images 2000] [--rounds 7] [--quick]
+
+All read the same files with two worker processes, take a random crop of 8 to 100 % of the area, resize it to 224
+pixels, mirror half of the images, and end with normalised floats in the main process, in batches of 64. Judged by the
+wall clock and by the processor time of all processes. Peers keep their workers from pass to pass; ours starts new ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bench.harness import Contestant, Spread, order
+from bench.photos import QUALITY, SIZE, make_photos
+from bench.record import RESULTS, installed, machine_facts, write_results
+from vitrail.config import AugmentConfig, Preprocess
+from vitrail.images.augment import augment_batch
+from vitrail.images.cache import PixelCache
+from vitrail.images.decode import MAX_PIXELS
+from vitrail.images.loader import Loader, training_loader
+from vitrail.images.preprocess import normalise
+from vitrail.images.reader import Reader
+from vitrail.images.samples import Samples
+from vitrail.images.sources import open_dataset
+from vitrail.weights.peers import let_torchvision_import
+
+SIDE, BATCH, WORKERS = 224, 64, 2
+SPEC = Preprocess(size=(SIDE, SIDE))
+AUGMENT = AugmentConfig(crop="random_resized", area=(0.08, 1.0), aspect=(3 / 4, 4 / 3))
+TARGET = 1.5  # times the best peer
+Pass = Callable[[], Iterable[Tensor]]  # one pass over the set: float32 (B, 3, 224, 224)
+
+
+def our_loader(samples: Samples, keep: bool) -> Loader:
+    cache = PixelCache(samples.areas, 3) if keep else None
+    return training_loader(
+        Reader(samples, SPEC, MAX_PIXELS, cache, scaled=True), BATCH, AUGMENT, 0, WORKERS, torch.device("cpu")
+    )
+
+
+def ours(samples: Samples, keep: bool = False) -> Pass:
+    """A new part of the stream at every pass. What training does on the batch is done on the batch."""
+    loader, steps, done = our_loader(samples, keep), len(samples) // BATCH, [0]
+
+    def one() -> Iterable[Tensor]:
+        start, done[0] = done[0], done[0] + steps
+        for batch in loader.from_step(start, start + steps):
+            yield normalise(augment_batch(batch.pixels, AUGMENT, 0, batch.epoch, batch.sample), SPEC)
+
+    return one
+
+
+class PlainImages(Dataset[tuple[Tensor, int]]):
+    """What a careful user writes with Pillow and torch: decode, cut out and resize in one call, mirror, normalise."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(self.files[index]) as file:
+            image = file.convert("RGB")
+        image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=_random_box(*image.size))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.5), 0
+
+
+def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1.0)
+        aspect = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if w <= width and h <= height:
+            left, top = random.randint(0, width - w), random.randint(0, height - h)
+            return left, top, left + w, top + h
+    return 0, 0, width, height
+
+
+def plain(files: list[Path]) -> Pass:
+    loader = DataLoader(
+        PlainImages(files), BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
+    )
+    return lambda: (pixels for pixels, _ in loader)
+
+
+def timm_loader(root: Path, prefetcher: bool) -> Pass:
+    """timm's, normalising in the workers, or (`prefetcher`) in the main process on bytes."""
+    let_torchvision_import()
+    from timm.data import ImageDataset, create_loader
+
+    half = (0.5, 0.5, 0.5)
+    loader = create_loader(
+        ImageDataset(str(root)),
+        input_size=(3, SIDE, SIDE),
+        batch_size=BATCH,
+        is_training=True,
+        use_prefetcher=prefetcher,
+        scale=(0.08, 1.0),
+        ratio=(3 / 4, 4 / 3),
+        hflip=0.5,
+        color_jitter=None,
+        interpolation="bilinear",
+        mean=half,
+        std=half,
+        num_workers=WORKERS,
+        device=torch.device("cpu"),
+        persistent_workers=True,
+    )
+    return lambda: (pixels for pixels, _ in loader)
+
+
+def processor_seconds() -> float:
+    """Of this process, of its children that have ended, and of those that live."""
+    tick = os.sysconf("SC_CLK_TCK")
+    total = time.process_time()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total += ended.ru_utime + ended.ru_stime
+    for child in active_children():
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def timed(one: Pass) -> tuple[float, float, int]:
+    """Seconds by the wall, by all processors, and images, of one pass."""
+    wall, processor, images = time.perf_counter(), processor_seconds(), 0
+    for pixels in one():
+        assert pixels.dtype == torch.float32 and pixels.shape[1:] == (3, SIDE, SIDE)
+        images += len(pixels)
+    return time.perf_counter() - wall, processor_seconds() - processor, images
+
+
+def race_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict[str, Any]:
+    """Turns in changing order; per image, and per round as a ratio to ours."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
+    for one in passes.values():
+        timed(one)
+    contestants = [Contestant(name, one) for name, one in passes.items()]
+    for number in range(rounds):
+        for name in (contestant.name for contestant in order(contestants, number)):
+            wall, processor, images = timed(passes[name])
+            found[name].append((wall / images, processor / images))
+            console.print(f"round {number + 1}: {name} {images / wall:.0f} images/s, {1e3 * processor / images:.2f} ms")
+    results: dict[str, Any] = {}
+    for name, times in found.items():
+        ratios = [
+            [theirs / own for theirs, own in zip(a, b, strict=True)] for a, b in zip(times, found["ours"], strict=True)
+        ]
+        results[name] = {
+            "images_per_second": round(statistics.median(1 / wall for wall, _ in times), 1),
+            "processor_ms_per_image": round(1e3 * statistics.median(processor for _, processor in times), 3),
+            "wall_ratio": Spread.of([wall for wall, _ in ratios]).rounded(),
+            "processor_ratio": Spread.of([processor for _, processor in ratios]).rounded(),
+        }
+    return results
+
+
+def memory_of(pids: Iterable[int]) -> dict[str, float]:
+    """Megabytes of some processes: resident, and with shared pages counted once (where the kernel tells)."""
+    total = {"rss": 0.0, "pss": 0.0}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            key = line.split(":")[0].lower()
+            if key in total:
+                total[key] += int(line.split()[1]) / 1024
+    return total
+
+
+def memory_over_epochs(samples: Samples, epochs: int, keep: bool) -> dict[str, Any]:
+    """Of this process and its workers at the end of each epoch of one stream, in MB."""
+    steps, rows = max(1, len(samples) // BATCH), []
+    for step, batch in enumerate(our_loader(samples, keep).from_step(0, epochs * steps), 1):
+        normalise(batch.pixels, SPEC)
+        if (step % steps == 0 and step < epochs * steps) or step == epochs * steps - 1:
+            rows.append(memory_of([os.getpid(), *(child.pid for child in active_children() if child.pid)]))
+    growth = {key: rows[-1][key] / rows[0][key] - 1 for key in rows[0]}
+    return {
+        "megabytes": [{key: round(value, 1) for key, value in row.items()} for row in rows],
+        "growth": {key: round(value, 4) for key, value in growth.items()},
+    }
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    table = Table(
+        title="JPEG files to normalised batches of 64", caption="ratios: time over ours, middle half of rounds"
+    )
+    for heading in ("loader", "images/s", "CPU ms/image", "wall ratio", "CPU ratio"):
+        table.add_column(heading, justify="left" if heading == "loader" else "right")
+    for name, row in results.items():
+        spreads = [row[key] for key in ("wall_ratio", "processor_ratio")]
+        cells = [f"{s['median']:.2f} ({s['low']:.2f}–{s['high']:.2f})" for s in spreads]
+        table.add_row(name, f"{row['images_per_second']:.0f}", f"{row['processor_ms_per_image']:.2f}", *cells)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="few images and rounds")
+    parser.add_argument("--out", default=str(RESULTS))
+    options = parser.parse_args()
+    images, rounds = (512, 3) if options.quick else (options.images, options.rounds)
+    console = Console()
+    torch.set_num_threads(1)
+    random.seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "photos"
+        about = make_photos(root, images)
+        os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
+        samples = open_dataset(root, split=False).splits["all"]
+        passes: dict[str, Pass] = {"ours": ours(samples), "ours, kept decoded": ours(samples, keep=True)}
+        passes["pillow"] = plain(sorted(root.rglob("*.jpg")))
+        if installed("timm"):
+            passes |= {"timm": timm_loader(root, False), "timm prefetcher": timm_loader(root, True)}
+        results = race_loaders(passes, rounds, console)
+        memory = {name: memory_over_epochs(samples, 5, keep) for name, keep in (("files", False), ("kept", True))}
+    show(results, console)
+    peers = [row["wall_ratio"]["median"] for name, row in results.items() if not name.startswith("ours")]
+    busy = [row["processor_ratio"]["median"] for name, row in results.items() if not name.startswith("ours")]
+    verdict = {"wall": min(peers), "processor": min(busy), "target": TARGET}
+    console.print(f"best peer: {min(peers):.2f} times our wall time, {min(busy):.2f} times our processor time")
+    console.print({name: found["growth"] for name, found in memory.items()})
+    packages = {"pillow": PIL.__version__, "simplejpeg": installed("simplejpeg")}
+    record = {
+        "settings": {"rounds": rounds, "workers": WORKERS, "batch": BATCH, "size": SIDE, **packages},
+        "images": {**about, "height": SIZE[0], "width": SIZE[1], "quality": QUALITY},
+        "machine": machine_facts("cpu"),
+        "loaders": results,
+        "best_peer": verdict,
+        "memory": memory,
+    }
+    name = "loader-quick-cpu" if options.quick else "loader-cpu"
+    console.print(f"written to {write_results(Path(options.out), name, record)}")
+
+
+if __name__ == "__main__":
+    main()

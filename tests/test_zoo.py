@@ -1,0 +1,168 @@
+"""Every odd file has one outcome, the same in check, train and predict; and no bytes do anything but fail cleanly."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from tests.images.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
+from tests.runs.conftest import SMALL, vitrail
+from vitrail.images.check import check
+from vitrail.images.scan import see
+from vitrail.images.sources import open_dataset
+from vitrail.runs.train import train
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    root = tmp_path_factory.mktemp("zoo") / "zoo"
+    return root, make_zoo(root)
+
+
+def assert_outcomes(wanted: dict[str, str], used: set[str], left_out: dict[str, str]) -> None:
+    assert used == {name for name, outcome in wanted.items() if outcome == USED}
+    bad = {name: outcome for name, outcome in wanted.items() if outcome not in (USED, IGNORED)}
+    assert left_out.keys() == bad.keys()
+    for name, reason in bad.items():
+        assert reason in left_out[name], name
+        assert "\n" not in left_out[name]
+
+
+def test_check(zoo: tuple[Path, dict[str, str]]) -> None:
+    root, wanted = zoo
+    found = check(root)
+    corrupt = next(finding for finding in found.findings if finding.kind == "corrupt")
+    left_out = {case.names[0]: case.detail for case in corrupt.cases}
+    assert_outcomes(wanted, set(found.rows) - set(left_out), left_out)
+    assert "an HTML page" in left_out["odd/error page.jpg"]
+    assert "it is text" in left_out["odd/text.jpg"]
+    assert {row.name for row in found.quarantine} == set(left_out)  # nothing in the zoo is a copy
+    kinds = {finding.kind: {case.names[0] for case in finding.cases} for finding in found.findings}
+    assert kinds["misnamed"] == {"odd/really png.jpg"}
+    assert kinds["rotated"] == {f"odd/turned {tag}.jpg" for tag in range(2, 9)}
+    assert kinds["cmyk"] == {"odd/print.jpg"}
+    assert kinds["palette"] == {"odd/palette.png", "odd/moving.gif"}
+    assert kinds["alpha"] == {"odd/palette.png", "odd/alpha.png", "odd/alpha.webp"}
+    assert kinds["sixteen-bit"] == {"odd/grey16.png", "odd/grey16.tif", "odd/wide.png"}
+    assert kinds["animated"] == {"odd/moving.gif", "odd/moving.webp", "odd/pages.tiff"}
+    assert kinds["grey"] == {"odd/grey.jpg", "odd/grey16.png", "odd/grey16.tif"}
+    assert kinds["near-duplicate"] == {"odd/alpha.png", "odd/grey16.png"}  # the same pixels twice, in two formats
+    assert kinds["shape"] == {"odd/one pixel.png", "odd/line.png"}
+
+
+@pytest.mark.slow
+def test_train_and_predict(zoo: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    root, wanted = zoo
+    data = open_dataset(root)
+    used = {samples.name(i) for samples in data.splits.values() for i in range(len(samples))}
+    assert_outcomes(wanted, used, dict(data.excluded))
+    with (tmp_path / "log").open("w") as log:
+        overrides = (*SMALL, "train.steps=2", "augment.mixup=0.2", "train.batch_size=16")
+        train(root, out=tmp_path / "run", overrides=overrides, console=Console(file=log, width=200))
+    counts = re.search(r"images: (\d+) train, (\d+) val", (tmp_path / "log").read_text())
+    assert counts and int(counts[1]) + int(counts[2]) == len(used)
+    done = vitrail("predict", tmp_path / "run", root, "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    names = {row["file"]: str(Path(row["file"]).relative_to(root)) for row in rows}
+    errors = {names[row["file"]]: row["error"] for row in rows if "error" in row}
+    assert_outcomes(wanted, set(names.values()) - set(errors), errors)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"error: {len(errors)} of the images could not be read"
+
+
+# mutated bytes
+
+SEEDS = [
+    encode(photo(40, 50, 1), "JPEG"),
+    encode(photo(40, 50, 2), "JPEG", progressive=True, exif=FILES["turned 6.jpg"][0][20:120]),
+    encode(photo(40, 50, 3).convert("CMYK"), "JPEG"),
+    encode(photo(40, 50, 4), "PNG"),
+    encode(photo(40, 50, 5).quantize(16), "PNG", transparency=3),
+    encode(photo(40, 50, 6), "WEBP"),
+    encode(photo(40, 50, 7), "WEBP", lossless=True),
+    encode(photo(40, 50, 8), "GIF", **frames(2, 8)),
+    encode(photo(40, 50, 9), "TIFF", compression="tiff_lzw"),
+    encode(photo(40, 50, 10), "TIFF"),
+    encode(Image.fromarray(np.arange(2000, dtype=np.uint16).reshape(40, 50)), "TIFF"),
+    encode(photo(40, 50, 11), "BMP"),
+]
+
+
+def mutate(random: np.random.Generator) -> bytes:
+    """Some bits of a good file flipped, its header edited, a part cut out or taken from another file."""
+    data = bytearray(SEEDS[random.integers(len(SEEDS))])
+    for _ in range(random.integers(1, 4)):
+        kind = random.integers(5)
+        place = int(random.integers(len(data) or 1))
+        if not data:
+            break
+        if kind == 0:
+            data[place] ^= 1 << random.integers(8)
+        elif kind == 1:  # a length or size in the header
+            start = place % 64
+            data[start : start + 4] = random.choice([0, 1, 255, 65535, 2**31 - 1, 2**32 - 1]).astype(">u4").tobytes()
+        elif kind == 2:
+            del data[place:]
+        elif kind == 3:
+            del data[place : place + int(random.integers(1, 200))]
+        else:
+            other = SEEDS[random.integers(len(SEEDS))]
+            start = int(random.integers(len(other)))
+            data[place:place] = other[start : start + int(random.integers(1, 300))]
+    return bytes(data)
+
+
+def assert_clean(data: bytes, name: str = "a.jpg") -> None:
+    seen = see(data, name, max_pixels=1_000_000)
+    height, width = seen.shape
+    assert bool(seen.problem) == (height * width == 0)
+    assert height * width <= 1_000_000
+    assert "\n" not in seen.problem
+    assert len(seen.problem) < 250
+    assert 0 <= seen.traits < 256
+    if not seen.problem:
+        assert isinstance(seen.look, np.ndarray) and seen.look.dtype == np.int8 and seen.look.shape == (64,)
+
+
+@settings(max_examples=500, deadline=2000)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(["a.jpg", "a.png", "a", "b.tiff"]))
+def test_mutated_bytes_are_pixels_or_a_reason(seed: int, name: str) -> None:
+    assert_clean(mutate(np.random.default_rng(seed)), name)
+
+
+@settings(max_examples=500, deadline=2000)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_after_the_start_of_a_format(data: bytes) -> None:
+    for seed in SEEDS:
+        assert_clean(seed[:8] + data)
+
+
+@pytest.mark.slow
+def test_mutated_bytes_in_little_memory_and_time() -> None:
+    """In a process that gets 400 MB more than it starts with and a minute of processor time."""
+    code = """
+import resource, sys
+import numpy as np
+from tests.test_zoo import assert_clean, mutate
+assert_clean(mutate(np.random.default_rng(0)))
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 400_000_000,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for seed in range(6000):
+    assert_clean(mutate(np.random.default_rng(seed)))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) < 150  # MB

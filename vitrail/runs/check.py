@@ -1,0 +1,89 @@
+"""`vitrail check`: what is wrong with a data set, in the terminal, as a page, as JSON and as a list to leave out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from vitrail.atomic import whole_file
+from vitrail.errors import UserError
+from vitrail.images.catalogue import UNSPLIT, count
+from vitrail.images.check import check as look_at
+from vitrail.images.findings import Case, Findings
+from vitrail.images.quarantine import write_quarantine
+from vitrail.report.check_page import write_check_page
+from vitrail.runs.show import data_name, make_console, scanning
+from vitrail.training.interrupt import Interrupted, Interrupts
+
+EXAMPLES = {"severe": 3, "warning": 2, "note": 1}  # shown for each finding
+_COLOURS = {"severe": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def check(data: str | Path, *, out: str | Path | None = None, console: Console | None = None) -> Findings:
+    """Look at all images of `data` and write report.html, report.json and quarantine.csv into `out`."""
+    console = console or make_console()
+    try:
+        with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
+            found = look_at(data, progress=scanned)
+    except Interrupted as stopped:
+        stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
+        raise
+    folder = Path(out) if out is not None else Path("checks") / (data_name(found.root) or "data")
+    commands = next_commands(found, str(data), folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_quarantine(folder / "quarantine.csv", found.quarantine)
+        with whole_file(folder / "report.json") as temporary:
+            temporary.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_check_page(folder / "report.html", found, data_name(found.root), commands)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    _show(console, found, folder, commands)
+    return found
+
+
+def next_commands(found: Findings, data: str, folder: Path) -> list[str]:
+    """What to do next."""
+    listed = ["--quarantine", str(folder / "quarantine.csv")] if found.quarantine else []
+    return [shlex.join(["vitrail", "train", data, *listed])]
+
+
+def _show(console: Console, found: Findings, folder: Path, commands: list[str]) -> None:
+    splits = ", ".join(f"{images:,} {name}" for name, images in found.splits.items() if name != UNSPLIT)
+    total = f"{count(len(found.source.entries), 'image')} in {count(len(found.balance), 'class')}"
+    console.print(f"[bold]{escape(found.root)}[/]: {total}{f' ({splits})' if splits else ''}")
+    width = max((len(finding.kind) for finding in found.findings), default=0)
+    for finding in found.findings:
+        colour = _COLOURS[finding.severity]
+        console.print(f"[{colour}]{finding.kind:<{width}}[/]  {escape(finding.title)}")
+        if finding.severity != "note":
+            console.print(f"{'':<{width}}  [dim]{escape(finding.advice)}[/]")
+        examples = [_words(case) for case in finding.cases[: EXAMPLES[finding.severity]]]
+        more = len(finding.cases) - len(examples)
+        examples[-1] += f", and {more:,} more" if more else ""
+        for example in examples:
+            console.print(f"{'':<{width}}    [dim]{escape(example)}[/]")
+    for note in found.notes:
+        console.print(f"[dim]{escape(note)}[/]")
+    if not found.severe:
+        console.print("[green]No leaks between splits, no conflicting labels, no broken files.[/]")
+    console.print(f"report: [bold]{escape(str(folder / 'report.html'))}[/]")
+    if found.quarantine:
+        listed = f"{count(len(found.quarantine), 'file')} that training should leave out"
+        console.print(f"{listed}: [bold]{escape(str(folder / 'quarantine.csv'))}[/]")
+    for command in commands:
+        console.print(f"next: [bold]{escape(command)}[/]")
+
+
+def _words(case: Case) -> str:
+    names = " = ".join(_shown(name) for name in case.names[:3])
+    return ": ".join(part for part in (names, case.detail) if part)
+
+
+def _shown(name: str) -> str:
+    """A file name on one line."""
+    return name if name.isprintable() else ascii(name)[1:-1]
