@@ -27,10 +27,10 @@ from rich.table import Table
 
 from bench.planted import CHANGES, Planted, generated, plant
 from bench.record import RESULTS, machine_facts, write_results
-from vitrail.images.check import check
 from vitrail.images.decode import decode
-from vitrail.images.findings import Findings
-from vitrail.images.sources import read_source
+from vitrail.images.doctor.check import check
+from vitrail.images.doctor.findings import Findings
+from vitrail.images.sources.read import read_source
 
 
 def real(path: str) -> Iterator[Image.Image]:

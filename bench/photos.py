@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitrail.images.dataset import bundled_images
 from vitrail.images.decode import decode
-from vitrail.images.sources import bundled_images
 
 SIZE = (375, 500)  # (height, width): the middle of ImageNet's photographs
 QUALITY = 90

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from tests.images.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
 from tests.runs.conftest import SMALL, vitrail
-from vitrail.images.check import check
+from vitrail.images.dataset import open_dataset
+from vitrail.images.doctor.check import check
 from vitrail.images.scan import see
-from vitrail.images.sources import open_dataset
 from vitrail.runs.train import train
 
 

@@ -1,5 +1,5 @@
 """`python -m vitrail`."""
 
-from vitrail.cli import main
+from vitrail.cli.main import main
 
 main()

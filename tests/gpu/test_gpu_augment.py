@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vitrail.config import AugmentConfig
-from vitrail.images.augment import augment_batch, erase
-from vitrail.images.mix import mix
+from vitrail.images.augment.batch import augment_batch, erase
+from vitrail.images.augment.mix import mix
 from vitrail.training.precision import repeatable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -8,10 +8,10 @@ import torch
 
 from tests.images.pictures import Pictures
 from vitrail.config import AugmentConfig, Preprocess
-from vitrail.images.cache import shared_bytes
-from vitrail.images.device import pinned
-from vitrail.images.loader import training_loader
-from vitrail.images.reader import Reader
+from vitrail.images.loading.cache import shared_bytes
+from vitrail.images.loading.device import pinned
+from vitrail.images.loading.loader import training_loader
+from vitrail.images.loading.reader import Reader
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from vitrail.images.sources import bundled_images
+from vitrail.images.dataset import bundled_images
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
 from vitrail.training.interrupt import Interrupted

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.images.sources import Dataset
+from vitrail.images.dataset import Dataset
 
 
 def image_bytes(value: int, size: tuple[int, int] = (4, 6), kind: str = "PNG") -> bytes:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from tests.images.folders import contents, fill, image_bytes, numbered
 from vitrail.errors import UserError
+from vitrail.images.dataset import open_dataset
 from vitrail.images.decode import decode
 from vitrail.images.pack import Packing
-from vitrail.images.sources import open_dataset
 from vitrail.runs.pack import pack
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests.images.folders import fill, image_bytes, numbered, zipped
 from vitrail.images import scan as scan_module
+from vitrail.images.dataset import bundled_images, open_dataset
 from vitrail.images.decode import decode
-from vitrail.images.files import FolderFiles
 from vitrail.images.similar import look
-from vitrail.images.sources import bundled_images, open_dataset
+from vitrail.images.sources.files import FolderFiles
 from vitrail.images.traits import Trait
 
 # the cache
@@ -168,5 +168,5 @@ def test_the_bundled_images() -> None:
 
 
 def test_looking_at_data_does_not_import_torch() -> None:
-    code = "import sys, vitrail.images.sources, vitrail.images.decode; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitrail.images.dataset, vitrail.images.decode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

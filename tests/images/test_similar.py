@@ -10,9 +10,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from bench.planted import CHANGES, generated
+from vitrail.images.dataset import bundled_images
 from vitrail.images.decode import decode
 from vitrail.images.similar import ALIKE, MAYBE, join, look, near_groups, near_pairs
-from vitrail.images.sources import bundled_images, read_source
+from vitrail.images.sources.read import read_source
 
 PHOTOS = list(generated(30, (150, 200)))
 

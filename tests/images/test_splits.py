@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.images.folders import contents, fill, image_bytes, names_of, numbered
-from vitrail.images.sources import Dataset, open_dataset
+from vitrail.images.dataset import Dataset, open_dataset
 
 # the split
 

@@ -8,9 +8,9 @@ import torch
 from tests.images.pictures import Pictures
 from vitrail.config import AugmentConfig, ModelChoice, validate
 from vitrail.errors import UserError
-from vitrail.images.loader import training_loader
+from vitrail.images.loading.loader import training_loader
+from vitrail.images.loading.reader import Reader
 from vitrail.images.preprocess import normalise, preprocess_for
-from vitrail.images.reader import Reader
 from vitrail.model.build import build
 from vitrail.runs.network import network_from, new_network
 

@@ -45,7 +45,7 @@ def imported_by(*arguments):
     """The packages a command imports (and torch's compiler, if it does): what its start-up time is made of."""
     code = f"""
 import sys
-from vitrail.cli import main
+from vitrail.cli.main import main
 sys.argv = {["vitrail", *map(str, arguments)]!r}
 try:
     main()
@@ -242,7 +242,7 @@ def test_a_reader_that_goes_away_is_no_failure(command):
 
 def test_control_c_says_that_it_stopped(weights, photos):
     """Python takes the signal as soon as it runs; a session of its own lets the test send it."""
-    code = "import os, signal, vitrail.runs.evaluate as e, vitrail.cli as c\n"
+    code = "import os, signal, vitrail.runs.evaluate as e, vitrail.cli.main as c\n"
     code += "e.evaluate = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
     code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from vitrail.cli import app
+from vitrail.cli.main import app
 from vitrail.errors import UserError
 from vitrail.model.estimate import ACCELERATORS
 from vitrail.model.variants import COMMON

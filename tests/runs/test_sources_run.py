@@ -14,7 +14,7 @@ import vitrail
 from tests.runs.conftest import SMALL
 from tests.runs.conftest import vitrail as command
 from vitrail.errors import UserError
-from vitrail.images.sources import open_dataset
+from vitrail.images.dataset import open_dataset
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.pack import pack
 from vitrail.runs.train import train

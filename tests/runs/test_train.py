@@ -9,7 +9,7 @@ from rich.console import Console
 import vitrail
 from tests.runs.conftest import SMALL, draw
 from vitrail.errors import UserError
-from vitrail.images.sources import open_dataset
+from vitrail.images.dataset import open_dataset
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
 from vitrail.training.progress import read_metrics

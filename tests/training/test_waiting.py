@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tests.images.pictures import Pictures
 from vitrail.config import AugmentConfig, DataConfig, Preprocess
-from vitrail.images.cache import PixelCache
-from vitrail.images.loader import training_loader
-from vitrail.images.reader import Reader
+from vitrail.images.loading.cache import PixelCache
+from vitrail.images.loading.loader import training_loader
+from vitrail.images.loading.reader import Reader
 from vitrail.runs import outputs
 from vitrail.training.loop import _Pace
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.weights.configs import SMALL, card_of, random_state
-from vitrail.cli import main
+from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess, network_config
 from vitrail.model.build import build
 from vitrail.model.vit import VisionTransformer

@@ -236,7 +236,7 @@ def test_transformers_makes_the_same_pixels(tmp_path, options):
     card = card.model_copy(update={"preprocess": card.preprocess.model_copy(update=options)})
     to_huggingface.write(tmp_path, card, random_state(card.model))
     image = np.random.default_rng(0).integers(0, 256, (50, 75, 3), dtype=np.uint8)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     found = processor(images=Image.fromarray(image), return_tensors="pt")["pixel_values"]
     expected = normalise(prepare(image, card.preprocess)[None], card.preprocess)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -21,13 +21,13 @@ from PIL import Image
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.images.catalogue import Catalogue, class_list
 from vitrail.images.decode import BadImage, decode
-from vitrail.images.locate import find_images
-from vitrail.images.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
 from vitrail.images.samples import LabelSets, Texts
 from vitrail.images.scan import Progress, Scan, cores, scan
-from vitrail.images.shards import origin_of
+from vitrail.images.sources.catalogue import Catalogue, class_list
+from vitrail.images.sources.locate import find_images
+from vitrail.images.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
+from vitrail.images.sources.shards import origin_of
 from vitrail.images.traits import Trait
 
 ROWS = 256  # images in a row group

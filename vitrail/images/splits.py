@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitrail.images.catalogue import UNSPLIT, Catalogue, count, some
+from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 
 
 def hold_out(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
-from vitrail.images.loader import Batch
+from vitrail.images.loading.loader import Batch
 from vitrail.images.preprocess import normalise
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
-from vitrail.images.findings import Case, Finding, Findings
+from vitrail.images.doctor.findings import Case, Finding, Findings
 from vitrail.report.page import breakable, is_small, picture_source
 
 MOST_PICTURES = 60  # of a finding

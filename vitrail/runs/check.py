@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.images.catalogue import UNSPLIT, count
-from vitrail.images.check import check as look_at
-from vitrail.images.findings import Case, Findings
-from vitrail.images.quarantine import write_quarantine
+from vitrail.images.doctor.check import check as look_at
+from vitrail.images.doctor.findings import Case, Findings
+from vitrail.images.doctor.quarantine import write_quarantine
+from vitrail.images.sources.catalogue import UNSPLIT, count
 from vitrail.report.check_page import write_check_page
 from vitrail.runs.show import data_name, make_console, scanning
 from vitrail.training.interrupt import Interrupted, Interrupts

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from vitrail.config import read_recipe
 from vitrail.errors import UserError
-from vitrail.images.sources import bundled_images, open_dataset
+from vitrail.images.dataset import bundled_images, open_dataset
 from vitrail.runs.predict import predict
 from vitrail.runs.show import make_console
 from vitrail.runs.train import train

@@ -15,8 +15,8 @@ from vitrail.config import DataConfig, Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
+from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
 from vitrail.images.decode import MAX_PIXELS
-from vitrail.images.sources import Dataset, Samples, open_dataset, seen_in
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report

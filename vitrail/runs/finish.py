@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
-from vitrail.images.sources import sketch
+from vitrail.images.dataset import sketch
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report

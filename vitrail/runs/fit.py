@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.evaluate.tags import mean_average_precision
-from vitrail.images.augment import augment_batch, erase
-from vitrail.images.loader import Batch, Loader, evaluation_loader, training_loader
-from vitrail.images.mix import mix
+from vitrail.images.augment.batch import augment_batch, erase
+from vitrail.images.augment.mix import mix
+from vitrail.images.loading.loader import Batch, Loader, evaluation_loader, training_loader
 from vitrail.images.preprocess import normalise
 from vitrail.images.randomness import step_seed
 from vitrail.infer.forward import run_network

@@ -13,8 +13,8 @@ from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
 from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
 from vitrail.evaluate.tags import TagScores, score_tags, sigmoid, tag_reliability, worst_tags
+from vitrail.images.dataset import Samples
 from vitrail.images.decode import BadImage
-from vitrail.images.sources import Samples
 from vitrail.infer.forward import Outputs
 from vitrail.report.page import Picture
 from vitrail.runs.outputs import outputs_of, reader_of

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vitrail.config import DataConfig, Preprocess
 from vitrail.errors import UserError
-from vitrail.images.cache import PixelCache, StoredPixelCache
-from vitrail.images.loader import Loader, evaluation_loader
-from vitrail.images.memory import available_memory
-from vitrail.images.reader import Reader
+from vitrail.images.loading.cache import PixelCache, StoredPixelCache
+from vitrail.images.loading.loader import Loader, evaluation_loader
+from vitrail.images.loading.memory import available_memory
+from vitrail.images.loading.reader import Reader
 from vitrail.images.samples import Samples
 from vitrail.images.scan import cores
 from vitrail.infer.forward import Outputs, run_network

@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from vitrail.errors import UserError
-from vitrail.images.catalogue import count
+from vitrail.images.dataset import scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.pack import Packing, PackOptions
-from vitrail.images.sources import read_source, scan_source
+from vitrail.images.sources.catalogue import count
+from vitrail.images.sources.read import read_source
 from vitrail.runs.show import make_console, scanning
 from vitrail.training.interrupt import Interrupted, Interrupts
 

@@ -22,8 +22,8 @@ from vitrail.config import (
     validate,
 )
 from vitrail.errors import UserError, did_you_mean
+from vitrail.images.dataset import Dataset, open_dataset
 from vitrail.images.preprocess import preprocess_for
-from vitrail.images.sources import Dataset, open_dataset
 from vitrail.infer.device import choose_device
 from vitrail.model.variants import parse
 from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_loss, choose_model, choose_recipe

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.files import Files, FolderFiles, ZipFiles
-from vitrail.images.packed import is_packed
-from vitrail.images.parquet import is_parquet
-from vitrail.images.sources import read_source
+from vitrail.images.sources.files import Files, FolderFiles, ZipFiles
+from vitrail.images.sources.packed import is_packed
+from vitrail.images.sources.parquet import is_parquet
+from vitrail.images.sources.read import read_source
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
 

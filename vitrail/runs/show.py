@@ -13,7 +13,7 @@ from rich.table import Table
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
-from vitrail.images.sources import Dataset
+from vitrail.images.dataset import Dataset
 from vitrail.runs.choose import Decision
 from vitrail.training.interrupt import Interrupts
 

@@ -1,0 +1,118 @@
+"""Mixup and cutmix against their closed forms, timm, and a batch cut into parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from timm.data.mixup import cutmix_bbox_and_lam
+
+from vitrail.config import AugmentConfig
+from vitrail.images.augment.mix import mix, shares
+
+BOTH = AugmentConfig(mixup=0.8, cutmix=1.0, mix_per="sample")
+
+
+def batch(rows: int = 12, size: tuple[int, int] = (20, 16)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 3, *size), torch.eye(rows), torch.ones(rows)
+
+
+def test_mixup_mixes_pixels_and_targets_by_one_share_of_at_least_half():
+    pixels, targets, weights = batch()
+    mixed, soft, counted = mix(pixels, targets, weights, AugmentConfig(mixup=0.4), 0, 3, np.arange(12))
+    share = soft.diagonal()[0].item()
+    assert 0.5 <= share <= 1
+    assert torch.allclose(soft, share * torch.eye(12) + (1 - share) * torch.eye(12).roll(1, 0))
+    assert torch.allclose(mixed, share * pixels + (1 - share) * pixels.roll(1, 0), atol=1e-6)
+    assert torch.equal(counted, weights)
+
+
+def test_the_share_of_a_batch_is_that_of_earlier_versions():
+    found = [shares(AugmentConfig(mixup=0.4), 7, step, np.arange(2), (8, 8))[0].item() for step in range(3)]
+    assert found == pytest.approx(EARLIER, rel=1e-12)
+
+
+EARLIER = [0.9595395180508913, 0.9999775213169784, 0.8079281651144006]
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_mixup_shares_follow_the_folded_beta(per):
+    config = AugmentConfig(mixup=0.8, mix_per=per)
+    steps = range(1500) if per == "batch" else [0]
+    found = np.concatenate([shares(config, 0, step, np.arange(1500), (8, 8))[0] for step in steps])
+    assert len(found) == 1500
+    assert stats.kstest(2 * found - 1, lambda x: 2 * stats.beta.cdf((1 + x) / 2, 0.8, 0.8) - 1).pvalue > 1e-3
+
+
+def test_cutmix_pastes_a_box_and_counts_what_it_covers():
+    pixels, targets, weights = batch()
+    config = AugmentConfig(cutmix=1.0, mix_per="sample")
+    mixed, soft, _ = mix(pixels, targets, weights, config, 0, 1, np.arange(12))
+    seen = []
+    for row in range(12):
+        pasted = (mixed[row] != pixels[row]).all(0)  # (H, W)
+        assert torch.equal(mixed[row][:, pasted], pixels[row - 1][:, pasted])
+        assert torch.equal(mixed[row][:, ~pasted], pixels[row][:, ~pasted])
+        rows, columns = pasted.any(1).nonzero(), pasted.any(0).nonzero()
+        if len(rows):  # a whole rectangle
+            assert pasted.sum() == (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
+        share = pasted.float().mean().item()
+        assert soft[row, row].item() == pytest.approx(1 - share, abs=1e-6)
+        assert soft[row, row - 1].item() == pytest.approx(share, abs=1e-6)
+        seen.append(share)
+    assert len(set(seen)) > 6
+
+
+def test_cutmix_shares_are_distributed_as_timms():
+    count, size = 3000, (64, 48)
+    ours, cut, boxes = shares(AugmentConfig(cutmix=1.0, mix_per="sample"), 0, 0, np.arange(count), size)
+    assert cut.all()
+    np.random.seed(0)
+    drawn = [cutmix_bbox_and_lam((1, 3, *size), lam) for lam in np.random.beta(1.0, 1.0, size=count)]
+    assert stats.ks_2samp(ours, [lam for _, lam in drawn]).pvalue > 1e-3
+    for column in range(4):
+        assert stats.ks_2samp(boxes[:, column], [box[column] for box, _ in drawn]).pvalue > 1e-3
+
+
+def test_with_both_on_each_is_used_half_of_the_time():
+    _, cut, _ = shares(BOTH, 0, 0, np.arange(4000), (8, 8))
+    assert cut.mean() == pytest.approx(0.5, abs=0.03)
+    one = AugmentConfig(mixup=0.8, cutmix=1.0)
+    assert np.mean([shares(one, 0, step, np.arange(2), (8, 8))[1][0] for step in range(1000)]) == pytest.approx(
+        0.5, abs=0.06
+    )
+
+
+def test_a_mixture_counts_nothing_if_a_part_does_and_else_the_mean():
+    pixels, targets, _ = batch(6)
+    weights = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.25, 1.0])
+    share, _, _ = shares(BOTH, 0, 2, np.arange(6), (20, 16))
+    _, _, counted = mix(pixels, targets, weights, BOTH, 0, 2, np.arange(6))
+    expected = [share[i] * weights[i] + (1 - share[i]) * weights[i - 1] for i in range(6)]
+    expected[1] = expected[2] = 0.0
+    assert counted.tolist() == pytest.approx([float(value) for value in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BOTH,
+        AugmentConfig(mixup=0.8, cutmix=1.0),
+        AugmentConfig(mixup=0.2),
+        AugmentConfig(cutmix=1.0),
+        AugmentConfig(mixup=0.2, mix_per="sample"),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_parts_with_a_neighbour_mix_as_the_whole_batch(config, step):
+    """What three processes do with a batch of twelve, each with the row before its own in front."""
+    pixels, targets, _ = batch()
+    weights = torch.tensor([1.0] * 7 + [0.0] + [1.0] * 4)
+    whole = mix(pixels, targets, weights, config, 3, step, np.arange(12))
+    parts = []
+    for start in (0, 4, 8):
+        rows = np.arange(start - 1, start + 4) % 12
+        parts.append([out[1:] for out in mix(pixels[rows], targets[rows], weights[rows], config, 3, step, rows)])
+    for number, expected in enumerate(whole):
+        assert torch.equal(torch.cat([part[number] for part in parts]), expected)

@@ -1,0 +1,60 @@
+"""Whether two thumbnails are one picture, for every change that PIL can make and for different pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from bench.planted import CHANGES, generated
+from vitrail.images.decode import decode
+from vitrail.images.doctor.compare import SAME, SIDE, same_picture, thumbnail
+
+PHOTOS = [np.array(photo) for photo in generated(40, (150, 200))]
+THUMBNAILS = np.stack([thumbnail(photo) for photo in PHOTOS])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_copy_is_the_same_picture(change: str) -> None:
+    copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(photo))[0])) for photo in PHOTOS])
+    if change == "mirrored":
+        copies = copies[:, :, ::-1]
+    assert (same_picture(THUMBNAILS, copies) >= SAME).mean() >= 0.95
+    assert (same_picture(copies, THUMBNAILS) >= SAME).mean() >= 0.95
+
+
+def test_another_picture_is_not() -> None:
+    assert (same_picture(THUMBNAILS, np.roll(THUMBNAILS, 1, axis=0)) < 0.8).all()
+    assert same_picture(THUMBNAILS, THUMBNAILS).dtype == np.float32
+    assert (same_picture(THUMBNAILS, THUMBNAILS[:, :, ::-1]) < 0.8).all()
+
+
+def test_the_same_shapes_in_other_colours_are_another_picture() -> None:
+    shapes = Image.fromarray(PHOTOS[0]).convert("L")
+    red, blue = (ImageOps.colorize(shapes, "black", colour).convert("RGB") for colour in ("#ff5050", "#7878ff"))
+    pair = [np.stack([thumbnail(np.array(image))]) for image in (red, blue)]
+    assert same_picture(*pair) == [0]
+    assert same_picture(pair[0], pair[0]) > 0.999
+
+
+def test_one_picture_is_exactly_itself() -> None:
+    np.testing.assert_allclose(same_picture(THUMBNAILS, THUMBNAILS), 1, atol=1e-4)
+
+
+def test_pictures_of_one_colour_are_never_the_same_picture() -> None:
+    flat = np.full((3, SIDE, SIDE, 3), [[[[10]]], [[[200]]], [[[10]]]], np.uint8)
+    assert (same_picture(flat, flat[::-1]) < SAME).all()
+
+
+def test_no_pairs() -> None:
+    assert len(same_picture(THUMBNAILS[:0], THUMBNAILS[:0])) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 30_000), (3000, 16), (64, 64)])
+def test_thumbnails_of_any_shape(shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    small = thumbnail(pixels)
+    assert small.shape == (SIDE, SIDE, 3)
+    assert small.dtype == np.uint8
+    if shape == (64, 64):
+        np.testing.assert_array_equal(small, pixels)

@@ -1,0 +1,1 @@
+"""The command line: thin subcommands over `vitrail.runs`."""

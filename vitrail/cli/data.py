@@ -1,0 +1,77 @@
+"""Commands for data. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def check(data: str, /, *, out: str | None = None, json: bool = False) -> None:
+    """Look for what makes training or measuring go wrong: leaks between splits, copies, wrong labels, broken files.
+
+    Nothing is changed. The folder --out gets report.html, report.json and quarantine.csv, the list of images that
+    `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks, conflicting labels or files that
+    cannot be used, else 0.
+
+    Examples:
+
+    vitrail check photos/
+
+    vitrail train photos/ --quarantine checks/photos/quarantine.csv
+
+    Parameters
+    ----------
+    data
+        What `vitrail train` takes: a folder, an archive, a table or shards.
+    out
+        The folder for what is found; one in checks/, named after the data, if not given.
+    json
+        Print what is found as JSON.
+    """
+    from vitrail.runs.check import check
+    from vitrail.runs.show import make_console
+
+    found = check(data, out=out, console=make_console(stderr=json))
+    if json:
+        import json as format_json
+
+        print(format_json.dumps(found.to_dict()))
+    if found.severe:
+        sys.exit(1)
+
+
+def pack(
+    data: str,
+    out: str,
+    /,
+    *,
+    resize: int | None = None,
+    quality: int = 95,
+    shard_mb: int = 256,
+) -> None:
+    """Write a data set into a few large files (Parquet shards), which any disk reads fast in any order.
+
+    Classes, splits and checksums are stored with the images, and training on the folder needs no scan. The shards can
+    be read by `datasets` and other Parquet libraries too. A packing that was stopped goes on when called again.
+
+    Examples:
+
+    vitrail pack photos/ photos-packed
+
+    vitrail pack photos/ photos-256 --resize 256
+
+    Parameters
+    ----------
+    data
+        Anything `vitrail train` takes.
+    out
+        The folder to write.
+    resize
+        Shrink images to this length of their shorter side; without it their bytes stay as they are.
+    quality
+        Of the JPEGs written for shrunk images, up to 100.
+    shard_mb
+        Megabytes of images in a shard.
+    """
+    from vitrail.runs.pack import pack
+
+    pack(data, out, resize=resize, quality=quality, shard_mb=shard_mb)

@@ -1,0 +1,78 @@
+"""The command line: thin subcommands over `vitrail.runs`. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from vitrail import __version__
+from vitrail.cli import data, networks, training
+from vitrail.errors import UserError
+
+app = App(
+    name="vitrail",
+    version=f"vitrail {__version__}",
+    help="Vision Transformers: from a folder of images to a trained, measured classifier.",
+    help_epilogue="""First steps:
+
+    vitrail demo                                   see it work on bundled images
+
+    vitrail train photos/                          photos/<class>/*.jpg -> runs/photos
+
+    vitrail predict runs/photos new.jpg            use what was trained
+""",
+    default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,  # `main` says that the command was stopped
+)
+
+for command in (
+    training.demo,
+    data.check,
+    training.train,
+    training.evaluate,
+    training.predict,
+    data.pack,
+    networks.plan,
+    networks.convert,
+    networks.models,
+    networks.recipes,
+):
+    app.command(command)
+
+
+def main() -> None:
+    """Run a command; what the user can fix is one sentence on standard error, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # file names need not be text; they must not stop the rows after them
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _say("stopped")
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        stopped_by = getattr(error, "signal_number", None)  # train.interrupt.Interrupted, whose import needs torch
+        if stopped_by is None:
+            raise
+        _say(escape(str(error)))
+        sys.exit(128 + stopped_by)
+
+
+def _fail(sentence: str, code: int) -> None:
+    _say(f"[bold red]error:[/] {escape(sentence)}")
+    sys.exit(code)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)

@@ -1,0 +1,202 @@
+"""Commands that make and use classifiers. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from vitrail.cli.options import Device, ImageSize, Setting
+from vitrail.errors import UserError
+
+
+def demo(*, out: str = "runs/demo", again: bool = False) -> None:
+    """Train, measure and report on the bundled images, in about three minutes on two cores.
+
+    A run that was stopped goes on; a finished one is shown again.
+
+    Parameters
+    ----------
+    out
+        The folder to work in.
+    again
+        Start over, even when a run is already there.
+    """
+    from vitrail.runs.demo import demo
+
+    demo(out, again=again)
+
+
+def train(
+    data: str | None = None,
+    /,
+    *,
+    model: str | None = None,
+    recipe: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    out: str | None = None,
+    quarantine: str | None = None,
+    overrides: Setting = (),
+    resume: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Train a classifier on a folder of images.
+
+    Whatever is not given is chosen from the data and the machine, and the reason is printed. The run folder gets
+    config.toml, metrics.jsonl, checkpoints/, model.safetensors and report.html. Ctrl-C saves and stops.
+
+    Examples:
+
+    vitrail train photos/
+
+    vitrail train photos/ --from runs/pets --set train.steps=500
+
+    vitrail train photos/ --model S/16 --recipe scratch --out runs/mine
+
+    vitrail train --resume --out runs/mine
+
+    Parameters
+    ----------
+    data
+        A folder or .zip with one folder of images per class, or with train/, val/, test/ folders of such.
+    model
+        A network by name (see `vitrail models`): S/16, R50+B/16, R50x1, Axial-B/16, ...
+    recipe
+        A recipe by name (see `vitrail recipes`) or a .toml file.
+    from_
+        Weights to start from: a file, a run folder, or hf-hub:owner/name.
+    out
+        The run folder; if not given, one in runs/ with the name of the data.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
+    overrides
+        A setting of the recipe, as section.key=value; may be repeated.
+    resume
+        Go on exactly where the run in --out stopped.
+    overwrite
+        Replace the run in --out.
+    """
+    from vitrail.runs.train import train
+
+    train(
+        data,
+        model=model,
+        recipe=recipe,
+        from_=from_,
+        out=out,
+        quarantine=quarantine,
+        overrides=overrides,
+        resume=resume,
+        overwrite=overwrite,
+    )
+
+
+def evaluate(
+    weights: str,
+    data: str,
+    /,
+    *,
+    split: Literal["train", "val", "test", "all"] | None = None,
+    image_size: ImageSize | None = None,
+    report: str | None = None,
+    quarantine: str | None = None,
+    device: Device = "auto",
+    json: bool = False,
+) -> None:
+    """Measure weights on images: accuracy with its interval, per class, confusion, calibration, and a report.
+
+    A folder that the weights were trained on is measured on its held-out part only.
+
+    Examples:
+
+    vitrail evaluate runs/photos more_photos/
+
+    vitrail evaluate runs/photos photos/ --json
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, or hf-hub:owner/name.
+    data
+        A folder or .zip with one folder of images per class.
+    split
+        Which images, where the data has splits.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
+    report
+        Where to write the HTML report; beside the weights if not given.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
+    device
+        cpu, cuda, or auto.
+    json
+        Print the numbers as JSON.
+    """
+    from vitrail.runs.evaluate import evaluate
+    from vitrail.runs.show import make_console
+
+    console = make_console(stderr=json)
+    scores = evaluate(
+        weights,
+        data,
+        split=split,
+        image_size=image_size,
+        report=report,
+        quarantine=quarantine,
+        device=device,
+        console=console,
+    )
+    if json:
+        import json as format_json
+
+        print(format_json.dumps(scores.to_dict()))
+
+
+def predict(
+    weights: str,
+    /,
+    *images: str,
+    top: int = 1,
+    threshold: float | None = None,
+    json: bool = False,
+    csv: bool = False,
+    image_size: ImageSize | None = None,
+    device: Device = "auto",
+) -> None:
+    """Label images: files, or every image in a folder.
+
+    Examples:
+
+    vitrail predict runs/photos new.jpg
+
+    vitrail predict runs/photos inbox/ --csv > labels.csv
+
+    vitrail predict runs/photos inbox/ --top 3 --threshold 0.5
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, or hf-hub:owner/name.
+    images
+        Image files and folders.
+    top
+        How many classes to show for each image.
+    threshold
+        Below this probability the answer is "none of these"; 0, or 0.5 where images can have several labels.
+    json
+        One JSON object a line.
+    csv
+        Comma-separated values.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
+    device
+        cpu, cuda, or auto.
+    """
+    if not images:
+        raise UserError("say which images to label: vitrail predict WEIGHTS IMAGE...")
+    from vitrail.runs.predict import predict
+
+    form = "json" if json else "csv" if csv else "table"
+    failed = predict(weights, images, top=top, threshold=threshold, form=form, image_size=image_size, device=device)
+    if failed:
+        raise UserError(f"{failed} of the images could not be read")

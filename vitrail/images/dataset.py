@@ -1,0 +1,195 @@
+"""Any data at a path -> labelled splits whose images are read by index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.errors import UserError
+from vitrail.images.decode import MAX_PIXELS
+from vitrail.images.doctor.quarantine import Quarantine
+from vitrail.images.samples import LabelSets, Samples, Texts
+from vitrail.images.scan import Progress, Scan, scan
+from vitrail.images.similar import near_groups
+from vitrail.images.sources.catalogue import Catalogue, class_list, count, plural, some
+from vitrail.images.sources.read import read_source
+from vitrail.images.splits import hold_out, note_leaks
+
+SKETCH = 65_536  # digests kept: 1 MB of a weights file
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Everything that is known about the data before the first batch."""
+
+    root: str
+    classes: tuple[str, ...]
+    splits: dict[str, Samples]  # "train", "val", "test"; or "all" when nothing was to be split
+    excluded: list[tuple[str, str]]  # (name, why it cannot be used)
+    notes: list[str]  # sentences for the user: what was ignored, and what is odd
+    fingerprint: str  # of names, classes and content; not of the place or the order of listing
+    given_split: bool  # the data came with its own split folders
+    median_size: tuple[int, int]  # (height, width)
+    several: bool = False  # an image can have any number of the classes
+
+
+def sketch(samples: Samples) -> list[str]:
+    """Digests by which images can be recognised later: all of them, or of a million those that sort first."""
+    return [f"{digest:016x}" for digest in np.sort(samples.digests)[:SKETCH].tolist()]
+
+
+def seen_in(samples: Samples, known: Sequence[str]) -> np.ndarray:
+    """Which samples are among the images of a sketch, (n,) bool."""
+    return np.isin(samples.digests, np.array([int(digest, 16) for digest in known], np.uint64))
+
+
+def bundled_images() -> Path:
+    """2,000 training and 1,000 test images of CIFAR-10, which come with the package."""
+    return Path(__file__).parent / "bundled" / "cifar10-3000.zip"
+
+
+def open_dataset(
+    path: str | Path,
+    *,
+    holdout: float = 0.2,
+    monitor: float = 0.1,
+    split_seed: int = 0,
+    alike: bool = True,
+    max_pixels: int = MAX_PIXELS,
+    classes: Sequence[str] | None = None,
+    split: bool = True,
+    quarantine: str | Path = "",
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
+
+    Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
+    or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
+    training class as "val", so that nothing looks at the test images before the end; with `alike`, images that look
+    alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order the data
+    states or that of their code points; with `split` off, unsplit data is one split "all". Images that the list
+    `quarantine` names are left out before all this.
+    """
+    for share in (holdout, monitor):
+        if not 0 < share < 1:
+            raise UserError(f"the share to hold out must be between 0 and 1, not {share}")
+    notes: list[str] = []
+    source = read_source(path, notes)
+    needs_train = source.given_split and split
+    _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
+    class_list(source, classes, path)
+    listed = Quarantine.read(quarantine) if quarantine else None
+    found = scan_source(source, max_pixels, progress)
+    problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
+    excluded = source.unreadable + list(problems.items())
+    usable = _usable(source, found, excluded, path, notes)
+    if listed is not None:
+        usable = listed.leave_out(source.entries, found.digests, usable, notes)
+    images = source.keep(usable)
+    _check_train(images, needs_train, path)
+    names = class_list(images, classes, path)
+    digests = [found.digests[row].tobytes() for row in usable]
+    if split and "val" not in images.splits:
+        share = monitor if "test" in images.splits else holdout
+        together = near_groups(found.looks[usable]) if alike else None
+        images = hold_out(images, digests, together, share, split_seed, notes)
+    if source.given_split or not split:
+        _note_absent(images, names, notes)
+    note_leaks(images, digests, notes)
+    return Dataset(
+        root=os.path.normpath(Path(path).expanduser().absolute()),
+        classes=names,
+        splits=_samples(images, names, digests, found.shapes[usable].astype(np.int64).prod(axis=1)),
+        excluded=excluded,
+        notes=notes,
+        fingerprint=_fingerprint(images, digests),
+        given_split=source.given_split,
+        median_size=(int(np.median(found.shapes[usable, 0])), int(np.median(found.shapes[usable, 1]))),
+        several=source.several,
+    )
+
+
+def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = None) -> Scan:
+    """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once."""
+    if source.scan is not None:
+        return source.scan
+    once = {entry.name: entry for entry in source.entries}
+    if len(once) == len(source.entries):
+        return scan(source.files, source.entries, max_pixels, progress)
+    found = scan(source.files, list(once.values()), max_pixels, progress)
+    place = {name: row for row, name in enumerate(once)}
+    return found.rows([place[entry.name] for entry in source.entries])
+
+
+def _check_train(images: Catalogue, needed: bool, path: str | Path) -> None:
+    if needed and "train" not in images.splits:
+        others = some(dict.fromkeys(images.splits))
+        kind = "folder" if images.noun == "class folder" else "split"
+        raise UserError(f"'{path}' has images for {others} but none that can be used in a 'train' {kind}")
+
+
+def _usable(
+    source: Catalogue, found: Scan, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
+) -> list[int]:
+    """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
+    rows = [row for row in range(len(source.entries)) if row not in found.problems]
+    if not rows:
+        name, reason = excluded[0]
+        raise UserError(f"'{path}' has no image that can be used, of {len(excluded):,}; '{name}': {reason}")
+    if excluded:
+        name, reason = excluded[0]
+        notes.append(f"Left out {count(len(excluded), 'image')} that cannot be used; '{name}': {reason}.")
+    lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
+    if lost and not source.several:
+        notes.append(f"No image can be used in the {plural(source.noun)} {some(labels[0] for labels in lost)}.")
+    return rows
+
+
+def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) -> None:
+    for split in dict.fromkeys(images.splits):
+        sets = {labels for labels, other in zip(images.labels, images.splits, strict=True) if other == split}
+        present = {name for labels in sets for name in labels}
+        absent = [name for name in classes if name not in present]
+        if absent:
+            notes.append(f"The {split} split has no images of {some(absent)}.")
+
+
+def _samples(
+    images: Catalogue, classes: tuple[str, ...], digests: list[bytes], areas: np.ndarray
+) -> dict[str, Samples]:
+    index = {name: number for number, name in enumerate(classes)}
+    short = np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
+    splits = {}
+    for split in dict.fromkeys(("train", "val", "test", *images.splits)):
+        rows = [row for row, other in enumerate(images.splits) if other == split]
+        if not rows:
+            continue
+        labels = [[index[name] for name in images.labels[row]] for row in rows]
+        several = images.several or split == "real" or any(len(own) != 1 for own in labels)
+        weights = np.ones(len(rows)) if images.weights is None else [images.weights[row] for row in rows]
+        splits[split] = Samples(
+            classes,
+            images.files,
+            Texts.of(images.entries[row].name for row in rows),
+            np.array([own[0] if own else -1 for own in labels], np.int64),
+            LabelSets.of(labels) if several else None,
+            np.asarray(weights, np.float32),
+            short[rows],
+            areas[rows],
+        )
+    return splits
+
+
+def _fingerprint(images: Catalogue, digests: list[bytes]) -> str:
+    """Of names, classes, content and weights."""
+    whole = hashlib.blake2b(digest_size=16)
+    for row, (entry, labels, digest) in enumerate(zip(images.entries, images.labels, digests, strict=True)):
+        weight = "" if images.weights is None else f"{images.weights[row]}\0"
+        text = "\0".join((entry.name, *labels, weight))
+        whole.update(text.encode("utf-8", "surrogateescape") + digest)
+    return whole.hexdigest()

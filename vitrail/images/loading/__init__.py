@@ -1,0 +1,1 @@
+"""Samples -> batches on the device."""

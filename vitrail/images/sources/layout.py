@@ -1,0 +1,110 @@
+"""Class folders: the split and the class that its folders give every image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitrail.errors import UserError
+from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
+from vitrail.images.sources.files import FolderFiles, Listing, ZipFiles
+
+Tree = FolderFiles | ZipFiles
+
+
+def read_folders(files: Tree, path: str | Path, notes: list[str]) -> Catalogue:
+    """<class>/... or {train,val,test}/<class>/..., in a folder or a .zip archive of one."""
+    files, listing = step_inside(files, files.list(), notes)
+    return place(files, listing, split_folders(listing, path), path, notes)
+
+
+def step_inside(files: Tree, listing: Listing, notes: list[str]) -> tuple[Tree, Listing]:
+    """An archive of `photos/` holds the class folders one level down, where no path on the command line can point."""
+    while isinstance(files, ZipFiles):
+        tops = {entry.name.split("/")[0] for entry in listing.images}
+        shallow = any(entry.name.count("/") < 2 for entry in listing.images)
+        if len(tops) != 1 or shallow or min(tops).lower() in SPLIT_NAMES:
+            break
+        notes.append(f"The class folders are those inside '{min(tops)}'.")
+        files = files.under(min(tops))
+        listing = files.list()
+    return files, listing
+
+
+def split_folders(listing: Listing, path: str | Path) -> dict[str, str]:
+    """Folder -> split, or nothing for unsplit data. One 'train' among other folders is a class of trains."""
+    tops = sorted({entry.name.split("/")[0] for entry in listing.images if "/" in entry.name})
+    named = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
+    if len(named) < min(2, len(tops)):
+        return {}
+    for split in named.values():
+        same = [top for top in named if named[top] == split]
+        if len(same) > 1:
+            raise UserError(f"'{path}' has the folders {some(same)}, which mean the same split; keep one of them")
+    return named
+
+
+def place(files: Tree, listing: Listing, given: dict[str, str], path: str | Path, notes: list[str]) -> Catalogue:
+    """Split and class of every image; what lies elsewhere is ignored and noted."""
+    depth = 2 if given else 1
+    placed = Catalogue(files, [], [], [], noun="class folder", unreadable=listing.unreadable)
+    label_of: dict[str, tuple[str, ...]] = {}  # one tuple for all images of a class
+    loose: list[str] = []
+    foreign: list[str] = []
+    for entry in listing.images:
+        folders = entry.name.split("/")[:-1]
+        if given and folders and folders[0] not in given:
+            foreign.append(entry.name)
+        elif len(folders) < depth:
+            loose.append(entry.name)
+        else:
+            name = folders[depth - 1]
+            placed.entries.append(entry)
+            placed.splits.append(given[folders[0]] if given else UNSPLIT)
+            placed.labels.append(label_of.setdefault(name, (name,)))
+    if not placed.entries:
+        found = "has images but no class folders" if loose else "holds no images"
+        raise UserError(f"'{path}' {found}; put the images of each class in a folder named after the class")
+    if not given:
+        _note_same_inside(placed, notes)
+    empty = _empty_folders(listing, placed, given, depth)
+    for names, noun, where in (
+        (loose, "image", "beside the class folders"),
+        (foreign, "image", f"outside the folders {some(given)}"),
+        (empty, "class folder", "without images"),
+    ):
+        if names:
+            notes.append(f"Ignored {count(len(names), noun)} {where}: {some(names)}.")
+    note_ignored(listing, notes)
+    return placed
+
+
+def note_ignored(listing: Listing, notes: list[str]) -> None:
+    """What was found beside the images."""
+    for number, noun, what in (
+        (listing.hidden, "hidden item", ""),
+        (listing.others, "file", " without the name of an image"),
+        (listing.relinked, "link", " to folders already read"),
+    ):
+        if number:
+            notes.append(f"Ignored {count(number, noun)}{what}.")
+
+
+def _note_same_inside(placed: Catalogue, notes: list[str]) -> None:
+    """Class folders that all hold the same folders are likely splits under names of their own."""
+    inside: dict[str, set[str]] = {}
+    for entry in placed.entries:
+        top, *rest = entry.name.split("/")
+        inside.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
+    kinds = {frozenset(names) for names in inside.values()}
+    shared = min(kinds, key=len)
+    if len(inside) > 1 and len(kinds) == 1 and len(shared) > 1 and "" not in shared:
+        notes.append(
+            f"Every class folder holds the same folders, {some(sorted(shared))}: if those are the classes, "
+            "rename the outer folders to train, val or test."
+        )
+
+
+def _empty_folders(listing: Listing, placed: Catalogue, given: dict[str, str], depth: int) -> list[str]:
+    filled = {"/".join(entry.name.split("/")[:depth]) for entry in placed.entries}
+    class_folders = [name for name in listing.folders if name.count("/") == depth - 1]
+    return [name for name in class_folders if name not in filled and (not given or name.split("/")[0] in given)]

@@ -1,0 +1,46 @@
+"""Which kind of data lies at a path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitrail.errors import UserError, did_you_mean
+from vitrail.images.sources.catalogue import Catalogue
+from vitrail.images.sources.files import FolderFiles, ZipFiles, is_image_name
+from vitrail.images.sources.layout import read_folders
+from vitrail.images.sources.manifest import is_manifest, read_manifest
+from vitrail.images.sources.packed import is_packed, read_packed
+from vitrail.images.sources.parquet import is_parquet, read_parquet
+from vitrail.images.sources.standard import read_standard
+
+
+def read_source(path: str | Path, notes: list[str]) -> Catalogue:
+    """What lies at `path`, without opening an image."""
+    place = Path(path).expanduser()
+    try:
+        if place.is_dir():
+            with os.scandir(place):
+                pass
+        elif not place.exists():
+            siblings = [child.name for child in place.parent.iterdir()] if place.parent.is_dir() else []
+            raise UserError(f"'{path}' does not exist{did_you_mean(place.name, siblings)}")
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be opened: {error.strerror}") from None
+    if is_packed(place):
+        return read_packed(place, notes)
+    if is_parquet(place):
+        return read_parquet(place, notes)
+    if is_manifest(place):
+        return read_manifest(place, notes)
+    standard = read_standard(place, notes)
+    if standard is not None:
+        return standard
+    if place.is_dir():
+        return read_folders(FolderFiles(str(place.absolute())), path, notes)
+    if place.suffix.lower() == ".zip":
+        return read_folders(ZipFiles(str(place.absolute())), path, notes)
+    if is_image_name(place.name):
+        raise UserError(f"'{path}' is a single image; give the folder that holds a folder of images for each class")
+    known = "a folder, a .zip archive of class folders, a .csv table, a .parquet file or a .tar.gz archive of CIFAR"
+    raise UserError(f"'{path}' is not a data set; that would be {known}")
