@@ -10,10 +10,12 @@ import pytest
 
 from tests.runs.conftest import SMALL, draw
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = README + (ROOT / "docs" / "data.md").read_text()
 COMMANDS = [
     line.removeprefix("$ ")
-    for block in re.findall(r"```console\n(.*?)```", README, re.S)
+    for block in re.findall(r"```console\n(.*?)```", PAGES, re.S)
     for line in block.splitlines()
     if line.startswith("$ ")
 ]

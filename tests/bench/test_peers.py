@@ -125,6 +125,7 @@ def test_an_unknown_name_is_refused_before_anything_runs(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark_writes_its_results(monkeypatch, tmp_path, capsys):
     effort = Effort(seconds=0.0, min_rounds=2, max_rounds=2, turn_seconds=0.0)
     monkeypatch.setattr(model.Settings, "effort", effort)

@@ -15,7 +15,7 @@ from vitrail.model.build import build
 from vitrail.runs.network import network_from, new_network
 
 
-@pytest.mark.parametrize("name", ["Ti/16", "R+Ti/16", "R50x1"])
+@pytest.mark.parametrize("name", ["Ti/16", "R+Ti/16", pytest.param("R50x1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_a_network_takes_what_the_loader_makes(name: str, channels: int) -> None:
     choice = ModelChoice(name=name, image_size=(32, 32), channels=channels)

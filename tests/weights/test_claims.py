@@ -132,6 +132,7 @@ def test_numbers_that_are_none(tmp_path, convert, folder, what):
     assert code == 2 and f"tensor 'encoder.norm.bias' holds {words}" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "patch"), [((2048, 2048), 1024), ((520, 520), 8)])
 def test_images_too_large_to_compare_on(tmp_path, convert, ours, size, patch):
     source = ours(image_size=size, patch=(patch, patch), width=12, heads=1, depth=1)
