@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from PIL import Image
 
 from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.doctor.findings import Case, Finding, Findings
-from vitrail.report.page import breakable, is_small, picture_source
+from vitrail.report.page import page_environment
 
 MOST_PICTURES = 60  # of a finding
 MOST_ROWS = 200
@@ -50,18 +47,9 @@ def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[
 
 
 def render(found: Findings, name: str, commands: Sequence[str]) -> str:
-    environment = Environment(
-        loader=PackageLoader("vitrail", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for function in (breakable, is_small, picture_source):
-        environment.filters[function.__name__] = function
+    environment = page_environment()
     totals = {name: sum(counts.values()) for name, counts in found.balance.items()}
     return environment.get_template("check.html").render(
-        style=Markup(_look_of_the_report(environment)),
         found=found,
         name=name,
         sections=[_section(found, finding) for finding in found.findings],
@@ -70,15 +58,6 @@ def render(found: Findings, name: str, commands: Sequence[str]) -> str:
         largest=max(totals.values(), default=0) or 1,
         commands=commands,
     )
-
-
-def _look_of_the_report(environment: Environment) -> str:
-    """The style sheet of the classification report, so that there is one."""
-    assert environment.loader is not None
-    page = environment.loader.get_source(environment, "page.html")[0]
-    found = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def _section(found: Findings, finding: Finding) -> Section:

@@ -77,7 +77,7 @@ def render(facts: ReportFacts) -> str:
     scores = facts.scores
     confusion = _confusions(scores) if isinstance(scores, Scores) else None
     return (
-        _environment()
+        page_environment()
         .get_template("page.html")
         .render(
             facts=facts,
@@ -136,7 +136,8 @@ def is_small(image: np.ndarray) -> bool:
     return max(image.shape[:2]) <= SMALL_PICTURE
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Templates of this room, with what they need to show numbers, paths and pictures."""
     environment = Environment(
         loader=PackageLoader("vitrail", "report"),
         autoescape=True,
