@@ -238,7 +238,7 @@ class DataConfig(Schema):
     monitor: float = Field(default=0.1, gt=0, lt=1)  # share of training images watched when only a test split is given
     split_seed: int = 0
     alike: bool = True  # images that look alike are held out together, or not at all
-    workers: int | None = Field(default=None, ge=0)  # none: chosen from the machine
+    workers: int | None = Field(default=None, ge=0, le=256)  # none: chosen from the machine
     max_pixels: int = Field(default=100_000_000, gt=0)  # larger images are refused before decoding
     cache: Literal["auto", "memory", "disk", "none"] = "auto"  # of decoded images; auto: in memory, if they fit
     scaled_decoding: bool = True  # where none are kept: large JPEGs are decoded smaller for small training crops

@@ -14,8 +14,9 @@ from PIL import Image
 
 from tests.images.folders import contents, fill, image_bytes, numbered
 from vitrail.errors import UserError
-from vitrail.images.dataset import open_dataset
+from vitrail.images.dataset import open_dataset, sketch
 from vitrail.images.decode import decode
+from vitrail.images.doctor.check import check
 from vitrail.images.pack import Packing
 from vitrail.runs.pack import pack
 
@@ -143,6 +144,55 @@ def test_a_stopped_packing_goes_on_and_is_not_read_before_it_is_whole(
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
+def test_a_shard_that_was_damaged_before_going_on_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = split_folder(tmp_path / "in")
+    pack(folder, tmp_path / "whole")
+    monkeypatch.setattr(Packing, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    for damage in ("cut", "gone", "side"):
+        with pytest.raises(KeyboardInterrupt):
+            pack(folder, tmp_path / damage)
+    monkeypatch.undo()
+    name = "train-00000-of-00001.parquet"
+    (tmp_path / "cut" / name).write_bytes((tmp_path / "cut" / name).read_bytes()[:100])
+    (tmp_path / "gone" / name).unlink()
+    (tmp_path / "side" / f".{name}.npz").write_bytes(b"x")
+    for damage in ("cut", "gone", "side"):
+        pack(folder, tmp_path / damage)
+        assert (tmp_path / damage / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert open_dataset(tmp_path / damage).splits["train"].read(0)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(Packing, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        pack(folder, tmp_path / "marker")
+    (tmp_path / "marker/packing.json").write_text("garbage")
+    with pytest.raises(UserError, match="holds the beginning of another packing"):
+        pack(folder, tmp_path / "marker")
+
+
+def test_images_made_smaller_keep_their_side_and_are_recognised(tmp_path: Path) -> None:
+    fill(tmp_path / "in", {f"{'ab'[i % 2]}/{i}.jpg": photo(i, (40, 50)) for i in range(20)})
+    pack(tmp_path / "in", tmp_path / "out", resize=20)
+    before, after = open_dataset(tmp_path / "in"), open_dataset(tmp_path / "out")
+    for name, samples in before.splits.items():
+        packed = after.splits[name]
+        assert sorted(packed.firsts.tolist()) == sorted(samples.digests.tolist())
+        assert not set(packed.digests.tolist()) & set(samples.digests.tolist())
+    assert sketch(before.splits["train"]) == sketch(after.splits["train"])
+
+
+def test_check_reads_every_byte_of_packed_images(tmp_path: Path) -> None:
+    pack(split_folder(tmp_path / "in"), tmp_path / "out")
+    assert not [finding for finding in check(tmp_path / "out").findings if finding.kind == "corrupt"]
+    shard = tmp_path / "out/train-00000-of-00001.parquet"
+    raw = bytearray(shard.read_bytes())
+    image = open_dataset(tmp_path / "out").splits["train"].read(2)
+    raw[raw.index(image) + 9] ^= 1
+    shard.write_bytes(raw)
+    corrupt = next(finding for finding in check(tmp_path / "out").findings if finding.kind == "corrupt")
+    assert [case.names[0].split()[-1] for case in corrupt.cases] == ["train/a/2.png"]
+
+
 def test_damage_is_told(tmp_path: Path) -> None:
     pack(split_folder(tmp_path / "in"), tmp_path / "out")
     shard = tmp_path / "out/train-00000-of-00001.parquet"
@@ -160,6 +210,10 @@ def test_damage_is_told(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(UserError, match="is missing"):
         open_dataset(tmp_path / "out")
+    (tmp_path / "out/manifest.json").rename(tmp_path / "away.json")
+    with pytest.raises(UserError, match=r"manifest.json of the packed folder .* is damaged or missing"):
+        open_dataset(tmp_path / "out")
+    (tmp_path / "away.json").rename(tmp_path / "out/manifest.json")
     (tmp_path / "out/index.npz").write_bytes(b"x")
     with pytest.raises(UserError, match=r"manifest.json or index.npz in .* is damaged"):
         open_dataset(tmp_path / "out")

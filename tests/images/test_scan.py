@@ -95,6 +95,32 @@ def test_an_interrupted_scan_goes_on(tmp_path: Path, decoded: list[int]) -> None
     assert leftovers == []
 
 
+def test_two_tables_in_one_folder_are_both_remembered(
+    tmp_path: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, {**{f"{i}.png": image_bytes(i) for i in range(8)}, "bad.png": b"bad"})
+    rows = [f"{i}.png,{'ab'[i % 2]}" for i in range(8)]
+    (tmp_path / "first.csv").write_text("\n".join(["path,label", *rows[:5], "bad.png,a"]))
+    (tmp_path / "second.csv").write_text("\n".join(["path,label", *rows[4:]]))
+    tables = [tmp_path / "first.csv", tmp_path / "second.csv"]
+    before = [open_dataset(table) for table in tables]
+    assert len(decoded) == 9  # the one in both only once
+    after = [open_dataset(table) for table in tables * 2]
+    assert len(decoded) == 9
+    assert [data.fingerprint for data in after] == [data.fingerprint for data in before] * 2
+    assert after[2].excluded == before[0].excluded != []
+    fill(tmp_path, {"0.png": image_bytes(70)})  # a row that is replaced is not remembered twice
+    open_dataset(tables[0])
+    open_dataset(tables[1])
+    assert len(decoded) == 10
+    monkeypatch.setattr(scan_module, "_REMEMBERED", 6)
+    fill(tmp_path, {"1.png": image_bytes(71)})
+    open_dataset(tables[0])
+    assert len(decoded) == 11
+    open_dataset(tables[1])
+    assert len(decoded) == 14  # what did not fit beside the last listing
+
+
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 40, "b": 40}))
     calls: list[tuple[int, int]] = []

@@ -95,6 +95,47 @@ def test_images_that_look_alike_stand_on_one_side(tmp_path: Path) -> None:
     assert together.fingerprint == apart.fingerprint
 
 
+def grouped(root: Path, rows: list[tuple[str, str]], seed: int, share: float = 0.2) -> Dataset:
+    """Images of (class, group), split by a table."""
+    fill(root, [f"{i}.png" for i in range(len(rows))])
+    lines = [f"{i}.png,{label},{group}" for i, (label, group) in enumerate(rows)]
+    (root / "list.csv").write_text("\n".join(["path,label,group", *lines]))
+    return open_dataset(root / "list.csv", split_seed=seed, holdout=share)
+
+
+def count_of(data: Dataset, split: str) -> Counter[str]:
+    return Counter(label for _, label in contents(data)[split])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_uneven_groups_are_held_out_as_near_to_the_share_as_they_allow(tmp_path: Path, seed: int) -> None:
+    rows = [(name, f"{name}{'large' if i < 95 else 'small'}") for name in "ab" for i in range(100)]
+    data = grouped(tmp_path, rows, seed)
+    assert count_of(data, "val") == {"a": 5, "b": 5}
+    assert data.notes[-1] == "5% of the images are held out, not 20%: groups are taken whole."
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_class_loses_its_last_training_image(tmp_path: Path, seed: int) -> None:
+    rows = [("cat", f"p{i // 4}") for i in range(40)] + [("dog", "p0")] * 3
+    data = grouped(tmp_path, rows, seed)
+    assert count_of(data, "train")["dog"] == 3 and count_of(data, "val") == {"cat": 8}
+    assert "Nothing is held out of classes whose images all belong together: 'dog'." in data.notes
+
+
+def test_a_class_that_looks_alike_as_a_whole_is_split_all_the_same(tmp_path: Path) -> None:
+    waves = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
+    product = np.asarray(Image.fromarray(waves).resize((96, 80), Image.Resampling.BICUBIC)).astype(int)
+    for name in ("good", "defect"):
+        (tmp_path / name).mkdir()
+        for i in range(20):
+            noise = np.random.default_rng([i, name == "good"]).integers(-6, 7, product.shape)
+            Image.fromarray((product + noise).clip(0, 255).astype(np.uint8)).save(tmp_path / name / f"{i}.png")
+    data = open_dataset(tmp_path)
+    assert count_of(data, "val") == {"good": 4, "defect": 4}
+    assert data.notes == ["40 images look alike and are most of a class: they may stand on both sides of the split."]
+
+
 # the fingerprint
 
 

@@ -220,7 +220,7 @@ def test_folders_that_cannot_work_stop_with_one_sentence(photos, tmp_path):
     assert "no class folders" in sentence(vitrail("train", photos / "red"))
     draw(tmp_path / "singles" / "a", (1, 2, 3), 1)
     draw(tmp_path / "singles" / "b", (200, 2, 3), 1)
-    assert "at least two images" in sentence(vitrail("train", tmp_path / "singles"))
+    assert "every class needs two images or more" in sentence(vitrail("train", tmp_path / "singles"))
     assert "single image" in sentence(vitrail("train", photos / "red" / "000.png"))
 
 

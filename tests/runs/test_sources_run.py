@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score
 
 import vitrail
 from tests.runs.conftest import SMALL
 from tests.runs.conftest import vitrail as command
+from vitrail.config import DataConfig
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
+from vitrail.images.samples import LabelSets
 from vitrail.runs.evaluate import evaluate
+from vitrail.runs.measure import measure
 from vitrail.runs.pack import pack
 from vitrail.runs.train import train
+from vitrail.training.interrupt import Interrupts
 from vitrail.weights.bundle import read_card
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -106,3 +112,36 @@ def test_an_image_of_weight_zero_is_measured_all_the_same(tagged, run, quiet, tm
     (tmp_path / "list.csv").write_text("\n".join([lines[0], *rows]))
     scores = evaluate(run.weights, tmp_path / "list.csv", split="all", report=tmp_path / "r.html", console=quiet)
     assert scores.n == len(rows) - len(open_dataset(tagged).splits["train"])  # those trained on are left out
+
+
+def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
+    """ImageNet ReaL: top-1 and top-5 count a prediction that is any of an image's labels."""
+    result = train(photos, recipe="scratch", out=tmp_path / "run", overrides=(*SMALL, "train.steps=2"), console=quiet)
+    clf = vitrail.load(result.weights)
+    samples = open_dataset(photos).splits["val"]
+    sets = [[0, 1] if i % 3 else [2] for i in range(len(samples))]
+    samples = replace(samples, sets=LabelSets.of(sets))
+    device = torch.device("cpu")
+    found = measure(clf.net, "set", samples, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
+    said = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
+    assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(said, sets, strict=True)]))
+
+
+def test_predict_labels_every_row_of_a_table_in_its_order(run, tagged, tmp_path):
+    names = [f"{tagged.parent}/{i}.png" for i in (9, 3, 5)]
+    (tmp_path / "inbox.csv").write_text("\n".join(["file,note", *(f"{name},x" for name in names), "gone.png,x"]))
+    done = command("predict", run.folder, tmp_path / "inbox.csv", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["file"] for row in rows] == [*names, "gone.png"]
+    assert all("labels" in row for row in rows[:3]) and "cannot be read" in rows[3]["error"]
+
+
+def test_a_table_whose_splits_changed_is_other_data(tagged, tmp_path):
+    rows = [f"{tagged.parent}/{i}.png,{'odd' if i % 2 else 'even'}," for i in range(40)]
+
+    def fingerprint(first, second):
+        parts = [row + (first if number < 20 else second) for number, row in enumerate(rows)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *parts]))
+        return open_dataset(tmp_path / "list.csv").fingerprint
+
+    assert fingerprint("train", "test") != fingerprint("test", "train")

@@ -96,7 +96,7 @@ def evaluate(
     data: str,
     /,
     *,
-    split: Literal["train", "val", "test", "all"] | None = None,
+    split: Literal["train", "val", "test", "all", "real"] | None = None,
     image_size: ImageSize | None = None,
     report: str | None = None,
     quarantine: str | None = None,

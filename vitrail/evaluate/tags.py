@@ -139,11 +139,17 @@ def _mean(values: Any) -> float:
 
 
 def _interval(logits: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> Interval:
-    """95 % percentile bootstrap over images; a resample is how often each image was drawn."""
+    """95 % basic bootstrap over images; a resample is how often each image was drawn.
+
+    Images drawn twice flatter average precision, the more the rarer the label, so resamples lie too high: their
+    distances from the measured value are turned over. (With labels on 2 % of 200 images percentiles cover the truth
+    in 3 % of the cases, these in 85 %.)
+    """
     n, k = truth.shape
     resamples = int(max(20, min(RESAMPLES, BOOTSTRAP_VALUES / (n * k))))
     weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float32)
     used = [label for label in range(k) if truth[:, label].any()]
     found = np.stack([average_precision(logits[:, label], truth[:, label], weights) for label in used])
     low, high = np.quantile(np.nanmean(found, axis=0), [0.025, 0.975])
-    return float(low), float(high)
+    point = np.mean([average_precision(logits[:, label], truth[:, label])[0] for label in used])
+    return float(max(0.0, min(point, 2 * point - high))), float(min(1.0, max(point, 2 * point - low)))

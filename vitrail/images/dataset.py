@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ from vitrail.errors import UserError
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.doctor.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
-from vitrail.images.scan import Progress, Scan, scan
+from vitrail.images.scan import Progress, Scan, scan, unreadable
 from vitrail.images.similar import near_groups
-from vitrail.images.sources.catalogue import Catalogue, class_list, count, plural, some
+from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, plural, some
 from vitrail.images.sources.read import read_source
 from vitrail.images.splits import hold_out, note_leaks
 
@@ -40,12 +40,17 @@ class Dataset:
 
 def sketch(samples: Samples) -> list[str]:
     """Digests by which images can be recognised later: all of them, or of a million those that sort first."""
-    return [f"{digest:016x}" for digest in np.sort(samples.digests)[:SKETCH].tolist()]
+    return [f"{digest:016x}" for digest in np.sort(samples.firsts)[:SKETCH].tolist()]
 
 
-def seen_in(samples: Samples, known: Sequence[str]) -> np.ndarray:
-    """Which samples are among the images of a sketch, (n,) bool."""
-    return np.isin(samples.digests, np.array([int(digest, 16) for digest in known], np.uint64))
+def seen_in(samples: Samples, known: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Which samples are among the images of a sketch, and of which that cannot be told, (n,) bool each.
+
+    A full sketch holds the digests that sort first: of what sorts after them nothing is known.
+    """
+    digests = np.array([int(digest, 16) for digest in known], np.uint64)
+    beyond = samples.firsts > digests.max() if len(known) >= SKETCH else np.zeros(len(samples), bool)
+    return np.isin(samples.firsts, digests), beyond
 
 
 def bundled_images() -> Path:
@@ -93,31 +98,40 @@ def open_dataset(
     images = source.keep(usable)
     _check_train(images, needs_train, path)
     names = class_list(images, classes, path)
+    if split:
+        _check_weights(images, path)
     digests = [found.digests[row].tobytes() for row in usable]
+    firsts = images.firsts or digests  # an image keeps its side when it is made smaller
+    fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
     if split and "val" not in images.splits:
         share = monitor if "test" in images.splits else holdout
         together = near_groups(found.looks[usable]) if alike else None
-        images = hold_out(images, digests, together, share, split_seed, notes)
+        images = hold_out(images, firsts, together, share, split_seed, notes)
     if source.given_split or not split:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(
         root=os.path.normpath(Path(path).expanduser().absolute()),
         classes=names,
-        splits=_samples(images, names, digests, found.shapes[usable].astype(np.int64).prod(axis=1)),
+        splits=_samples(images, names, digests, firsts, found.shapes[usable].astype(np.int64).prod(axis=1)),
         excluded=excluded,
         notes=notes,
-        fingerprint=_fingerprint(images, digests),
+        fingerprint=fingerprint,
         given_split=source.given_split,
         median_size=(int(np.median(found.shapes[usable, 0])), int(np.median(found.shapes[usable, 1]))),
         several=source.several,
     )
 
 
-def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = None) -> Scan:
-    """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once."""
+def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = None, *, verify: bool = False) -> Scan:
+    """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once.
+
+    Of packed data an earlier look is known; to `verify` is to read all of it and compare checksums.
+    """
     if source.scan is not None:
-        return source.scan
+        if not verify:
+            return source.scan
+        return replace(source.scan, problems=unreadable(source.files, source.entries, progress))
     once = {entry.name: entry for entry in source.entries}
     if len(once) == len(source.entries):
         return scan(source.files, source.entries, max_pixels, progress)
@@ -131,6 +145,13 @@ def _check_train(images: Catalogue, needed: bool, path: str | Path) -> None:
         others = some(dict.fromkeys(images.splits))
         kind = "folder" if images.noun == "class folder" else "split"
         raise UserError(f"'{path}' has images for {others} but none that can be used in a 'train' {kind}")
+
+
+def _check_weights(images: Catalogue, path: str | Path) -> None:
+    if images.weights is not None and not any(
+        weight for weight, split in zip(images.weights, images.splits, strict=True) if split in ("train", UNSPLIT)
+    ):
+        raise UserError(f"'{path}' gives every training image a weight of 0: nothing would be learned")
 
 
 def _usable(
@@ -160,10 +181,12 @@ def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) 
 
 
 def _samples(
-    images: Catalogue, classes: tuple[str, ...], digests: list[bytes], areas: np.ndarray
+    images: Catalogue, classes: tuple[str, ...], digests: list[bytes], firsts: list[bytes], areas: np.ndarray
 ) -> dict[str, Samples]:
     index = {name: number for number, name in enumerate(classes)}
-    short = np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
+    short, first = (
+        np.array([int.from_bytes(digest[:8], "big") for digest in column], np.uint64) for column in (digests, firsts)
+    )
     splits = {}
     for split in dict.fromkeys(("train", "val", "test", *images.splits)):
         rows = [row for row, other in enumerate(images.splits) if other == split]
@@ -171,25 +194,28 @@ def _samples(
             continue
         labels = [[index[name] for name in images.labels[row]] for row in rows]
         several = images.several or split == "real" or any(len(own) != 1 for own in labels)
-        weights = np.ones(len(rows)) if images.weights is None else [images.weights[row] for row in rows]
+        weights = np.ones(len(rows)) if images.weights is None else np.array([images.weights[row] for row in rows])
+        if weights.any():
+            weights = weights / weights.mean()  # so that the scale of the weights is not one of the learning rate
         splits[split] = Samples(
             classes,
             images.files,
             Texts.of(images.entries[row].name for row in rows),
             np.array([own[0] if own else -1 for own in labels], np.int64),
             LabelSets.of(labels) if several else None,
-            np.asarray(weights, np.float32),
+            weights.astype(np.float32),
             short[rows],
+            first[rows],
             areas[rows],
         )
     return splits
 
 
 def _fingerprint(images: Catalogue, digests: list[bytes]) -> str:
-    """Of names, classes, content and weights."""
+    """Of names, classes, content, and what a table says of splits, groups and weights."""
     whole = hashlib.blake2b(digest_size=16)
     for row, (entry, labels, digest) in enumerate(zip(images.entries, images.labels, digests, strict=True)):
-        weight = "" if images.weights is None else f"{images.weights[row]}\0"
-        text = "\0".join((entry.name, *labels, weight))
+        said = [column[row] for column in (images.groups, images.weights) if column is not None]
+        text = "\0".join((entry.name, *labels, images.splits[row], *map(str, said), ""))
         whole.update(text.encode("utf-8", "surrogateescape") + digest)
     return whole.hexdigest()

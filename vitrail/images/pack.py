@@ -69,7 +69,8 @@ class Packing:
         told = [asdict(self.options), self.classes, [asdict(shard) for shard in self.shards]]
         whole = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
         for row, labels in enumerate(self.source.labels):
-            text = f"{self.source.entries[row].name}\0{labels}\0{self.source.groups and self.source.groups[row]}"
+            said = [column[row] for column in (self.source.groups, self.source.weights) if column is not None]
+            text = f"{self.source.entries[row].name}\0{labels}\0{said}"
             whole.update(text.encode("utf-8", "surrogateescape") + self.scan.digests[row].tobytes())
         return whole.hexdigest()
 
@@ -77,17 +78,30 @@ class Packing:
         """Make the folder, or find what an earlier call left in it; returns how many shards are there already."""
         marker = self.out / UNFINISHED
         if marker.is_file():
-            if json.loads(marker.read_text(encoding="utf-8")).get("key") != self.key():
+            if _key_in(marker) != self.key():
                 raise UserError(
                     f"'{self.out}' holds the beginning of another packing: remove it or name another folder"
                 )
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        elif self.out.is_file():
+            raise UserError(f"'{self.out}' is a file: name a folder to write")
+        elif self.out.exists() and any(self.out.iterdir()):
             raise UserError(f"'{self.out}' is not empty: name a new folder, or remove it")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
             with whole_file(marker) as temporary:
-                temporary.write_text(json.dumps({"key": self.key()}), encoding="utf-8")
+                temporary.write_text(json.dumps({"format": FORMAT, "key": self.key()}), encoding="utf-8")
+        for shard in self.shards:
+            if self._side(shard).is_file() and not self._is_whole(shard):
+                self._side(shard).unlink()
         return sum(self._side(shard).is_file() for shard in self.shards)
+
+    def _is_whole(self, shard: _Shard) -> bool:
+        """Whether a shard is still as it was written: its side file says how that was."""
+        try:
+            with np.load(self._side(shard), allow_pickle=False) as side:
+                return str(side["blake2b"]) == _digest(self.out / shard.file) and len(side["sums"]) == len(shard.rows)
+        except Exception:  # damaged, or one of the two is missing: the shard is written again
+            return False
 
     def write(self, progress: Callable[[int, int], None]) -> None:
         """Write the shards that are missing."""
@@ -117,6 +131,7 @@ class Packing:
             Texts.of(origin_of(entry.name) for entry in source.entries),
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
+            self._firsts()[order],
             self.scan.rows(order),
         )
         manifest = self._manifest(notes)
@@ -133,6 +148,12 @@ class Packing:
             self._side(shard).unlink()
         (self.out / UNFINISHED).unlink()  # last: from here on the folder counts as whole
         return manifest
+
+    def _firsts(self) -> np.ndarray:
+        """Digests of the images as they were before any packing, uint8 (n, 16)."""
+        if self.source.firsts is None:
+            return self.scan.digests
+        return np.frombuffer(b"".join(self.source.firsts), np.uint8).reshape(-1, 16)
 
     def _manifest(self, notes: list[str]) -> dict[str, Any]:
         shards = [
@@ -184,7 +205,9 @@ class Packing:
         offsets, lengths = (np.concatenate([place[i] for place in places if place is not None]) for i in (0, 1))
         assert len(offsets) == len(shard.rows), "an image was not found in the shard it was just written to"
         with whole_file(self._side(shard)) as temporary, temporary.open("wb") as file:
-            np.savez(file, offsets=offsets, lengths=lengths, sums=np.array(sums, np.uint32))
+            np.savez(
+                file, offsets=offsets, lengths=lengths, sums=np.array(sums, np.uint32), blake2b=np.array(_digest(path))
+            )
 
     def _image(self, row: int) -> bytes:
         """The encoded image to store: as it is, or smaller."""
@@ -200,7 +223,9 @@ class Packing:
             image = decode(data, channels=channels, max_pixels=self.options.max_pixels)
             return _smaller(image, side, self.options.quality)
         except (OSError, BadImage) as error:
-            raise UserError(f"'{name}' cannot be packed: {error}; give the command again when it is there") from None
+            raise UserError(
+                f"'{name}' cannot be packed: {error}; mend it or remove it, and give the command again"
+            ) from None
 
     def _columns(self, rows: list[int], images: list[bytes]) -> dict[str, list[Any]]:
         number = {name: index for index, name in enumerate(self.classes)}
@@ -266,6 +291,13 @@ def _smaller(image: np.ndarray, side: int, quality: int) -> bytes:
     else:
         smaller.save(file, "JPEG", quality=quality)
     return file.getvalue()
+
+
+def _key_in(marker: Path) -> str:
+    try:
+        return str(json.loads(marker.read_text(encoding="utf-8"))["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _digest(path: Path) -> str:

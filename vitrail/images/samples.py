@@ -52,6 +52,7 @@ class Samples:
     sets: LabelSets | None  # none: every image has exactly one label
     weights: np.ndarray  # float32 (n,)
     digests: np.ndarray  # uint64 (n,): of the content
+    firsts: np.ndarray  # uint64 (n,): the same before packing made the images smaller
     areas: np.ndarray  # int64 (n,): height times width
 
     def __len__(self) -> int:
@@ -87,5 +88,6 @@ class Samples:
             sets=None if self.sets is None else LabelSets.of([self.sets[i].tolist() for i in chosen]),
             weights=self.weights[chosen],
             digests=self.digests[chosen],
+            firsts=self.firsts[chosen],
             areas=self.areas[chosen],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 
 _CACHE_VERSION = 3
 _COLUMNS = ("digests", "shapes", "traits", "looks")
+_REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
 _FAINT = 3  # levels between red, green and blue that nobody sees
 
@@ -75,6 +76,26 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
     finally:  # an interrupted scan goes on where it stopped
         cache.save(result, known)
     return result
+
+
+def unreadable(files: Files, entries: Sequence[Entry], progress: Progress | None = None) -> dict[int, str]:
+    """Row -> why its bytes cannot be had; nothing is decoded."""
+
+    def read(row: int) -> str:
+        try:
+            files.read(entries[row].name)
+        except OSError as error:
+            return f"cannot be read: {error.strerror or error}"
+        return ""
+
+    found: dict[int, str] = {}
+    with ThreadPoolExecutor(cores()) as pool:
+        for start in range(0, len(entries), _BATCH):
+            rows = range(start, min(start + _BATCH, len(entries)))
+            found |= {row: reason for row, reason in zip(rows, pool.map(read, rows), strict=True) if reason}
+            if progress:
+                progress(rows.stop, len(entries))
+    return found
 
 
 def cores() -> int:
@@ -156,41 +177,74 @@ class _Cache:
 
     def load_into(self, result: Scan) -> np.ndarray:
         """Fill the rows of files that are as they were; returns which rows those are."""
-        known = np.zeros(len(self.names), bool)
-        try:
-            with np.load(self.path, allow_pickle=False) as stored:
-                if str(stored["header"]) != self.header:
-                    return known
-                old = {key: stored[key] for key in ("names", "sizes", "stamps", *_COLUMNS, "bad", "reasons")}
-            row_of = {name: row for row, name in enumerate(_split(old["names"]))}
-            rows = np.array([row_of.get(name, -1) for name in self.names], np.int64)
-            same = (rows >= 0) & (old["sizes"][rows] == self.sizes) & (old["stamps"][rows] == self.stamps)
-            reasons = dict(zip(old["bad"].tolist(), _split(old["reasons"]), strict=True))
-            problems = {int(row): reasons[rows[row]] for row in np.flatnonzero(same) if rows[row] in reasons}
-            for key in _COLUMNS:
-                getattr(result, key)[same] = old[key][rows[same]]
-        except Exception:  # absent, cut short or written by something else: scan again
-            return known
-        result.problems.update(problems)
+        old = self._stored()
+        if old is None:
+            return np.zeros(len(self.names), bool)
+        row_of = {name: row for row, name in enumerate(old.names)}
+        rows = np.array([row_of.get(name, -1) for name in self.names], np.int64)
+        same = rows >= 0
+        for key, own in (("sizes", self.sizes), ("stamps", self.stamps)):
+            same[same] = old.columns[key][rows[same]] == own[same]
+        for key in _COLUMNS:
+            getattr(result, key)[same] = old.columns[key][rows[same]]
+        result.problems.update({int(r): old.problems[rows[r]] for r in np.flatnonzero(same) if rows[r] in old.problems})
         return same
 
     def save(self, result: Scan, known: np.ndarray) -> None:
-        rows = np.flatnonzero(known)
-        place_of = {int(row): place for place, row in enumerate(rows)}
-        bad = sorted(row for row in result.problems if row in place_of)
-        columns: dict[str, Any] = {
-            "header": np.array(self.header),
-            "names": _join([self.names[row] for row in rows]),
-            "sizes": self.sizes[rows],
-            "stamps": self.stamps[rows],
-            **{key: getattr(result, key)[rows] for key in _COLUMNS},
-            "bad": np.array([place_of[row] for row in bad], np.int64),
-            "reasons": _join([result.problems[row] for row in bad]),
-        }
+        """What is known now, and after it what earlier scans of the same place saw beside it."""
+        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in _COLUMNS}}
+        rows = _Rows(self.names, columns, result.problems).keep(np.flatnonzero(known))
+        old = self._stored()
+        if old is not None:
+            listed = set(self.names)
+            others = np.array([row for row, name in enumerate(old.names) if name not in listed], np.int64)
+            rows = rows.followed_by(old.keep(others[: max(0, _REMEMBERED - len(rows.names))]))
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, **columns)
+                np.savez(file, header=np.array(self.header), **rows.arrays())
+
+    def _stored(self) -> _Rows | None:
+        try:
+            with np.load(self.path, allow_pickle=False) as stored:
+                return _Rows.of(stored) if str(stored["header"]) == self.header else None
+        except Exception:  # absent, cut short or written by something else: scan again
+            return None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Files and what is known of each."""
+
+    names: list[str]
+    columns: dict[str, np.ndarray]  # sizes, stamps and _COLUMNS, each of the length of the names
+    problems: dict[int, str]  # row -> why it is no picture
+
+    @classmethod
+    def of(cls, stored: Mapping[str, np.ndarray]) -> _Rows:
+        names = _split(stored["names"])
+        columns = {key: stored[key] for key in ("sizes", "stamps", *_COLUMNS)}
+        if any(len(column) != len(names) for column in columns.values()):
+            raise ValueError("the columns are not of one length")
+        return cls(names, columns, dict(zip(stored["bad"].tolist(), _split(stored["reasons"]), strict=True)))
+
+    def arrays(self) -> dict[str, Any]:
+        bad = sorted(self.problems)
+        reasons = _join([self.problems[row] for row in bad])
+        return {"names": _join(self.names), **self.columns, "bad": np.array(bad, np.int64), "reasons": reasons}
+
+    def keep(self, rows: np.ndarray) -> _Rows:
+        kept = {old: new for new, old in enumerate(rows.tolist())}
+        return _Rows(
+            [self.names[row] for row in kept],
+            {key: column[rows] for key, column in self.columns.items()},
+            {kept[row]: reason for row, reason in self.problems.items() if row in kept},
+        )
+
+    def followed_by(self, others: _Rows) -> _Rows:
+        moved = {len(self.names) + row: reason for row, reason in others.problems.items()}
+        columns = {key: np.concatenate([column, others.columns[key]]) for key, column in self.columns.items()}
+        return _Rows(self.names + others.names, columns, self.problems | moved)
 
 
 def _join(texts: Sequence[str]) -> np.ndarray:

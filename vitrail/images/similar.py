@@ -90,14 +90,14 @@ class Pairs:
 def near_groups(looks: np.ndarray, least: float = ALIKE) -> np.ndarray:
     """A number for each image, int64 (n,): equal numbers look alike, directly or through others between them.
 
-    A group that grows beyond all measure is a chain of ever so slightly different images and not one scene: it is cut
-    at a higher likeness, and one that cannot be cut is given up.
+    A group that grows beyond all measure may be a chain of ever so slightly different images and not one scene: it is
+    cut at a higher likeness. What stays together even then, as the frames of a clip do, is one.
     """
     count = len(looks)
     most = max(50, count // 50)
     pairs = near_pairs(looks, least)
     groups = join(count, pairs.left, pairs.right)
-    for higher in (0.97, 0.985, 0.995, math.inf):
+    for higher in (0.97, 0.985, 0.995):
         sizes = np.bincount(groups, minlength=count)
         too_large = sizes[groups] > most
         if not too_large.any():

@@ -10,6 +10,8 @@ import numpy as np
 
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 
+MOST_ALIKE = 0.5  # of a class: a larger part that looks alike is what the class looks like, and not one scene
+
 
 def hold_out(
     images: Catalogue, digests: list[bytes], alike: np.ndarray | None, share: float, seed: int, notes: list[str]
@@ -17,33 +19,84 @@ def hold_out(
     """Part of each class becomes "val".
 
     The choice depends on the seed and on the content (or the names of groups) alone: an image that is added or removed
-    moves hardly any other one across, and a new name moves none. Copies, images of one group and images that look
-    `alike` (equal numbers) stand on one side together.
+    moves hardly any other one across, and a new name moves none. Copies and images of one group stand on one side
+    together; where the data names no groups, so do images that look `alike` (equal numbers).
     """
     splits = ["train" if split == UNSPLIT else split for split in images.splits]
+    rows = [row for row, split in enumerate(splits) if split == "train"]
+    if images.groups is not None:
+        alike = None
+    elif alike is not None:
+        alike = _scenes(images, alike, rows, notes)
+    left = Counter(name for row in rows for name in images.labels[row])  # images of each class to learn from
+    frequent = Counter(left)
     by_class: dict[str, list[_Unit]] = {}
-    frequent = Counter(name for labels in images.labels for name in labels)
-    for unit in _units(images, digests, alike, [row for row, split in enumerate(splits) if split == "train"]):
+    for unit in _units(images, digests, alike, rows):
         by_class.setdefault(_main_label(images, unit.rows, frequent), []).append(unit)
     for units in by_class.values():
-        total = sum(len(unit.rows) for unit in units)
-        wanted = max(1, round(share * total))
-        taken = 0
-        ranked = sorted(units, key=lambda unit: _rank(seed, unit.key))
-        for unit in ranked[: len(units) - 1]:  # one always stays to be learned from
-            if taken and taken + len(unit.rows) / 2 > wanted:
-                break
+        for unit in _chosen(units, share, seed, images, left):
             for row in unit.rows:
                 splits[row] = "val"
-            taken += len(unit.rows)
-    kinds: dict[str, set[str]] = {"train": set(), "val": set()}
-    for labels, split in zip(images.labels, splits, strict=True):
-        kinds.get(split, set()).update(labels)
-    whole = sorted(kinds["train"] - kinds["val"])
-    if whole:
-        kind = "image" if images.groups is None else "group of images"
-        notes.append(f"Nothing is held out of classes with a single {kind}: {some(whole)}.")
+    _note_uneven(images, splits, share, notes)
     return replace(images, splits=splits)
+
+
+def _chosen(units: list[_Unit], share: float, seed: int, images: Catalogue, left: Counter[str]) -> list[_Unit]:
+    """The units of a class to hold out: as near to its share as their sizes allow, and never the last of any class."""
+    wanted = max(1, round(share * sum(len(unit.rows) for unit in units)))
+    ranked = sorted(units, key=lambda unit: _rank(seed, unit.key))
+    chosen: list[_Unit] = []
+    taken = 0
+    for unit in ranked:
+        if abs(taken + len(unit.rows) - wanted) < abs(taken - wanted) and _spare(unit, images, left):
+            chosen.append(unit)
+            taken += len(unit.rows)
+    if not chosen:  # all are too large: the smallest is better than none
+        chosen = [unit for unit in sorted(ranked, key=lambda unit: len(unit.rows)) if _spare(unit, images, left)][:1]
+    return chosen
+
+
+def _spare(unit: _Unit, images: Catalogue, left: Counter[str]) -> bool:
+    """Whether every class keeps images to learn from without this unit; if so, it is taken off."""
+    own = Counter(name for row in unit.rows for name in images.labels[row])
+    if any(left[name] <= number for name, number in own.items()):
+        return False
+    left.subtract(own)
+    return True
+
+
+def _scenes(images: Catalogue, alike: np.ndarray, rows: list[int], notes: list[str]) -> np.ndarray:
+    """The groups that look alike, without those that are most of a class: kept together, they would leave nothing to
+    learn from or nothing to measure on."""
+    whole = Counter(name for row in rows for name in images.labels[row])
+    parts = Counter((int(alike[row]), name) for row in rows for name in images.labels[row])
+    large = {group for (group, name), number in parts.items() if number > max(1, MOST_ALIKE * whole[name])}
+    if not large:
+        return alike
+    loose = [row for row in rows if int(alike[row]) in large]
+    kept = alike.copy()
+    kept[loose] = alike.max() + 1 + np.arange(len(loose))
+    notes.append(
+        f"{count(len(loose), 'image')} look alike and are most of a class: they may stand on both sides of the split."
+    )
+    return kept
+
+
+def _note_uneven(images: Catalogue, splits: list[str], share: float, notes: list[str]) -> None:
+    """What could not be held out as asked."""
+    counts: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
+    for labels, split in zip(images.labels, splits, strict=True):
+        counts.get(split, Counter[str]()).update(labels)
+    whole = sorted(name for name in counts["train"] if not counts["val"][name])
+    single = [name for name in whole if counts["train"][name] == 1]
+    together = [name for name in whole if counts["train"][name] > 1]
+    if single:
+        notes.append(f"Nothing is held out of classes with a single image: {some(single)}.")
+    if together:
+        notes.append(f"Nothing is held out of classes whose images all belong together: {some(together)}.")
+    held, total = splits.count("val"), splits.count("val") + splits.count("train")
+    if not whole and total >= 20 and not 0.5 * share < held / total < 1.5 * share:
+        notes.append(f"{held / total:.0%} of the images are held out, not {share:.0%}: groups are taken whole.")
 
 
 class _Unit:

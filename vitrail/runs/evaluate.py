@@ -55,7 +55,9 @@ def evaluate(
             dataset, samples, words = _images(str(data), card, split, str(quarantine or ""), scanned)
         show_data(console, dataset)
         place = next(classifier.net.parameters()).device
-        found = measure(classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts)
+        found = measure(
+            classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts, several=card.several
+        )
     show_scores(console, found.scores, found.sentence)
     write_report(path, _facts(weights, data, dataset, card, found, quarantine))
     console.print(f"report: [bold]{escape(str(path))}[/]")
@@ -82,16 +84,22 @@ def _images(
         known = list(dataset.splits)
         raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
     samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
-    if (samples.sets is not None) != card.several:
+    if name == "real" and not card.several:
+        sentence += ", where any label of an image's set is right"
+    elif (samples.sets is not None) != card.several:
         ours, theirs = ("several labels", "one") if card.several else ("one label", "any number")
         raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
-    seen = seen_in(samples, trained.get("trained_on", []))
+    seen, beyond = seen_in(samples, trained.get("trained_on", []))
     if name == "train" or not seen.any():  # asked for the training images, one gets them
         return dataset, samples, sentence
-    if seen.all():
+    doubtful = beyond if dataset.fingerprint != trained.get("fingerprint") else np.zeros_like(seen)
+    kept = ~(seen | doubtful)
+    if not kept.any():
         raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
     left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
-    return dataset, samples.subset(np.flatnonzero(~seen)), f"{sentence}; {left_out}"
+    if doubtful.any():
+        left_out += f", and {int(doubtful.sum()):,} more that cannot be told from such"
+    return dataset, samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
 
 
 def _no_names(weights: str | Path, count: int) -> UserError:

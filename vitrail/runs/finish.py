@@ -36,7 +36,9 @@ def finish(
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
-    found = measure(net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts)
+    found = measure(
+        net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts, several=plan.dataset.several
+    )
     show_scores(console, found.scores, found.sentence)
     card = _card(plan, found, about)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,11 @@ def prepared_batches(
     settled = start + (len(samples) // config.train.batch_size + 1 if reader.cache is not None else 0)
     progress.advise(waiting_advice(loader, samples, plan.preprocess, config.data), settled)
     reported: set[str] = set()
-    for step, batch in enumerate(loader.from_step(start, plan.steps), start):
+    upcoming = loader.from_step(start, plan.steps)
+    for step in range(start, plan.steps):
+        since = time.monotonic()
+        batch = next(upcoming)
+        waited = time.monotonic() - since  # augmentation, which comes next, is work and not waiting
         for name, reason in batch.failures:
             if name not in reported:
                 progress.message(f"{name} cannot be read any more and is left out: {reason}")
@@ -134,7 +138,7 @@ def prepared_batches(
                 f"{len(batch.failures)} of the {len(batch)} images of step {step} cannot be read any more, first "
                 f"{batch.failures[0][0]}: {batch.failures[0][1]}; put them back and go on with --resume"
             )
-        yield prepare(batch, step, plan, objective)
+        yield replace(prepare(batch, step, plan, objective), waited=waited)
 
 
 def prepare(batch: Batch, step: int, plan: Plan, objective: Classification) -> Prepared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,16 +44,25 @@ def measure(
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
+    *,
+    several: bool,
 ) -> Measurement:
-    """Score a network in float32 on every image of a split; `split` says in words which that is."""
+    """Score a network in float32 on every image of a split; `split` says in words which that is.
+
+    `several`: it gives an image any number of labels. One that gives one label is right, where an image has a set of
+    them, with any of the set.
+    """
     net.eval()
     with repeatable(device):
         out = outputs_of(net, samples, spec, data, device, interrupts)
     logits, labels = out.values.numpy(), out.labels.numpy()
     left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
     sentence = f"Measured on {len(labels):,} images of the {split}{left_out}."
-    if labels.ndim == 2:
+    if labels.ndim == 2 and several:
         return _measure_tags(sentence, out, samples, spec, data)
+    if labels.ndim == 2:  # any label of the set is right: the one that ranks first decides, for top-1 and top-5 alike
+        labels = np.where(labels > 0, logits, -np.inf).argmax(axis=1)
+        out = replace(out, labels=torch.from_numpy(labels))
     scores = score(logits, labels, samples.classes)
     probabilities = softmax(logits)
     pictures = _Pictures(samples, out, probabilities, spec, data)

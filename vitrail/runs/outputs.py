@@ -44,9 +44,12 @@ def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int) -> P
         return None
     try:
         return StoredPixelCache(samples, spec) if data.cache == "disk" else PixelCache(samples.areas, spec.channels)
-    except OSError as error:
+    except (OSError, MemoryError, ValueError) as error:  # ValueError: longer than an address can say
+        if data.cache == "auto":  # nobody asked for it, as where a limit on addresses is below the free memory
+            return None
+        reason = getattr(error, "strerror", None) or str(error) or "there is too little memory"
         raise UserError(
-            f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {error.strerror or error}; "
+            f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {reason}; "
             "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"
         ) from None
 

@@ -181,7 +181,8 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         progress=scanned,
     )
     if "val" not in dataset.splits:
-        raise UserError(f"{data.path} has no images to hold out for measuring: every class needs at least two images")
+        needed = "every class needs two images or more that do not belong together"
+        raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
     return dataset
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.sources.files import Files, FolderFiles, ZipFiles
-from vitrail.images.sources.packed import is_packed
-from vitrail.images.sources.parquet import is_parquet
-from vitrail.images.sources.read import read_source
+from vitrail.images.sources.manifest import is_manifest, read_paths
+from vitrail.images.sources.packed import is_packed, read_packed
+from vitrail.images.sources.parquet import is_parquet, read_images
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
 
@@ -76,10 +76,12 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
             yield from _listed(path, FolderFiles(str(path.absolute())))
         elif path.suffix.lower() == ".zip" and path.is_file():
             yield from _listed(path, ZipFiles(str(path.absolute())))
-        elif path.is_dir() or path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-            source = read_source(path, [])
-            yield from (Item(entry.name, source.files, entry.name) for entry in source.entries)
-            yield from (Row(name, None, reason) for name, reason in source.unreadable)
+        elif path.is_dir() and is_packed(path):
+            packed = read_packed(path, [])
+            yield from (Item(entry.name, packed.files, entry.name) for entry in packed.entries)
+        elif is_parquet(path) or is_manifest(path):
+            files, names = read_images(path) if is_parquet(path) else read_paths(path)
+            yield from (Item(name, files, name) for name in names)
         elif path.is_file():
             yield Item(str(path), FolderFiles(str(path.absolute().parent)), path.name)
         elif path.exists() or path.is_symlink():

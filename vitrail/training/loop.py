@@ -35,6 +35,7 @@ class Prepared:
     pixels: Tensor
     targets: Tensor
     weights: Tensor
+    waited: float | None = None  # seconds until its images were there; none: all the time it took to come
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ class _Pace:
                 item = next(upcoming)
             except StopIteration:
                 return
-            self.waited += time.monotonic() - since
+            waited = getattr(item, "waited", None)
+            self.waited += time.monotonic() - since if waited is None else waited
             yield item
 
     def add(self, loss: Tensor, images: int) -> None:

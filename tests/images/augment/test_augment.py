@@ -100,6 +100,16 @@ def test_flips_mirror_some_images_and_only_mirror():
     assert any(torch.equal(both[i], pixels[i].flip(-1, -2)) for i in range(64))
 
 
+def test_the_two_flips_are_drawn_apart():
+    count = 2000
+    pixels = torch.tensor([[0, 1], [2, 3]], dtype=torch.uint8).expand(count, 1, 2, 2)
+    config = AugmentConfig(flip_vertical=True)
+    corner = augment_batch(pixels, config, 0, torch.zeros(count, dtype=torch.int64), torch.arange(count))[:, 0, 0, 0]
+    across, down = (corner % 2).numpy(), (corner // 2).numpy()
+    assert across.mean() == pytest.approx(0.5, abs=0.05) and down.mean() == pytest.approx(0.5, abs=0.05)
+    assert abs(np.corrcoef(across, down)[0, 1]) < 0.08  # 3.6 deviations of independent coins
+
+
 def test_erased_boxes_are_distributed_as_timms():
     config, count, size = AugmentConfig(erasing=1.0), 1500, (64, 96)
     ours = erased_boxes(config, 0, np.zeros(count, np.int64), np.arange(count), size)

@@ -231,6 +231,19 @@ def test_operations_are_drawn_evenly_and_layers_apart():
     assert stats.chisquare(used.ravel()).pvalue > 1e-3
 
 
+def test_cutouts_lie_anywhere():
+    layers = layers_for(AugmentConfig(randaugment_layers=2), 0, np.zeros(8000, np.int64), np.arange(8000), (9, 9))
+    for layer in layers:
+        down, across = layer.place[layer.op == Op.CUTOUT].T
+        assert len(down) > 400
+        for centre in (down, across):
+            assert centre.std() > 0.2
+            assert stats.kstest(centre, "uniform").pvalue > 1e-3
+        assert abs(np.corrcoef(down, across)[0, 1]) < 0.2
+    both = np.logical_and(*(layer.op == Op.CUTOUT for layer in layers))
+    assert not np.array_equal(layers[0].place[both], layers[1].place[both])
+
+
 def test_three_augment_and_jitter_are_drawn_as_in_deit():
     config = AugmentConfig(three_augment=True, jitter=0.3, hue=0.1)
     count = 6000

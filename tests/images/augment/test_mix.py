@@ -84,14 +84,24 @@ def test_with_both_on_each_is_used_half_of_the_time():
     )
 
 
-def test_a_mixture_counts_nothing_if_a_part_does_and_else_the_mean():
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_loss_of_a_mixture_is_the_weighted_loss_of_both_labels(loss):
     pixels, targets, _ = batch(6)
-    weights = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.25, 1.0])
+    weights = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.25, 0.0])
     share, _, _ = shares(BOTH, 0, 2, np.arange(6), (20, 16))
-    _, _, counted = mix(pixels, targets, weights, BOTH, 0, 2, np.arange(6))
-    expected = [share[i] * weights[i] + (1 - share[i]) * weights[i - 1] for i in range(6)]
-    expected[1] = expected[2] = 0.0
-    assert counted.tolist() == pytest.approx([float(value) for value in expected], abs=1e-6)
+    share = np.broadcast_to(share, 6)
+    _, soft, counted = mix(pixels, targets, weights, BOTH, 0, 2, np.arange(6))
+    logits = torch.randn(6, targets.shape[1], generator=torch.Generator().manual_seed(0))
+
+    def each(wanted):
+        if loss == "softmax":
+            return -(wanted * logits.log_softmax(-1)).sum(-1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(-1)
+
+    own, before = each(targets), each(targets.roll(1, 0))
+    expected = [share[i] * weights[i] * own[i] + (1 - share[i]) * weights[i - 1] * before[i] for i in range(6)]
+    torch.testing.assert_close(counted * each(soft), torch.stack(expected).float(), rtol=1e-5, atol=1e-6)
+    assert counted[0] > 0 and (weights[0] == 1)  # mixed with an image that counts nothing: its own part is left
 
 
 @pytest.mark.parametrize(
@@ -116,3 +126,16 @@ def test_parts_with_a_neighbour_mix_as_the_whole_batch(config, step):
         parts.append([out[1:] for out in mix(pixels[rows], targets[rows], weights[rows], config, 3, step, rows)])
     for number, expected in enumerate(whole):
         assert torch.equal(torch.cat([part[number] for part in parts]), expected)
+
+
+def test_where_a_box_lies_tells_nothing_of_the_switch_or_of_its_other_axis():
+    count, size = 2000, (64, 48)
+    _, cut, boxes = shares(BOTH, 0, 0, np.arange(count), size)
+    whole = (boxes[:, 0] > 0) & (boxes[:, 1] < size[0]) & (boxes[:, 2] > 0) & (boxes[:, 3] < size[1])
+    down, across = boxes[:, :2].sum(1) / 2 / size[0], boxes[:, 2:].sum(1) / 2 / size[1]  # centres, as shares of a side
+    for centre in (down, across):
+        assert centre[cut].mean() == pytest.approx(0.5, abs=0.04)
+        assert centre[~cut].mean() == pytest.approx(0.5, abs=0.04)
+    assert whole[cut].sum() > 100  # those the border does not cut, whose centres are the drawn ones
+    for some in (cut, cut & whole):
+        assert abs(np.corrcoef(down[some], across[some])[0, 1]) < 0.2

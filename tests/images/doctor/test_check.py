@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -121,6 +122,42 @@ def test_where_all_images_are_alike_only_the_closest_count(clean: Path, monkeypa
     assert len(by_kind(check(clean))["near-leak"].cases) == 2
     monkeypatch.setattr(copies, "CROWDED", 0)
     assert names(by_kind(check(clean))["near-leak"]) == [{"train/a/0.png", "test/a/same.jpg"}]
+
+
+def screens(count: int, size: tuple[int, int] = (120, 160)) -> list[bytes]:
+    """One layout, a bar and three panels, with a few lines of other text in each."""
+    layout = np.full((*size, 3), 235, np.uint8)
+    layout[:18], layout[18:, :40] = (40, 60, 120), (90, 95, 100)
+    layout[26:70, 50:150], layout[78:112, 50:150] = 255, (200, 220, 200)
+    found = []
+    for seed in range(count):
+        random, pixels = np.random.default_rng(seed), layout.copy()
+        for top in (34, 46, 58, 90):
+            pixels[top : top + 3, 60 : 60 + random.integers(6, 26)] = random.integers(60, 160)
+        found.append(encode(Image.fromarray(pixels), "PNG"))
+    return found
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Path:
+    files = [f"{split}/{'ab'[i % 2]}/{i}.png" for split, n in (("train", 40), ("test", 20)) for i in range(n)]
+    return fill(tmp_path / "screens", dict(zip(files, screens(60), strict=True)))
+
+
+def test_screens_of_one_layout_are_told_and_not_listed(crowd: Path) -> None:
+    found = check(crowd)
+    leaks = by_kind(found)["near-leak"]
+    assert len(leaks.cases) > copies.FEW
+    assert leaks.severity == "severe" and found.severe
+    assert "likely a common layout" in leaks.advice and "quarantine.csv does not list them" in leaks.advice
+    assert found.quarantine == []
+
+
+def test_a_crowd_is_noticed(crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of images that are all a little alike only the closest are copies."""
+    few = len(by_kind(check(crowd))["near-leak"].cases)
+    monkeypatch.setattr(copies, "CROWDED", 10**9)
+    assert few < len(by_kind(check(crowd))["near-leak"].cases)
 
 
 def test_unsplit_data_has_no_leaks(tmp_path: Path) -> None:

@@ -76,15 +76,20 @@ def test_listed_images_are_left_out_and_replaced_ones_are_not(tmp_path: Path) ->
         Quarantined("a/0.png", digest_of((data / "a/0.png").read_bytes()), "copy"),
         Quarantined("b/1.png", digest_of((data / "b/1.png").read_bytes()), "copy"),
         Quarantined("a/bad.png", digest_of(b"bad"), "broken"),
-        Quarantined("b/2.png", "", "could not be read"),
+        Quarantined("b/2.png", "0" * 32, "could not be read"),
+        Quarantined("b/3.png", "", "added by hand"),
         Quarantined("gone.png", "0" * 32, "no longer there"),
     ]
     write_quarantine(tmp_path / "list.csv", rows)
     before = open_dataset(data)
     listed = open_dataset(data, quarantine=tmp_path / "list.csv")
     left = {name for split in listed.splits for name in names_of(listed, split)}
-    assert left == {name for split in before.splits for name in names_of(before, split)} - {"a/0.png", "b/1.png"}
-    assert any(note.startswith("Left out 2 images that ") for note in listed.notes)
+    assert left == {name for split in before.splits for name in names_of(before, split)} - {
+        "a/0.png",
+        "b/1.png",
+        "b/3.png",
+    }
+    assert any(note.startswith("Left out 3 images that ") for note in listed.notes)
     assert any(note.startswith("Used 1 image that ") and "'b/2.png'" in note for note in listed.notes)
     assert listed.excluded == before.excluded
     assert listed.fingerprint != before.fingerprint

@@ -13,6 +13,7 @@ from tests.images.pictures import Pictures, encode
 from vitrail.config import DataConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.images.decode import decode
+from vitrail.images.loading import cache as cache_module
 from vitrail.images.loading.cache import PixelCache, StoredPixelCache
 from vitrail.images.loading.memory import UNKNOWN, available_memory
 from vitrail.images.loading.reader import Reader
@@ -124,10 +125,15 @@ def test_a_file_changed_after_the_scan_is_not_kept_under_its_old_name(tmp_path: 
     assert known(cache, 3) == [True, False, True]
 
 
-def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path) -> None:
+def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Pictures.noise(3)
     specs = [SPEC, Preprocess(size=(8, 8), background=(0, 0, 0)), Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,))]
     assert len({StoredPixelCache(source, spec, tmp_path).path for spec in specs}) == 3
+    for module, name in ((cache_module.features, "version_feature"), (cache_module.metadata, "version")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda _: "another")
+            other = StoredPixelCache(source, SPEC, tmp_path).path
+        assert other != StoredPixelCache(source, SPEC, tmp_path).path
     wider = Preprocess(size=(16, 9), resize="short_side", interpolation="bicubic")  # changes nothing that is kept
     assert StoredPixelCache(source, wider, tmp_path).path == StoredPixelCache(source, SPEC, tmp_path).path
 
@@ -165,6 +171,43 @@ def test_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"the decoded images, 0\.0 GB, cannot be kept: Not a directory"):
         reader_for(monkeypatch, 10**9, cache="disk")
+
+
+@pytest.mark.parametrize("failure", [OSError(12, "Cannot allocate memory"), MemoryError(), ValueError("too large")])
+def test_images_that_cannot_be_kept_after_all_are_decoded_again(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(*arguments: object) -> PixelCache:
+        raise failure
+
+    monkeypatch.setattr(outputs, "PixelCache", fail)
+    assert reader_for(monkeypatch, 10**9).cache is None
+    with pytest.raises(UserError, match=r"cannot be kept: \w+"):
+        reader_for(monkeypatch, 10**9, cache="memory")
+
+
+def test_memory_of_nested_control_groups(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    write("proc/self/cgroup", "0::/system.slice/job_7/step:0\n")
+    write("sys/fs/cgroup/system.slice/job_7/memory.max", "5000\n")
+    write("sys/fs/cgroup/system.slice/job_7/memory.current", "1000\n")
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.max", "max\n")
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.current", "900\n")
+    write("sys/fs/cgroup/system.slice/other/memory.max", "10\n")
+    write("sys/fs/cgroup/system.slice/other/memory.current", "9\n")
+    assert available_memory(tmp_path) == 4000
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.max", "3000\n")
+    assert available_memory(tmp_path) == 2100
+    write("proc/self/cgroup", "5:cpu,memory:/slurm/job\n1:name=systemd:/\n0::/\n")
+    write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "800\n")
+    write("sys/fs/cgroup/memory/slurm/memory.usage_in_bytes", "100\n")
+    write("sys/fs/cgroup/memory/slurm/memory.stat", "inactive_file 3\ntotal_inactive_file 50\n")
+    assert available_memory(tmp_path) == 750
+    write("proc/self/cgroup", "5:memory:/../slurm\n")
+    assert available_memory(tmp_path) == UNKNOWN
 
 
 def test_memory_of_machine_and_container(tmp_path: Path) -> None:

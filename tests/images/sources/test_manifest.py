@@ -46,8 +46,9 @@ def test_split_group_weight_and_other_titles(tmp_path: Path) -> None:
     assert {name: len(samples) for name, samples in data.splits.items()} == {"train": 4, "val": 4, "test": 4}
     assert data.given_split
     train = data.splits["train"]
-    assert {train.name(i): float(train.weights[i]) for i in range(4)} == {
-        f"pictures/{i}.png": i / 2 for i in (0, 3, 6, 9)
+    assert {train.name(i): round(float(train.weights[i]), 4) for i in range(4)} == {
+        f"pictures/{i}.png": round(i / 4.5, 4)
+        for i in (0, 3, 6, 9)  # scaled to a mean of one
     }
     assert data.notes == ["Ignored 1 column of the table: 'camera'."]
 
@@ -110,13 +111,16 @@ def test_missing_and_repeated_rows_are_listed(tmp_path: Path) -> None:
         ("path,label,labels\n" + rows("a", "b"), "both a label and a labels column"),
         ("path,file,label\n" + rows("x", "a"), "two columns for the path"),
         ("path,label,split\n" + rows("a", "trian"), "the split 'trian' in row 2; a split is train, val or"),
-        ("path,label,weight\n" + rows("a", "-1"), "the weight '-1' in row 2; a weight is a number from 0 up"),
+        ("path,label,weight\n" + rows("a", "-1"), "the weight '-1' in row 2; a weight is a number from 0 to 1,000,000"),
         ("path,label\n" + rows("a") + f"{IMAGES[0]},b\n", "twice, as 'a' and as 'b'; several labels of one image go"),
         ("path,label\n" + rows("a") + "pictures/0.png\n", "has 1 cells in row 14, and 2 columns"),
         ('path,label\n"broken,a\n', "not a proper CSV table"),
         ("path,label\nnowhere.png,a\n", "lists no image that exists; the first, 'nowhere.png'"),
         ("path,label\n" + rows("a"), "only one class, 'a', and a classifier needs two classes or more"),
         ("path,label\n,a\n", "has no path in row 2"),
+        ("path,label\n", "has no rows"),
+        ("path,label\n" + rows(""), "has no row with a label"),
+        ("path,label,label\n" + rows("a", "b"), "has two columns 'label'; keep one of them"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

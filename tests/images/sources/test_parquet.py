@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.images.folders import image_bytes
+from tests.images.folders import fill, image_bytes, numbered
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
 from vitrail.images.sources.read import read_source
@@ -103,6 +103,16 @@ def test_labels_may_be_words_numbers_or_lists(tmp_path: Path) -> None:
     data = open_dataset(tmp_path / "lists.parquet")
     assert data.classes == ("zebra", "ant")
     assert all(samples.sets is not None for samples in data.splits.values())
+
+
+def test_a_missing_shard_is_told_and_a_table_among_folders_is_none(tmp_path: Path) -> None:
+    for number in (0, 2):
+        shard(tmp_path / f"a/train-0000{number}-of-00003.parquet", pictures(4, 10 * number), [0, 1] * 2)
+    with pytest.raises(UserError, match=r"of the 3 shards '.*/a/train-...' number 1 is missing"):
+        open_dataset(tmp_path / "a")
+    fill(tmp_path / "b", numbered({"cat": 3, "dog": 3}))
+    pq.write_table(pa.table({"path": ["cat/0.png"], "label": ["cat"]}), tmp_path / "b/labels.parquet")
+    assert open_dataset(tmp_path / "b").classes == ("cat", "dog")
 
 
 def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def mix(
 
     `positions` are the rows' places in the whole batch of the step. With the batch cut over several processes, each
     holds the row before its first one too and drops it afterwards; then all mix as one process would.
-    An image mixed with one that counts nothing counts nothing.
+    A mixture counts for each of its images by share and weight: its weight is their sum, and its targets are mixed by
+    them, so that its loss is the weighted sum of the losses of both labels. An image that counts nothing adds nothing.
     """
     share, cut, boxes = shares(config, seed, step, positions, (pixels.shape[-2], pixels.shape[-1]))
     own, other = _column(share, pixels), _column(1 - share, pixels)  # (B or 1, 1)
@@ -33,11 +34,14 @@ def mix(
         cuts = _column(cut, pixels)[..., None, None] > 0
         keep, take = torch.where(cuts, 1 - inside, keep), torch.where(cuts, inside, take)
     before = weights.roll(1)
-    mean = before + own[:, 0] * (weights - before)
+    ours, theirs = own[:, 0] * weights, other[:, 0] * before  # (B,)
+    both = ours + theirs
+    part = torch.where(both > 0, ours / both.clamp(min=1e-30), torch.ones_like(both))[:, None]
+    part = torch.where((weights == before)[:, None], own, part)  # equal weights: the shares, to the bit
     return (
         keep * pixels + take * pixels.roll(1, dims=0),
-        own * targets + other * targets.roll(1, dims=0),
-        torch.where((weights == 0) | (before == 0), torch.zeros_like(weights), mean),
+        part * targets + (1 - part) * targets.roll(1, dims=0),
+        torch.where(weights == before, weights, both),
     )
 
 

@@ -14,7 +14,7 @@ from vitrail.images.dataset import scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.doctor.copies import exact_findings, near_findings, same_bytes, same_pictures
 from vitrail.images.doctor.findings import SEVERITY, Case, Finding, Findings
-from vitrail.images.doctor.quarantine import Quarantined
+from vitrail.images.doctor.quarantine import UNREAD, Quarantined
 from vitrail.images.scan import Progress, Scan
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 from vitrail.images.sources.read import read_source
@@ -71,7 +71,7 @@ def check(path: str | Path, *, max_pixels: int = MAX_PIXELS, progress: Progress 
     """Look at every image at `path`, alone and beside the others. Nothing is changed."""
     notes: list[str] = []
     source = read_source(path, notes)
-    found = scan_source(source, max_pixels, progress)
+    found = scan_source(source, max_pixels, progress, verify=True)
     usable = [row for row in range(len(source.entries)) if row not in found.problems]
     if not usable:
         row, problem = next(iter(found.problems.items()))
@@ -109,12 +109,12 @@ def _quarantine(source: Catalogue, found: Scan, reasons: dict[int, str]) -> list
     rows = [
         Quarantined(
             source.entries[row].name,
-            found.digests[row].tobytes().hex() if found.digests[row].any() else "",
+            found.digests[row].tobytes().hex(),
             reasons[row],
         )
         for row in sorted(reasons)
     ]
-    return rows + [Quarantined(name, "", f"cannot be used: {why}") for name, why in source.unreadable]
+    return rows + [Quarantined(name, UNREAD, f"cannot be used: {why}") for name, why in source.unreadable]
 
 
 def _emptied(source: Catalogue, usable: Sequence[int], reasons: dict[int, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -17,8 +18,15 @@ from vitrail.images.sources.catalogue import Catalogue, count
 
 CROWDED = 8  # close pairs for each image from which the images are alike by nature, as digits on black are
 CLOSE_IN_A_CROWD, SAME_IN_A_CROWD = 0.97, 0.99  # what counts there, of descriptions and of thumbnails
+ALIKE_BY_NATURE = 0.05  # share of a split in near-leaks beyond which they are likely one layout and not copies
+FEW = 10  # near-leaks that are listed whatever their share: so few are soon looked through
 _PARTNERS = 3  # that are compared with an image, from each split
 _AT_ONCE, _COMPARED = 1024, 64  # pairs whose images are decoded together, and that are compared in one go
+_LEAKED = "An accuracy measured on them rewards memory. Leave the training images out: quarantine.csv lists them."
+_BY_NATURE = (
+    "So many images look alike that it is likely a common layout, as of screens, forms or scans: look at them. "
+    "quarantine.csv does not list them."
+)
 _STRENGTH = {"train": 0, "val": 1, "test": 2}  # of two splits, the weaker one gives up what both have
 
 
@@ -133,7 +141,8 @@ def exact_findings(source: Catalogue, contents: list[list[int]], reasons: dict[i
 
 
 def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
-    """Of pictures in different bytes. Only copies on two sides of a split are added to `reasons`."""
+    """Of pictures in different bytes. Only copies on two sides of a split are added to `reasons`, and not even those
+    when they are so many that the images must be alike by nature."""
     leaks = _leaks(source, matches, reasons)
     conflicts, within = [], []
     for match in sorted(matches, key=lambda match: -match.score):
@@ -145,14 +154,15 @@ def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int
             conflicts.append(_case(source, pair, f"{names}; {_likeness(match)}"))
         elif len({source.splits[row] for row in match.left + match.right}) == 1:
             within.append(match)
-    for row, (match, other) in leaks.items():
+    by_nature = _alike_by_nature(source, leaks)
+    for row, (match, other) in leaks.items() if not by_nature else ():
         reasons[row] = f"looks like '{_name(source, other)}' in {source.splits[other]} ({_likeness(match)})"
     return [
         Finding(
             "near-leak",
             f"{count(len(leaks), 'image')} that another split has too, in other bytes: re-encoded, resized, mirrored "
             "or taken in the same moment.",
-            "An accuracy measured on them rewards memory. Leave the training images out: quarantine.csv lists them.",
+            _BY_NATURE if by_nature else _LEAKED,
             [
                 _case(source, (row, other), f"{source.splits[row]} and {source.splits[other]}; {_likeness(match)}")
                 for row, (match, other) in leaks.items()
@@ -172,6 +182,12 @@ def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int
             groups,
         ),
     ]
+
+
+def _alike_by_nature(source: Catalogue, leaks: Iterable[int]) -> bool:
+    """Whether leaving these rows out would cost a split too much: what shares a layout would all be thrown away."""
+    taken, images = Counter(source.splits[row] for row in leaks), Counter(source.splits)
+    return any(rows > max(FEW, ALIKE_BY_NATURE * images[split]) for split, rows in taken.items())
 
 
 def _leaks(source: Catalogue, matches: Sequence[Match], reasons: dict[int, str]) -> dict[int, tuple[Match, int]]:

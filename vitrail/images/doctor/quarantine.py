@@ -1,7 +1,7 @@
 """The list of images that training leaves out: `vitrail check` writes it, and people may edit it.
 
 A CSV table with the columns name, digest and reason. An image is left out when both its name and its content are
-those of a row, so a file that was mended or replaced is used again.
+those of a row, so a file that was mended or replaced is used again; a row without a digest leaves out by name alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from vitrail.images.sources.catalogue import count, some
 from vitrail.images.sources.files import Entry
 
 TITLES = ("name", "digest", "reason")
+UNREAD = "0" * 32
 
 
 class Quarantined(NamedTuple):
     name: str
-    digest: str  # hexadecimal, of the content; empty for what could not be read
+    digest: str  # hexadecimal, of the content; UNREAD for what could not be read; empty: whatever the content
     reason: str
 
 
@@ -73,7 +74,7 @@ class Quarantine:
         if not self.digests:
             return list(rows)
         found = {row for row, entry in enumerate(entries) if entry.name in self.digests}
-        same = {row for row in found if digests[row].tobytes().hex() == self.digests[entries[row].name]}
+        same = {row for row in found if self.digests[entries[row].name] in ("", digests[row].tobytes().hex())}
         kept = [row for row in rows if row not in same]
         if not kept:
             raise UserError(f"'{self.path}' lists every image that can be used: nothing is left")

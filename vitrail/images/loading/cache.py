@@ -7,6 +7,7 @@ import hashlib
 import mmap
 import os
 import zlib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,22 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), size)
 
 
+def _simplejpeg() -> str | None:
+    """Its version, where it is installed; it brings a JPEG library of its own."""
+    try:
+        return metadata.version("simplejpeg")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _key(samples: Samples, spec: Preprocess) -> str:
     whole = hashlib.blake2b(digest_size=16)
     facts: list[Any] = [
         _VERSION,
         PIL.__version__,
-        features.version_codec("jpg"),
+        features.version_feature("libjpeg_turbo"),
+        features.version("webp"),
+        _simplejpeg(),
         spec.channels,
         spec.background,
         len(samples),

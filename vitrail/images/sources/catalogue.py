@@ -39,6 +39,7 @@ class Catalogue:
     noun: str = "class"  # what the user calls a class here
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
     scan: Scan | None = None  # what an earlier look at these very bytes found
+    firsts: list[bytes] | None = None  # digests of the images before packing made them smaller
 
     @property
     def given_split(self) -> bool:
@@ -54,6 +55,7 @@ class Catalogue:
             groups=None if self.groups is None else [self.groups[r] for r in rows],
             weights=None if self.weights is None else [self.weights[r] for r in rows],
             scan=None,
+            firsts=None if self.firsts is None else [self.firsts[r] for r in rows],
         )
 
 

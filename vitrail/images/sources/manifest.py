@@ -31,11 +31,18 @@ NAMES = {
     "weight": ("weight",),
 }
 BETWEEN = "|"  # separates the labels in one cell
+HEAVIEST = 1_000_000  # weight
 Table = Mapping[str, Sequence[Any]]  # column -> values, all of one length
 
 
 def is_manifest(place: Path) -> bool:
     return place.is_file() and place.suffix.lower() in (".csv", ".tsv", ".parquet")
+
+
+def read_paths(place: Path) -> tuple[FolderFiles, list[str]]:
+    """Every image that the table at `place` lists, in its order, whatever else it says of them."""
+    table = _read_parquet(place) if place.suffix.lower() == ".parquet" else _read_csv(place)
+    return FolderFiles(str(place.absolute().parent)), [_text(path) for path in _columns(table, place, [])["path"]]
 
 
 def read_manifest(place: Path, notes: list[str]) -> Catalogue:
@@ -58,6 +65,10 @@ def read_manifest(place: Path, notes: list[str]) -> Catalogue:
     entries, missing = _entries(files, paths, rows)
     rows = [row for row in rows if paths[row] in entries]
     rows.sort(key=lambda row: paths[row])
+    if not paths:
+        raise UserError(f"{where} has no rows")
+    if not rows and not missing:
+        raise UserError(f"{where} has no row with a label")
     if not rows:
         first = f"; the first, '{missing[0][0]}': {missing[0][1]}" if missing else ""
         raise UserError(f"{where} lists no image that exists{first}")
@@ -162,6 +173,9 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
         raise UserError(f"'{place}' is not a proper CSV table: {error}") from None
     except ValueError:
         raise UserError(f"'{place}' is empty") from None
+    twice = [title for title in titles if titles.count(title) > 1]
+    if twice:
+        raise UserError(f"'{place}' has two columns '{twice[0]}'; keep one of them")
     for number, row in enumerate(rows):
         if len(row) != len(titles):
             raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
@@ -211,7 +225,9 @@ def _weight(value: Any, row: int, where: str) -> float:
     try:
         weight = float(text) if text else 1.0
     except ValueError:
-        weight = math.nan
-    if not (math.isfinite(weight) and weight >= 0):
-        raise UserError(f"{where} has the weight '{text}' in row {_line(row)}; a weight is a number from 0 up")
+        weight = math.nan  # which no comparison holds for
+    if not 0 <= weight <= HEAVIEST:
+        raise UserError(
+            f"{where} has the weight '{text}' in row {_line(row)}; a weight is a number from 0 to {HEAVIEST:,}"
+        )
     return weight

@@ -35,10 +35,13 @@ class Index:
     origins: Texts  # the names the images had
     groups: Texts
     weights: np.ndarray  # float64 (n,)
+    firsts: np.ndarray  # uint8 (n, 16): digests of the images as they were before packing
     scan: Scan
 
     def write(self, path: Path) -> None:
-        stored: dict[str, Any] = {key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights")}
+        stored: dict[str, Any] = {
+            key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights", "firsts")
+        }
         for key, texts in (("origins", self.origins), ("groups", self.groups)):
             stored |= {key: np.frombuffer(texts.buffer, np.uint8), f"{key}.starts": texts.starts}
         stored |= {"labels": self.labels.values, "labels.starts": self.labels.starts}
@@ -54,17 +57,24 @@ class Index:
         labels = LabelSets(stored["labels"], stored["labels.starts"])
         scan = Scan(**{key: stored[f"scan.{key}"] for key in SCANNED}, problems={})
         offsets, lengths, sums = (stored[key] for key in ("offsets", "lengths", "sums"))
-        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], scan)
+        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], stored["firsts"], scan)
 
 
 def is_packed(place: Path) -> bool:
     """Whether `vitrail pack` wrote the folder. One that it has not finished must not be read as if it were whole."""
     if not place.is_dir():
         return False
-    if (place / UNFINISHED).is_file():
+    if _is_ours(place / UNFINISHED):
         raise UserError(f"'{place}' is not packed to the end: give the same `vitrail pack` command again, it goes on")
+    if (place / INDEX).is_file() and not _is_ours(place / MANIFEST):
+        raise UserError(f"{MANIFEST} of the packed folder '{place}' is damaged or missing: copy the folder again")
+    return _is_ours(place / MANIFEST)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file of such a name is one that `vitrail pack` wrote."""
     try:
-        return bool(json.loads((place / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT)
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("format") == FORMAT)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -89,6 +99,7 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
             classes,
             bool(manifest["several"]),
             scan=index.scan,
+            firsts=[digest.tobytes() for digest in index.firsts],
         )
     except UserError:
         raise

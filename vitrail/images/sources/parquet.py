@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class _Columns:
 def is_parquet(place: Path) -> bool:
     """Whether shards lie at `place`: a folder of .parquet files, or one that holds encoded images."""
     if place.is_dir():
-        return bool(_shard_paths(place))
+        return any(_image_column(_open(path)) is not None for path in _shard_paths(place)[:1])
     return place.is_file() and place.suffix.lower() == ".parquet" and _image_column(_open(place)) is not None
 
 
@@ -48,6 +49,7 @@ def read_parquet(place: Path, notes: list[str]) -> Catalogue:
         loose = [path.name for path, split in splits.items() if split == UNSPLIT]
         notes.append(f"Ignored {count(len(loose), 'shard')} whose name tells no split: {some(loose)}.")
         splits = {path: split for path, split in splits.items() if split != UNSPLIT}
+    _check_complete(splits)
     columns = _columns(next(iter(splits)), notes)
     shards: dict[str, Shard] = {}
     found = Catalogue(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
@@ -79,6 +81,22 @@ def read_parquet(place: Path, notes: list[str]) -> Catalogue:
     return _finished(found, columns, groups, weights)
 
 
+def read_images(place: Path) -> tuple[ShardFiles, list[str]]:
+    """Every image of the shards at `place`, labelled or not, in their order."""
+    paths = _shard_paths(place) if place.is_dir() else [place]
+    root = place if place.is_dir() else place.parent
+    shards: dict[str, Shard] = {}
+    names: list[str] = []
+    for path in paths:
+        table, name = _open(path), path.relative_to(root).as_posix()
+        column = _image_column(table)
+        if column is None:
+            raise UserError(f"'{path}' has no column of encoded images")
+        shards[name] = locate(path, table, column)
+        names += [row_name(name, row, "") for row in range(len(shards[name].offsets))]
+    return ShardFiles(str(root.absolute()), shards), names
+
+
 def _finished(found: Catalogue, columns: _Columns, groups: list[str], weights: list[float]) -> Catalogue:
     classes = found.classes
     if classes is None and all(re.fullmatch(r"\d+", name) for labels in found.labels for name in labels):
@@ -97,6 +115,20 @@ def _shard_paths(place: Path) -> list[Path]:
     """The shards in a folder, in its `data` folder, or in folders named after splits."""
     folders = [place, place / "data", *(place / name for name in sorted(SPLIT_NAMES))]
     return [path for folder in folders for path in sorted(folder.glob("*.parquet")) if not path.name.startswith(".")]
+
+
+def _check_complete(paths: Iterable[Path]) -> None:
+    """train-00000-of-00003.parquet says that there are three: one that is missing would be missed by nobody."""
+    told: dict[tuple[str, int], set[int]] = {}
+    for path in paths:
+        if match := re.fullmatch(r"(.*?)(\d+)-of-(\d+)\.parquet", path.name):
+            told.setdefault((f"{path.parent}/{match[1]}", int(match[3])), set()).add(int(match[2]))
+    for (stem, number), found in told.items():
+        if len(found) < number:
+            lost = min(set(range(number)) - found)
+            raise UserError(
+                f"of the {number} shards '{stem}...' number {lost} is missing: copy it, or rename the others"
+            )
 
 
 def _split_of(path: Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ class Shard:
     sums: np.ndarray | None = None  # uint32 (n,): CRC-32 of each image, where it was written down
 
 
+_OPEN = 128  # files that stay open; a process may often have no more than 256 or 1,024
 MARK = ".parquet#"  # in the name of an image, after the shard's
 
 
@@ -37,15 +41,25 @@ def origin_of(name: str) -> str:
     return rest.partition(" ")[2] if mark else name
 
 
+class _File:
+    """A file open for reading, closed when nobody holds it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound early: at exit `os` may be gone
+        close(self.descriptor)
+
+
 class ShardFiles:
     """Images by the name that `row_name` gives. Safe to fork: reads do not move a place in the file."""
 
     def __init__(self, root: str, shards: dict[str, Shard]):
         self.root, self.shards = root, shards
-        self._open: dict[str, Any] = {}
+        self._open: OrderedDict[str, _File] = OrderedDict()  # the one used last at the end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+        return {**self.__dict__, "_open": OrderedDict()}
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -74,10 +88,18 @@ class ShardFiles:
             with open(path, "rb") as fresh:
                 fresh.seek(offset)
                 return fresh.read(length)
-        file = self._open.get(path)
-        if file is None:  # of two threads that come here at once, one's file is kept and the other's closed unused
-            file = self._open.setdefault(path, open(path, "rb", buffering=0))  # noqa: SIM115, stays open
-        return os.pread(file.fileno(), length, offset)
+        file = self._file(path)  # held until it is read, so that it stays open when another thread drops it
+        return os.pread(file.descriptor, length, offset)
+
+    def _file(self, path: str) -> _File:
+        """Threads need no lock, as each step on the table is one for all; a lock could be forked while it is held."""
+        file = self._open.pop(path, None) or _File(os.open(path, os.O_RDONLY))
+        # Of two threads that come here at once, one's file is kept; replacing it would close a file within that step.
+        file = self._open.setdefault(path, file)
+        while len(self._open) > _OPEN:
+            with contextlib.suppress(KeyError):  # another thread emptied it
+                self._open.popitem(last=False)
+        return file
 
 
 def stamp(path: Path) -> int:
