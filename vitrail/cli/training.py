@@ -58,7 +58,8 @@ def train(
     Parameters
     ----------
     data
-        A folder or .zip with one folder of images per class, or with train/, val/, test/ folders of such.
+        A folder or .zip with one folder of images per class, or with train/, val/, test/ folders of such; a .csv or
+        .parquet table; Parquet shards; a standard data set as it is distributed (docs/data.md).
     model
         A network by name (see `vitrail models`): S/16, R50+B/16, R50x1, Axial-B/16, ...
     recipe
@@ -118,7 +119,7 @@ def evaluate(
     weights
         A weights file, a run folder, or hf-hub:owner/name.
     data
-        A folder or .zip with one folder of images per class.
+        Anything `train` takes.
     split
         Which images, where the data has splits.
     image_size
@@ -178,7 +179,7 @@ def predict(
     weights
         A weights file, a run folder, or hf-hub:owner/name.
     images
-        Image files and folders.
+        Image files, folders, .zip archives, tables and Parquet shards.
     top
         How many classes to show for each image.
     threshold

@@ -14,7 +14,7 @@ from PIL import Image
 
 from bench.check import compare
 from bench.planted import encode, generated, plant
-from tests.images.folders import fill
+from tests.images.folders import fill, numbered
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
 from vitrail.images.doctor import copies
@@ -255,3 +255,10 @@ def test_json_has_everything_and_takes_any_name(clean: Path) -> None:
 def test_checking_does_not_import_torch() -> None:
     code = "import sys, vitrail.runs.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_classes_that_training_refuses_are_told(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"train/a": 3, "train/b": 3, "test/a": 2, "test/zebra": 2}))
+    found = check(tmp_path)
+    refused = next(finding for finding in found.findings if finding.kind == "classes")
+    assert "'zebra' in the test split" in refused.cases[0].names[0] and found.severe

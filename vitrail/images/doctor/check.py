@@ -16,7 +16,7 @@ from vitrail.images.doctor.copies import exact_findings, near_findings, same_byt
 from vitrail.images.doctor.findings import SEVERITY, Case, Finding, Findings
 from vitrail.images.doctor.quarantine import UNREAD, Quarantined
 from vitrail.images.scan import Progress, Scan
-from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
+from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, some
 from vitrail.images.sources.read import read_source
 from vitrail.images.traits import Trait
 
@@ -82,6 +82,7 @@ def check(path: str | Path, *, max_pixels: int = MAX_PIXELS, progress: Progress 
     reasons = {row: f"cannot be used: {why}" for row, why in found.problems.items()}
     balance = _counts(source, usable)
     findings = [
+        _refused(source, path),
         *exact_findings(source, contents, reasons),
         *near_findings(source, matches, reasons),
         _torn(source, usable),
@@ -103,6 +104,17 @@ def check(path: str | Path, *, max_pixels: int = MAX_PIXELS, progress: Progress 
         notes=[*notes, *_emptied(source, usable, reasons)],
         rows={entry.name: row for row, entry in enumerate(source.entries)},
     )
+
+
+def _refused(source: Catalogue, path: str | Path) -> Finding:
+    """Classes that training does not take, as one that only a test split has."""
+    try:
+        class_list(source, None, path)
+    except UserError as error:
+        return Finding(
+            "classes", "The classes cannot be trained on.", "Training would refuse them.", [Case((str(error),))]
+        )
+    return Finding("classes", "", "")
 
 
 def _quarantine(source: Catalogue, found: Scan, reasons: dict[int, str]) -> list[Quarantined]:

@@ -13,6 +13,7 @@ Severity = Literal["severe", "warning", "note"]
 # Most severe first: what makes a measured accuracy wrong, what makes training learn wrong things, what costs images,
 # then what is worth a look.
 SEVERITY: dict[str, Severity] = {
+    "classes": "severe",
     "leak": "severe",
     "near-leak": "severe",
     "torn-group": "severe",
