@@ -103,6 +103,7 @@ def test_extreme_shapes_and_sizes() -> None:
         assert look(pixels).shape == (64,)
 
 
+@pytest.mark.slow
 def test_close_pairs_are_those_of_a_comparison_of_all_with_all(crowd: np.ndarray) -> None:
     pairs = near_pairs(crowd)
     found = set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))

@@ -30,6 +30,7 @@ def advance(state, steps):
         state.average.update(state.model, state.step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
     checkpoints = Checkpoints(tmp_path, keep=2)

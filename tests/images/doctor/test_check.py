@@ -252,6 +252,7 @@ def test_json_has_everything_and_takes_any_name(clean: Path) -> None:
         assert [Quarantined(*row) for row in list(csv.reader(file))[1:]] == found.quarantine
 
 
+@pytest.mark.slow
 def test_checking_does_not_import_torch() -> None:
     code = "import sys, vitrail.runs.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,6 +10,8 @@ from bench.planted import CHANGES, generated
 from vitrail.images.decode import decode
 from vitrail.images.doctor.compare import SAME, SIDE, same_picture, thumbnail
 
+pytestmark = pytest.mark.slow  # thousands of comparisons
+
 PHOTOS = [np.array(photo) for photo in generated(40, (150, 200))]
 THUMBNAILS = np.stack([thumbnail(photo) for photo in PHOTOS])
 

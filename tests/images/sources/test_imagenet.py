@@ -219,6 +219,7 @@ class Listed:
         return self.sides[name]
 
 
+@pytest.mark.slow
 def test_the_published_real_labels() -> None:
     timm = find_spec("timm")
     assert timm is not None and timm.origin is not None
