@@ -56,6 +56,25 @@ def test_imports_go_down_only(path):
         assert LEVEL[other] < LEVEL[own], f"{own} imports {other}"
 
 
+def test_no_arrows_in_a_circle_among_the_rooms_of_images():
+    """A folder counts as one room, a file beside the folders as another."""
+    images = PACKAGE / "images"
+    arrows: dict[str, set[str]] = {}
+    for path in images.rglob("*.py"):
+        own = path.relative_to(images).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail.images."):
+                arrows.setdefault(own, set()).add(node.module.split(".")[2])
+    order: list[str] = []
+    left = {room: others - {room} for room, others in arrows.items()}
+    while left:
+        free = [room for room, others in left.items() if not others & left.keys()]
+        assert free, f"these import each other: {sorted(left)}"
+        order += free
+        left = {room: others for room, others in left.items() if room not in free}
+    assert order.index("sources") < order.index("dataset") < order.index("doctor")
+
+
 def test_every_room_is_in_the_plan():
     rooms = {room(path) for path in FILES} - {"__init__"}
     assert rooms <= LEVEL.keys()

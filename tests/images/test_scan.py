@@ -15,8 +15,8 @@ from tests.images.folders import fill, image_bytes, numbered, zipped
 from vitrail.images import scan as scan_module
 from vitrail.images.dataset import bundled_images, open_dataset
 from vitrail.images.decode import decode
+from vitrail.images.files import FolderFiles
 from vitrail.images.similar import look
-from vitrail.images.sources.files import FolderFiles
 from vitrail.images.traits import Trait
 
 # the cache

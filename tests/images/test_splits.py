@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.images.folders import contents, fill, image_bytes, names_of, numbered
+from vitrail.images import dataset
 from vitrail.images.dataset import Dataset, open_dataset
 
 # the split
@@ -134,6 +135,22 @@ def test_a_class_that_looks_alike_as_a_whole_is_split_all_the_same(tmp_path: Pat
     data = open_dataset(tmp_path)
     assert count_of(data, "val") == {"good": 4, "defect": 4}
     assert data.notes == ["40 images look alike and are most of a class: they may stand on both sides of the split."]
+
+
+def test_groups_that_were_only_considered_cost_other_classes_nothing(tmp_path: Path) -> None:
+    """Every group of ants is too large, so the smallest is taken; the one with bees in it is not, and bees are left."""
+    rows = [("ant", "31")] * 31 + [("ant", "with bees")] * 25 + [("bee", "with bees")] * 7 + [("ant", "40")] * 40
+    data = grouped(tmp_path, [*rows, ("bee", "alone")], 0, share=0.05)
+    assert count_of(data, "val") == {"ant": 31, "bee": 1} and count_of(data, "train")["bee"] == 7
+
+
+def test_what_a_full_sketch_cannot_tell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = open_dataset(fill(tmp_path, numbered({"a": 10, "b": 10}))).splits["train"]
+    known, unknown = dataset.seen_in(train, dataset.sketch(train))
+    assert known.all() and not unknown.any()
+    monkeypatch.setattr(dataset, "SKETCH", 5)
+    known, unknown = dataset.seen_in(train, dataset.sketch(train))
+    assert known.sum() == 5 and unknown.sum() == len(train) - 5 and not (known & unknown).any()
 
 
 # the fingerprint

@@ -20,7 +20,7 @@ from tests.runs.conftest import SMALL, vitrail
 from vitrail.errors import UserError
 from vitrail.images import scan
 from vitrail.images.decode import decode
-from vitrail.images.doctor.quarantine import Quarantine
+from vitrail.images.quarantine import Quarantine
 from vitrail.runs.check import check
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train

@@ -10,12 +10,11 @@ import numpy as np
 
 from vitrail.errors import UserError
 from vitrail.evaluate.calibration import Reliability, bin_confidence
+from vitrail.evaluate.metrics import Interval
 
 THRESHOLD = 0.5
 RESAMPLES = 200
 BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer resamples are drawn
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.errors import UserError
 from vitrail.images.decode import MAX_PIXELS
-from vitrail.images.doctor.quarantine import Quarantine
+from vitrail.images.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
 from vitrail.images.scan import Progress, Scan, scan, unreadable
 from vitrail.images.similar import near_groups

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vitrail.config import Preprocess, Size, validate
-from vitrail.images.loading.recycle import Recycler
+from vitrail.images.recycle import Recycler
 
 _REACH = 32  # a resized picture is never made longer than this many crops
 _LARGE = 1 << 20  # pixels from which memory is worth recycling

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitrail.images.sources.files import Files
+from vitrail.images.files import Files
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ import PIL
 
 from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
+from vitrail.images.files import Entry, Files
 from vitrail.images.similar import SIZE, look
-from vitrail.images.sources.files import Entry, Files
 from vitrail.images.traits import Trait, other_kind, read_traits
 
 Progress = Callable[[int, int], None]

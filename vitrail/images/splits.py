@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from vitrail.images.similar import join
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 
 MOST_ALIKE = 0.5  # of a class: a larger part that looks alike is what the class looks like, and not one scene
@@ -43,16 +44,17 @@ def hold_out(
 
 def _chosen(units: list[_Unit], share: float, seed: int, images: Catalogue, left: Counter[str]) -> list[_Unit]:
     """The units of a class to hold out: as near to its share as their sizes allow, and never the last of any class."""
-    wanted = max(1, round(share * sum(len(unit.rows) for unit in units)))
+    wanted = max(1, round(share * sum(map(len, units))))
     ranked = sorted(units, key=lambda unit: _rank(seed, unit.key))
     chosen: list[_Unit] = []
     taken = 0
     for unit in ranked:
-        if abs(taken + len(unit.rows) - wanted) < abs(taken - wanted) and _spare(unit, images, left):
+        if abs(taken + len(unit) - wanted) < abs(taken - wanted) and _spare(unit, images, left):
             chosen.append(unit)
-            taken += len(unit.rows)
+            taken += len(unit)
     if not chosen:  # all are too large: the smallest is better than none
-        chosen = [unit for unit in sorted(ranked, key=lambda unit: len(unit.rows)) if _spare(unit, images, left)][:1]
+        smallest = next((unit for unit in sorted(ranked, key=len) if _spare(unit, images, left)), None)
+        return [] if smallest is None else [smallest]
     return chosen
 
 
@@ -105,28 +107,25 @@ class _Unit:
     def __init__(self, rows: list[int], key: bytes):
         self.rows, self.key = rows, key
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
 
 def _units(images: Catalogue, digests: list[bytes], alike: np.ndarray | None, rows: list[int]) -> list[_Unit]:
     """Rows joined by equal content, equal group or equal look."""
-    parent = {row: row for row in rows}
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
     first: dict[object, int] = {}
+    pairs: list[tuple[int, int]] = []
     for row in rows:
         keys: list[object] = [digests[row]]
         if images.groups is not None and images.groups[row]:
             keys.append(images.groups[row])
         if alike is not None:
             keys.append(int(alike[row]))
-        for key in keys:
-            parent[root(row)] = root(first.setdefault(key, row))
+        pairs += [(first.setdefault(key, row), row) for key in keys]
+    joined = join(len(images.entries), *np.array(pairs, np.int64).reshape(-1, 2).T)
     members: dict[int, list[int]] = {}
     for row in rows:
-        members.setdefault(root(row), []).append(row)
+        members.setdefault(int(joined[row]), []).append(row)
     return [_Unit(together, _key(images, digests, together)) for together in members.values()]
 
 

@@ -13,7 +13,7 @@ from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.images.doctor.check import check as look_at
 from vitrail.images.doctor.findings import Case, Findings
-from vitrail.images.doctor.quarantine import write_quarantine
+from vitrail.images.quarantine import write_quarantine
 from vitrail.images.sources.catalogue import UNSPLIT, count
 from vitrail.report.check_page import write_check_page
 from vitrail.runs.show import data_name, make_console, scanning

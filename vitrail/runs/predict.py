@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.sources.files import Files, FolderFiles, ZipFiles
+from vitrail.images.files import Files, FolderFiles, ZipFiles
 from vitrail.images.sources.manifest import is_manifest, read_paths
 from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_images
@@ -72,16 +72,17 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
     What is there but cannot be opened is a row that says why.
     """
     for path in map(Path, paths):
-        if path.is_dir() and not is_packed(path) and not is_parquet(path):
+        if is_packed(path):
+            packed = read_packed(path, [])
+            yield from (Item(entry.name, packed.files, entry.name) for entry in packed.entries)
+        elif is_parquet(path):
+            yield from _rows(*read_images(path))
+        elif is_manifest(path):
+            yield from _rows(*read_paths(path))
+        elif path.is_dir():
             yield from _listed(path, FolderFiles(str(path.absolute())))
         elif path.suffix.lower() == ".zip" and path.is_file():
             yield from _listed(path, ZipFiles(str(path.absolute())))
-        elif path.is_dir() and is_packed(path):
-            packed = read_packed(path, [])
-            yield from (Item(entry.name, packed.files, entry.name) for entry in packed.entries)
-        elif is_parquet(path) or is_manifest(path):
-            files, names = read_images(path) if is_parquet(path) else read_paths(path)
-            yield from (Item(name, files, name) for name in names)
         elif path.is_file():
             yield Item(str(path), FolderFiles(str(path.absolute().parent)), path.name)
         elif path.exists() or path.is_symlink():
@@ -89,6 +90,10 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
         else:
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise UserError(f"{path} does not exist{did_you_mean(path.name, siblings)}")
+
+
+def _rows(files: Files, names: Sequence[str]) -> Iterator[Item]:
+    yield from (Item(name, files, name) for name in names)
 
 
 def _listed(path: Path, files: FolderFiles | ZipFiles) -> Iterator[Item | Row]:

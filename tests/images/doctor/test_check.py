@@ -20,7 +20,7 @@ from vitrail.images.dataset import open_dataset
 from vitrail.images.doctor import copies
 from vitrail.images.doctor.check import check
 from vitrail.images.doctor.findings import SEVERITY, Finding, Findings
-from vitrail.images.doctor.quarantine import Quarantined, write_quarantine
+from vitrail.images.quarantine import Quarantined, write_quarantine
 
 PHOTOS = list(generated(40, (60, 80)))
 DATA = [encode(photo, "PNG") for photo in PHOTOS]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.images.folders import contents, fill, image_bytes, names_of, numbered, zipped
+from vitrail.images import files as files_module
 from vitrail.images.dataset import open_dataset
-from vitrail.images.sources import files as files_module
 
 # archives
 

@@ -13,8 +13,8 @@ import pytest
 from tests.images.folders import fill, image_bytes, zipped
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
+from vitrail.images.files import Entry, Listing
 from vitrail.images.sources.catalogue import Catalogue
-from vitrail.images.sources.files import Entry, Listing
 from vitrail.images.sources.imagenet import read_imagenet
 from vitrail.images.sources.read import read_source
 from vitrail.images.sources.sidefiles import Root

@@ -14,8 +14,8 @@ import pytest
 
 from tests.images.folders import contents, fill, image_bytes, names_of, numbered
 from vitrail.errors import UserError
+from vitrail.images import files as files_module
 from vitrail.images.dataset import open_dataset
-from vitrail.images.sources import files as files_module
 
 # layouts
 

@@ -14,7 +14,7 @@ from vitrail.images.dataset import scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.doctor.copies import exact_findings, near_findings, same_bytes, same_pictures
 from vitrail.images.doctor.findings import SEVERITY, Case, Finding, Findings
-from vitrail.images.doctor.quarantine import UNREAD, Quarantined
+from vitrail.images.quarantine import UNREAD, Quarantined
 from vitrail.images.scan import Progress, Scan
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, some
 from vitrail.images.sources.read import read_source

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrail.images.doctor.quarantine import Quarantined
+from vitrail.images.quarantine import Quarantined
 from vitrail.images.sources.catalogue import Catalogue
 
 Severity = Literal["severe", "warning", "note"]

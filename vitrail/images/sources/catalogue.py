@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.sources.files import Entry, Files
+from vitrail.images.files import Entry, Files
 
 if TYPE_CHECKING:
     from vitrail.images.scan import Scan

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from vitrail.errors import UserError
+from vitrail.images.files import MAX_FILE_BYTES, Entry, FolderFiles
 from vitrail.images.sources.catalogue import Catalogue, some
 from vitrail.images.sources.cifarfiles import (
     BMP_HEADER,
@@ -21,7 +22,6 @@ from vitrail.images.sources.cifarfiles import (
     read_batch,
 )
 from vitrail.images.sources.cifarpickle import plain_values
-from vitrail.images.sources.files import MAX_FILE_BYTES, Entry, FolderFiles
 from vitrail.images.sources.sidefiles import Root, Tree, text_lines
 
 SIZES = {"train": 50_000, "test": 10_000}

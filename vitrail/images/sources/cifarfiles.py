@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitrail.errors import UserError
+from vitrail.images.files import MAX_FILE_BYTES
 from vitrail.images.sources.cifarpickle import plain_values
-from vitrail.images.sources.files import MAX_FILE_BYTES
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE

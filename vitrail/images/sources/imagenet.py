@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import UserError
+from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import Catalogue, count, some
-from vitrail.images.sources.files import Entry
 from vitrail.images.sources.matfile import read_mat
 from vitrail.images.sources.sidefiles import Root, unreadable
 

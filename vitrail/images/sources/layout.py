@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.errors import UserError
+from vitrail.images.files import FolderFiles, Listing, ZipFiles
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
-from vitrail.images.sources.files import FolderFiles, Listing, ZipFiles
 
 Tree = FolderFiles | ZipFiles
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UserError, did_you_mean
+from vitrail.images.files import Entry, FolderFiles
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
-from vitrail.images.sources.files import Entry, FolderFiles
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),

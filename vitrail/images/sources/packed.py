@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import UserError
+from vitrail.images.files import Entry
 from vitrail.images.samples import LabelSets, Texts
 from vitrail.images.scan import Scan
 from vitrail.images.sources.catalogue import Catalogue
-from vitrail.images.sources.files import Entry
 from vitrail.images.sources.shards import Shard, ShardFiles, row_name
 
 MANIFEST, INDEX, UNFINISHED = "manifest.json", "index.npz", "packing.json"

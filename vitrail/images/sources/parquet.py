@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UserError
+from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
-from vitrail.images.sources.files import Entry
 from vitrail.images.sources.locate import locate
 from vitrail.images.sources.shards import Shard, ShardFiles, row_name, stamp
 

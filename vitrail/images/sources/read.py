@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from vitrail.errors import UserError, did_you_mean
+from vitrail.images.files import FolderFiles, ZipFiles, is_image_name
 from vitrail.images.sources.catalogue import Catalogue
-from vitrail.images.sources.files import FolderFiles, ZipFiles, is_image_name
 from vitrail.images.sources.layout import read_folders
 from vitrail.images.sources.manifest import is_manifest, read_manifest
 from vitrail.images.sources.packed import is_packed, read_packed

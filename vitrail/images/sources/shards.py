@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.images.sources.files import MAX_FILE_BYTES
+from vitrail.images.files import MAX_FILE_BYTES
 
 
 @dataclass(frozen=True, eq=False)

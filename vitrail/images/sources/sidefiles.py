@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from vitrail.errors import UserError
+from vitrail.images.files import FolderFiles, Listing, ZipFiles, is_image_name
 from vitrail.images.sources.catalogue import Catalogue, count, some
-from vitrail.images.sources.files import FolderFiles, Listing, ZipFiles, is_image_name
 
 Tree = FolderFiles | ZipFiles
 

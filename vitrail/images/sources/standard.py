@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import UserError
+from vitrail.images.files import FolderFiles, ZipFiles
 from vitrail.images.sources.catalogue import Catalogue, count, some
 from vitrail.images.sources.cifar import is_tar, read_cifar, read_cifar_tar
-from vitrail.images.sources.files import FolderFiles, ZipFiles
 from vitrail.images.sources.imagenet import read_imagenet, read_tiny
 from vitrail.images.sources.layout import place as class_folders
 from vitrail.images.sources.oxford import read_flowers, read_pets

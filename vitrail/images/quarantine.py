@@ -18,8 +18,8 @@ import numpy as np
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
+from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import count, some
-from vitrail.images.sources.files import Entry
 
 TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from vitrail.config import Preprocess
-from vitrail.images.loading.recycle import KEPT, Recycler
 from vitrail.images.preprocess import normalise
+from vitrail.images.recycle import KEPT, Recycler
 
 
 def test_memory_comes_back_when_the_last_tensor_on_it_is_gone() -> None:

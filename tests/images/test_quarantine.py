@@ -11,7 +11,7 @@ import pytest
 from tests.images.folders import fill, image_bytes, names_of, numbered
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
-from vitrail.images.doctor.quarantine import Quarantine, Quarantined, write_quarantine
+from vitrail.images.quarantine import Quarantine, Quarantined, write_quarantine
 
 ODD_NAMES = [
     "a,b.png",
