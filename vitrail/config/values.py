@@ -1,0 +1,112 @@
+"""From plain values to a schema: one-sentence errors, recipes over their bases, settings from the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vitrail.config.network import ModelConfig, NetworkConfig, ResNetConfig
+from vitrail.errors import UserError, did_you_mean
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
+    """Build a schema from plain values; the first problem becomes one sentence that names the key."""
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"] if part not in ("vit", "resnet"))
+        if problem["type"] == "extra_forbidden":
+            known = key_paths(schema)
+            raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
+        about = f"'{key}' " if key else ""
+        raise UserError(f"{where}: {about}{problem['msg'].removeprefix('Value error, ')}") from None
+
+
+def network_config(values: Mapping[str, Any], where: str) -> NetworkConfig:
+    """The config of any network from plain values."""
+    if values.get("kind") == "resnet":
+        return validate(ResNetConfig, values, where)
+    return validate(ModelConfig, values, where)
+
+
+def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key a schema takes: model.name, train.steps, ..."""
+    paths: list[str] = []
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            paths += key_paths(kind, f"{prefix}{name}.")
+        else:
+            paths.append(prefix + name)
+    return paths
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.name.removesuffix(".toml") for p in recipe_folder().iterdir() if p.name.endswith(".toml"))
+
+
+def recipe_folder() -> Any:
+    return resources.files("vitrail") / "recipes"
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The values of a named recipe or a TOML file, laid over the recipe its `base` names."""
+    values = read_recipe_file(name)
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if base not in recipe_names() or base == name:
+        raise UserError(f"recipe '{name}': base must be one of {', '.join(recipe_names())}, not '{base}'")
+    return merge(read_recipe(base), values)
+
+
+def read_recipe_file(name: str) -> dict[str, Any]:
+    """What the file of a recipe itself says, without its base."""
+    if name in recipe_names():
+        text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"recipe file '{name}' does not exist")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    else:
+        known = recipe_names()
+        raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} Recipes: {', '.join(known)}.")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, section by section."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both else value
+    return result
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["train.steps=500", "model.name=S/16"]` as nested values; a value is TOML, or a plain word."""
+    nested: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise UserError(f"--set takes section.key=value, not '{assignment}'")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        for part in reversed(path.strip().split(".")):
+            value = {part: value}
+        nested = merge(nested, value)
+    return nested
