@@ -31,6 +31,7 @@ class Stream(IntEnum):
     ERASE = 9
     ERASE_NOISE = 10
     CUTMIX = 11
+    MASKED = 12
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -72,7 +73,7 @@ def order(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.argsort((words[:, 0] << SHIFT) | words[:, 1], kind="stable")
 
 
-def step_seed(seed: int, step: int) -> int:
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """The seed for what the network draws in one step (dropout), so that a step needs no history."""
-    high, low = bits(seed, Stream.NETWORK, 0, step, 2)
+    high, low = bits(seed, Stream.NETWORK, rank, step, 2)
     return int((high << SHIFT) | low) >> 1

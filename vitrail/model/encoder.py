@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.config import ModelConfig
 from vitrail.model.initialise import normal_
@@ -136,6 +137,9 @@ class Encoder(nn.Module):
         )
         before_pool = config.norm == "before_pool"
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps) if before_pool else nn.Identity()
+        # How a run may have it; the network is the same.
+        self.residual: torch.dtype | None = None  # type of the stream between blocks; none: as it comes
+        self.recompute = False  # in training, blocks compute again what the backward pass needs
 
     def forward(
         self,
@@ -152,7 +156,13 @@ class Encoder(nn.Module):
         for index, block in enumerate(self.blocks):
             if positions is not None:
                 x = positions[index](x)
-            given = block(x, keep if index == last else None)
+            if self.residual is not None:
+                x = x.to(self.residual)
+            kept = keep if index == last else None
+            if self.recompute and self.training:
+                given = checkpoint(block, x, kept, use_reentrant=False)
+            else:
+                given = block(x, kept)
             if watch is not None:
                 watch(index, x, given)
             x = given

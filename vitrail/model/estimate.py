@@ -47,6 +47,23 @@ ACCELERATORS = {
     "RTX-3090": Accelerator(24e9, 0.936e12, 71e12),
 }
 CALIBRATED = "H200"
+# What drivers call them. Only exact names count: a letter more ("L40S", "RTX 4090 D", "H100 NVL") is another chip, and
+# a slice of one ("... MIG 1g.10gb") has a slice of its peak.
+DRIVER_NAMES = {
+    "H200": "H200",
+    "H100 80GB HBM3": "H100",
+    "H100 PCIe": "H100-PCIe",
+    "A100-SXM4-80GB": "A100-80GB",
+    "A100 80GB PCIe": "A100-80GB",
+    "A100-SXM4-40GB": "A100-40GB",
+    "A100-PCIE-40GB": "A100-40GB",
+    "L40S": "L40S",
+    "L4": "L4",
+    "A10": "A10",
+    "RTX 5090": "RTX-5090",
+    "RTX 4090": "RTX-4090",
+    "RTX 3090": "RTX-3090",
+}
 
 
 def find_accelerator(name: str) -> tuple[str, Accelerator]:
@@ -57,6 +74,12 @@ def find_accelerator(name: str) -> tuple[str, Accelerator]:
     kinds = [known for known in ACCELERATORS if known.lower().startswith(f"{name.lower()}-")]
     hint = f"; did you mean '{kinds[0]}'?" if kinds else did_you_mean(name, ACCELERATORS) or "."
     raise UserError(f"no accelerator '{name}'{hint} Known: {', '.join(ACCELERATORS)}.")
+
+
+def peak_of(name: str) -> float | None:
+    """FLOP/s of dense bfloat16 products at most, by the name that `torch.cuda.get_device_name` gives; none: unknown."""
+    known = DRIVER_NAMES.get(name.removeprefix("NVIDIA ").removeprefix("GeForce "))
+    return None if known is None else ACCELERATORS[known].flops
 
 
 @dataclass(frozen=True)

@@ -34,16 +34,22 @@ class Tokens(nn.Module):
             normal_(self.registers, std=0.02)  # registers that start equal would stay equal
 
     def forward(self, pixels: Tensor) -> Tensor:
+        return self.join(self.patches(pixels))
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """The embedding of each patch, (B, h*w, D)."""
         if tuple(pixels.shape[-2:]) != self.image_size:
             raise ValueError(
                 f"this network takes {self.image_size[0]}x{self.image_size[1]} images, "
                 f"not {pixels.shape[-2]}x{pixels.shape[-1]}"
             )
         features = pixels if self.stem is None else self.stem(pixels)
-        patches = self.projection(features)  # (B, D, h, w)
-        tokens = patches.flatten(2).transpose(1, 2)  # (B, h*w, D)
-        tokens = tokens.to(self.projection.weight.dtype)  # under autocast, too, the stream of residuals is float32
-        count = tokens.shape[0]
+        tokens = self.projection(features).flatten(2).transpose(1, 2)  # (B, D, h, w) -> (B, h*w, D)
+        return tokens.to(self.projection.weight.dtype)  # under autocast, too, the stream of residuals is float32
+
+    def join(self, patches: Tensor) -> Tensor:
+        """The sequence of these patches, (B, prefix + h*w, D)."""
+        count = patches.shape[0]
         prefix = [part.expand(count, -1, -1) for part in (self.class_token, self.registers) if part is not None]
         # In one piece: sums keep the layout of their first term, so the whole stream would stay transposed in memory.
-        return torch.cat([*prefix, tokens], dim=1) if prefix else tokens.contiguous()  # (B, prefix + h*w, D)
+        return torch.cat([*prefix, patches], dim=1) if prefix else patches.contiguous()

@@ -46,11 +46,14 @@ class VisionTransformer(nn.Module):
 
     def forward_features(self, pixels: Tensor, watch: Watch | None = None) -> Tensor:
         """The vector before the classifier, (B, D). `watch` is shown what each block gets and gives."""
-        x = self.tokens(pixels)
+        return self.representation(self.pool(self.encode(self.tokens(pixels), self.pool.reads, watch)))
+
+    def encode(self, x: Tensor, keep: int | None = None, watch: Watch | None = None) -> Tensor:
+        """Tokens (B, T, D) as they are before positions -> those the encoder ends with; `keep`: only so many leading
+        ones."""
         if self.config.positions_at == "stem":
             x = self.positions(x)
-        x = self.encoder(self.dropout(x), self.pool.reads, self._at_every_block(), watch)
-        return self.representation(self.pool(x))
+        return self.encoder(self.dropout(x), keep, self._at_every_block(), watch)
 
     def trace(self, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
         """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), computed beside the fused

@@ -1,0 +1,40 @@
+"""What an objective gets and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch as the network takes it, on its device."""
+
+    pixels: Tensor  # (B, C, H, W), normalised
+    targets: Tensor  # (B, K)
+    weights: Tensor  # (B,): how much an image counts
+    epoch: Tensor | None = None  # int64 (B,) on the CPU: with the sample, the key of whatever is drawn for an image
+    sample: Tensor | None = None
+    waited: float | None = None  # seconds until its images were there; none: all the time it took to come
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def part(self, first: int, last: int) -> Prepared:
+        """Rows `first` to `last`."""
+        rows = slice(first, last)
+        epoch, sample = (None if key is None else key[rows] for key in (self.epoch, self.sample))
+        return Prepared(self.pixels[rows], self.targets[rows], self.weights[rows], epoch, sample)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over a batch, scalars on its device; whoever trains divides by the sum of the weights of the whole step."""
+
+    total: Tensor  # each image's loss times its weight
+    right: Tensor  # the weights of the images that the network got right, or the mean share of an image's parts it did
+
+
+Objective = Callable[[nn.Module, Prepared], Loss]  # it runs the network itself
