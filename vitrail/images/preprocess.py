@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -52,11 +53,16 @@ def normalise(pixels: torch.Tensor, spec: Preprocess) -> torch.Tensor:
     """uint8 (B, C, H, W) as what the network was trained on: float32 (x / 255 - mean) / std, on the same device."""
     if pixels.dtype != torch.uint8:
         raise TypeError(f"normalise takes uint8 pixels, not {pixels.dtype}: were they normalised before?")
-    mean = torch.tensor([255 * value for value in spec.mean], dtype=torch.float32, device=pixels.device).view(-1, 1, 1)
-    std = torch.tensor([255 * value for value in spec.std], dtype=torch.float32, device=pixels.device).view(-1, 1, 1)
+    mean, std = _column(spec.mean, pixels.device), _column(spec.std, pixels.device)
     large = pixels.device.type == "cpu" and pixels.numel() > _LARGE
     floats = _floats.empty(tuple(pixels.shape)).copy_(pixels) if large else pixels.to(torch.float32)
     return floats.sub_(mean).div_(std)
+
+
+@functools.lru_cache(64)
+def _column(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """255 times the values, (C, 1, 1). Kept, because bringing them to a GPU waits for all it has to do."""
+    return torch.tensor([255 * value for value in values], dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
 def _centre_crop(image: np.ndarray, spec: Preprocess) -> torch.Tensor:

@@ -20,8 +20,16 @@ from vitrail.images.decode import decode
 from vitrail.images.loading import loader as loader_module
 from vitrail.images.loading import workers as workers_module
 from vitrail.images.loading.cache import PixelCache
-from vitrail.images.loading.loader import Batch, evaluation_loader, training_loader
+from vitrail.images.loading.loader import (
+    ALONE,
+    Batch,
+    Place,
+    evaluation_loader,
+    training_loader,
+    training_order,
+)
 from vitrail.images.loading.reader import Reader, shrink_for, shrunk
+from vitrail.images.loading.resident import ResidentLoader
 from vitrail.images.preprocess import crop_resize
 from vitrail.images.randomness import order
 
@@ -34,8 +42,9 @@ def reader_for(source, keep=False, **options):
     return Reader(source, SPEC, 10**6, PixelCache(source.areas, 3) if keep else None, **options)
 
 
-def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, **share):
-    loader = training_loader(reader_for(source, keep), batch_size, AugmentConfig(), seed, workers, CPU, **share)
+def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, place=ALONE, **augment):
+    augments = AugmentConfig(**augment)
+    loader = training_loader(reader_for(source, keep), batch_size, augments, seed, workers, CPU, place)
     return list(loader.from_step(start, stop))
 
 
@@ -94,8 +103,8 @@ def test_ranks_together_make_the_same_batch(world, workers):
     whole = stream(source, 2, 7, batch_size=8)
     assert [b.position.tolist() for b in whole] == [list(range(8))] * 5
     for neighbour in (False, True):
-        share = {"batch_size": 8, "workers": workers, "world": world, "neighbour": neighbour}
-        parts = [stream(source, 2, 7, rank=rank, **share) for rank in range(world)]
+        share = {"batch_size": 8, "workers": workers, "mixup": 0.2 * neighbour}
+        parts = [stream(source, 2, 7, place=Place(rank, world), **share) for rank in range(world)]
         assert_same(whole, list(joined(parts)))
         for rank, part in enumerate(parts):
             for step, batch in enumerate(part):
@@ -108,7 +117,7 @@ def test_ranks_together_make_the_same_batch(world, workers):
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
     with pytest.raises(UserError, match="batch of 8 does not divide among 3 processes"):
-        stream(Pictures.noise(4), 0, 1, batch_size=8, world=3)
+        stream(Pictures.noise(4), 0, 1, batch_size=8, place=Place(0, 3))
 
 
 def test_an_unreadable_image_keeps_its_slot_with_weight_zero():
@@ -257,3 +266,41 @@ def test_how_many_workers(monkeypatch, device, keep, cores, workers):
     reader = reader_for(Pictures.noise(2), keep)
     assert loader_module.workers_for(reader, None, torch.device(device)) == workers
     assert loader_module.workers_for(reader, 3, torch.device(device)) == 3
+
+
+def test_repeats_are_the_same_images_changed_in_other_ways():
+    rows = stream(Pictures.noise(10), 0, 5, batch_size=6, repeats=3)
+    for step, batch in enumerate(rows):
+        assert batch.sample[:2].tolist() == batch.sample[2:4].tolist() == batch.sample[4:].tolist()
+        assert len(batch.epoch.unique()) == 3, step  # the key of all that is drawn for a copy
+        assert not torch.equal(batch.pixels[0], batch.pixels[2])
+    seen = torch.cat([batch.sample[:2] for batch in rows])
+    assert sorted(seen.tolist()) == list(range(10))  # one epoch in five steps of two images
+    assert len(stream(Pictures.noise(10), 0, 1, batch_size=7, repeats=3)[0]) == 7  # as DeiT's 1024 of 3
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
+    parts = []
+    for rank in range(world):
+        loader = evaluation_loader(reader_for(Pictures.noise(10)), 3, 0, CPU, Place(rank, world))
+        batches = list(loader)
+        assert len(batches) == len(loader) == -(-10 // (3 * world))
+        parts += [batch.sample[batch.weights > 0] for batch in batches]
+    assert sorted(torch.cat(parts).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("crop", ["none", "shift"])
+def test_images_kept_on_the_device_make_the_same_batches(crop, together):
+    source, augment = Pictures.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
+    place = Place(1, 2)
+    expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, place).from_step(2, 15))
+    images = evaluation_loader(reader_for(source), 4, 0, CPU)
+    resident = ResidentLoader(images, training_order(reader_for(source), 4, augment, 0, place))
+    found = list(resident.from_step(2, 15, together))
+    assert len(found) == -(-13 // together)
+    for field in FIELDS:
+        left, right = (torch.cat([getattr(batch, field) for batch in batches]) for batches in (found, expected))
+        assert torch.equal(left, right)
+    assert [f for b in found for f in b.failures] == [f for b in expected for f in b.failures] != []

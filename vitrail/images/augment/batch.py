@@ -23,12 +23,27 @@ ERASED_ASPECT = (0.3, 1 / 0.3)
 def augment_batch(pixels: Tensor, config: AugmentConfig, seed: int, epoch: Tensor, sample: Tensor) -> Tensor:
     """Flips and distortions of uint8 (B, C, H, W), on its device; `epoch` and `sample` are on the CPU."""
     epochs, samples = epoch.numpy(), sample.numpy()
+    if config.crop == "shift":
+        pixels = _shift(pixels, config.shift, uniform(seed, Stream.CROP, epochs, samples, 2))
     if config.flip:
         pixels = _flip(pixels, -1, uniform(seed, Stream.FLIP, epochs, samples, 1)[:, 0] < 0.5)
     if config.flip_vertical:
         pixels = _flip(pixels, -2, uniform(seed, Stream.FLIP_VERTICAL, epochs, samples, 1)[:, 0] < 0.5)
     layers = layers_for(config, seed, epochs, samples, (pixels.shape[-2], pixels.shape[-1]))
     return distort(pixels, layers) if layers else pixels
+
+
+def _shift(pixels: Tensor, share: float, draws: np.ndarray) -> Tensor:
+    """Move each image by up to `share` of its sides, (B, 2) draws for down and right; the border is mirrored."""
+    for axis, draw in ((-2, draws[:, 0]), (-1, draws[:, 1])):
+        length = pixels.shape[axis]
+        most = min(round(share * length), length - 1)
+        moved = np.arange(length) + np.floor(draw * (2 * most + 1)).astype(np.int64)[:, None] - most  # (B, length)
+        inside = length - 1 - np.abs(length - 1 - np.abs(moved))
+        index = torch.from_numpy(inside).to(pixels.device, non_blocking=True)
+        index = index[:, None, :, None] if axis == -2 else index[:, None, None, :]
+        pixels = pixels.gather(axis, index.expand(pixels.shape))
+    return pixels
 
 
 def _flip(pixels: Tensor, axis: int, coin: np.ndarray) -> Tensor:

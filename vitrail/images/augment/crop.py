@@ -14,7 +14,6 @@ from vitrail.images.randomness import Stream, uniform
 Box = tuple[int, int, int, int]  # top, left, height, width
 ATTEMPTS = 100  # as TensorFlow's sample_distorted_bounding_box, which the paper's code calls
 RESIZED_ATTEMPTS = 10  # torchvision's
-SMALL_SHARE = 224 / 256  # of the short side that a "resmall" crop keeps
 
 
 def crop_draws(seed: int, epochs: ArrayLike, samples: ArrayLike) -> np.ndarray:
@@ -28,7 +27,10 @@ def crop_box(height: int, width: int, config: AugmentConfig, draws: np.ndarray) 
     if config.crop == "random_resized":
         return _random_resized(height, width, config, draws)
     if config.crop == "resmall":
-        return _resmall(height, width, draws)
+        side = max(1, round(min(height, width) * config.part))
+        return _anywhere(height, width, side, side, draws)
+    if config.crop == "part":
+        return _anywhere(height, width, max(1, round(height * config.part)), max(1, round(width * config.part)), draws)
     for attempt in draws:
         box = _inception(height, width, config, attempt.tolist())
         if box is not None:
@@ -75,7 +77,6 @@ def _random_resized(height: int, width: int, config: AugmentConfig, draws: np.nd
     return (height - crop_h) // 2, (width - crop_w) // 2, crop_h, crop_w
 
 
-def _resmall(height: int, width: int, draws: np.ndarray) -> Box:
-    side = max(1, round(min(height, width) * SMALL_SHARE))
+def _anywhere(height: int, width: int, crop_h: int, crop_w: int, draws: np.ndarray) -> Box:
     down, right = draws[0, :2].tolist()
-    return int(down * (height - side + 1)), int(right * (width - side + 1)), side, side
+    return int(down * (height - crop_h + 1)), int(right * (width - crop_w + 1)), crop_h, crop_w

@@ -22,6 +22,8 @@ from vitrail.images.preprocess import prepare
 from vitrail.images.randomness import order as random_order
 from vitrail.images.scan import cores
 
+UNCUT = ("none", "shift")  # crops that take the image as evaluation does
+NOBODY = -1  # the position of a row that counts nothing
 FEW = 256  # images that one process evaluates before others have started
 
 
@@ -67,11 +69,18 @@ class TrainingOrder:
     weighs = True
 
     def __init__(
-        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, neighbour: bool = False
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        neighbour: bool = False,
+        repeats: int = 1,
     ) -> None:
         if batch_size % world:
             raise UserError(f"a batch of {batch_size} does not divide among {world} processes: change train.batch_size")
-        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
         part = batch_size // world
         self.extra = int(neighbour and world > 1)
         self.positions = np.arange(rank * part - self.extra, (rank + 1) * part) % batch_size
@@ -79,7 +88,9 @@ class TrainingOrder:
         self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
 
     def __call__(self, step: int) -> Rows:
-        epochs, places = np.divmod(step * self.batch_size + self.positions, self.size)
+        distinct = -(-self.batch_size // self.repeats)
+        copies, numbers = np.divmod(self.positions, distinct)  # copies lie far apart: mixing takes neighbours
+        epochs, places = np.divmod(step * distinct + numbers, self.size)
         touched = np.unique(epochs).tolist()
         known = {epoch: rows for epoch, rows in self.orders.items() if epoch in touched}
         self.orders = known | {
@@ -89,20 +100,28 @@ class TrainingOrder:
         for epoch in touched:
             here = epochs == epoch
             samples[here] = self.orders[epoch][places[here]]
-        return Rows(epochs, samples, self.positions)
+        return Rows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
 
 
 class EvaluationOrder:
-    """Every sample once, in order."""
+    """Every sample once, in order; of several ranks each takes every so manieth batch, and all the same number of
+    batches, as networks that work together need it: where there is none left, one sample that counts nothing."""
 
     extra, weighs = 0, False
 
-    def __init__(self, size: int, batch_size: int) -> None:
-        self.size, self.most = size, batch_size
+    def __init__(self, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.size, self.most, self.rank, self.world = size, batch_size, rank, world
+
+    @property
+    def steps(self) -> int:
+        return -(-self.size // (self.most * self.world))
 
     def __call__(self, step: int) -> Rows:
-        samples = np.arange(step * self.most, min((step + 1) * self.most, self.size))
-        return Rows(np.zeros_like(samples), samples, samples - step * self.most)
+        first = (step * self.world + self.rank) * self.most
+        samples = np.arange(first, min(first + self.most, self.size))
+        if not len(samples):
+            return Rows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([NOBODY]))
+        return Rows(np.zeros_like(samples), samples, samples - first)
 
 
 class Maker:
@@ -110,7 +129,7 @@ class Maker:
 
     def __init__(self, reader: Reader, augment: AugmentConfig | None = None, seed: int = 0) -> None:
         self.reader, self.seed = reader, seed
-        self.augment = augment if augment is not None and augment.crop != "none" else None
+        self.augment = augment if augment is not None and augment.crop not in UNCUT else None
 
     def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
         """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
@@ -154,12 +173,6 @@ class Loader:
             made.close()
             self.reader.save()
 
-    def __len__(self) -> int:
-        return -(-len(self.reader.source) // self.order.most)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.from_step(0, len(self))
-
     @property
     def shape(self) -> tuple[int, int, int]:
         spec = self.reader.spec
@@ -197,6 +210,7 @@ class Loader:
         known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
         weights = np.array(known, np.float32)
         weights[[row for row, _ in failures]] = 0
+        weights[rows.positions == NOBODY] = 0
         return Batch(
             pixels,
             torch.from_numpy(np.ascontiguousarray(source.labels_of(rows.samples))),
@@ -214,6 +228,38 @@ def _with_pixels(batch: Batch, pixels: Tensor) -> Batch:
     return replace(batch, pixels=pixels)
 
 
+class EvaluationLoader(Loader):
+    """Every image of a split, or a rank's part of them."""
+
+    order: EvaluationOrder
+
+    def __len__(self) -> int:
+        return self.order.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.from_step(0, len(self))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the processes of a run a loader works for; processes on one machine share its cores."""
+
+    rank: int = 0
+    world: int = 1
+    beside: int = 1
+
+
+ALONE = Place()
+
+
+def training_order(
+    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, place: Place = ALONE
+) -> TrainingOrder:
+    """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
+    mixes = bool(augment.mixup or augment.cutmix)
+    return TrainingOrder(len(reader.source), batch_size, seed, place.rank, place.world, mixes, augment.repeats)
+
+
 def training_loader(
     reader: Reader,
     batch_size: int,
@@ -221,29 +267,26 @@ def training_loader(
     seed: int,
     workers: int | None,
     device: torch.device,
-    *,
-    rank: int = 0,
-    world: int = 1,
-    neighbour: bool = False,
+    place: Place = ALONE,
 ) -> Loader:
-    """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
-    order = TrainingOrder(len(reader.source), batch_size, seed, rank, world, neighbour)
-    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device), device)
+    order = training_order(reader, batch_size, augment, seed, place)
+    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device, place), device)
 
 
-def evaluation_loader(reader: Reader, batch_size: int, workers: int | None, device: torch.device) -> Loader:
+def evaluation_loader(
+    reader: Reader, batch_size: int, workers: int | None, device: torch.device, place: Place = ALONE
+) -> EvaluationLoader:
     if workers is None and len(reader.source) <= FEW:
         workers = 0
-    return Loader(
-        Maker(reader), EvaluationOrder(len(reader.source), batch_size), workers_for(reader, workers, device), device
-    )
+    order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
+    return EvaluationLoader(Maker(reader), order, workers_for(reader, workers, device, place), device)
 
 
-def workers_for(reader: Reader, asked: int | None, device: torch.device) -> int:
+def workers_for(reader: Reader, asked: int | None, device: torch.device, place: Place = ALONE) -> int:
     """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
     if asked is not None:
         return asked
-    kept = reader.cache is not None
+    kept, share = reader.cache is not None, max(1, cores() // place.beside)
     if device.type == "cuda":
-        return min(8 if kept else 16, cores())
-    return min(1, cores() - 1) if kept else min(8, cores())
+        return min(8 if kept else 16, share)
+    return min(1, share - 1) if kept else min(8, share)
