@@ -7,8 +7,9 @@ from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
 from vitrail.model.build import create
 from vitrail.training.average import Average
-from vitrail.training.checkpoint import Checkpoints, TrainState
+from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.optimizer import build_optimizer
+from vitrail.training.state import TrainState
 
 
 def trained_state(steps, seed=0, name="adamw"):
@@ -30,17 +31,21 @@ def advance(state, steps):
         state.average.update(state.model, state.step)
 
 
+def files(checkpoints):
+    return [path for _, parts in checkpoints.steps() for path in parts]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
     checkpoints = Checkpoints(tmp_path, keep=2)
     state = trained_state(3, name=name)
     checkpoints.save(state, {"fingerprint": "x"})
     advance(state, 4)
-    tensors, facts, damaged = checkpoints.latest()
+    saved, damaged = checkpoints.latest()
     other = trained_state(1, seed=5, name=name)
-    other.load(tensors, facts["step"])
-    assert other.step == 3 and facts["fingerprint"] == "x" and not damaged
+    other.load(saved.where.keys(), saved.read, saved.facts)
+    assert other.step == 3 and saved.facts["fingerprint"] == "x" and not damaged
     advance(other, 4)
     for key, value in state.tensors().items():
         assert torch.equal(value, other.tensors()[key]), key
@@ -52,14 +57,14 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
     for _ in range(3):
         checkpoints.save(state, {})
         advance(state, 1)
-    assert [p.name for p in checkpoints.files()] == ["step_000000002.safetensors", "step_000000003.safetensors"]
-    newest = checkpoints.files()[-1]
+    assert [p.name for p in files(checkpoints)] == ["step_000000002.safetensors", "step_000000003.safetensors"]
+    newest = files(checkpoints)[-1]
     data = bytearray(newest.read_bytes())
     data[-100] ^= 1  # one flipped bit
     newest.write_bytes(data)
-    _, facts, damaged = checkpoints.latest()
-    assert facts["step"] == 2 and "step_000000003" in damaged[0] and "checksum" in damaged[0]
-    checkpoints.files()[0].write_bytes(b"cut")
+    saved, damaged = checkpoints.latest()
+    assert saved.facts["step"] == 2 and "step_000000003" in damaged[0] and "checksum" in damaged[0]
+    files(checkpoints)[0].write_bytes(b"cut")
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         checkpoints.latest()
 
@@ -67,7 +72,7 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
 def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(trained_state(5), {"mean": 0.5})
-    (file,) = checkpoints.files()
+    (file,) = files(checkpoints)
     whole = file.read_bytes()
     for old, new in ((b'step\\": 5', b'step\\": 4'), (b'mean\\": 0.5', b'mean\\": 0.4')):
         assert whole.count(old) == 1
@@ -94,4 +99,4 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
         checkpoints.save(state, {})
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["step_000000001.safetensors"]
-    assert checkpoints.latest()[1]["step"] == 1
+    assert checkpoints.latest()[0].facts["step"] == 1

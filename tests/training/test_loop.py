@@ -4,19 +4,27 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.config import ObjectiveConfig, OptimizerConfig
+from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.objectives.classification import Classification
-from vitrail.training.checkpoint import TrainState
+from vitrail.objectives.batch import Loss, Prepared
 from vitrail.training.interrupt import Interrupted, Interrupts
-from vitrail.training.loop import LoopPlan, Prepared, Update, run
+from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
+from vitrail.training.parallel import ALONE
 from vitrail.training.precision import autocast
+from vitrail.training.state import TrainState
+from vitrail.training.step import Update
+
+PLAN = LoopPlan(10, log_every=4, evaluate_every=5, checkpoint_every=3)
+GOOD = Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
+BAD = Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
 
 
 class Log:
+    """A watcher, and a place for checkpoints."""
+
     def __init__(self):
-        self.rows, self.saved = [], []
+        self.rows, self.saved, self.kept = [], [], {}
 
     def step(self, step):
         pass
@@ -24,31 +32,50 @@ class Log:
     def log(self, row):
         self.rows.append(row)
 
+    def rewind(self, step):
+        self.rows = [row for row in self.rows if row["step"] <= step]
+
     def save(self, state):
         self.saved.append(state.step)
+        self.kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
+        self.facts = {"step": state.step, "passed": state.passed, "unfit": int(state.unfit)}
+
+    def restore(self, state):
+        state.load(self.kept.keys(), lambda name, rows: self.kept[name], self.facts)
+
+    @property
+    def events(self):
+        return [row["event"] for row in self.rows if "event" in row]
 
 
-def update(net, lr=0.1, objective=None, clip=0.0):
-    objective = objective or (lambda logits, targets, weights: ((logits - targets) ** 2).mean())
-    return Update(objective, lambda _: lr, clip, autocast("fp32", torch.device("cpu")), lambda step: step)
+def squares(model, batch):
+    errors = ((model(batch.pixels) - batch.targets) ** 2).mean(-1)
+    return Loss((errors * batch.weights).sum(), (errors < 0.5).float().sum())
 
 
-def fit(log, steps=10, *, net=None, batches=None, evaluator=None, change=None, plan=None, interrupts=None):
+def update(lr=0.1, clip=0.0, micro_batch=0):
+    return Update(squares, lambda _: lr, clip, autocast("fp32", torch.device("cpu")), lambda step: step, micro_batch)
+
+
+def fit(log, *, net=None, batches=None, evaluator=None, change=None, plan=PLAN, interrupts=None):
     torch.manual_seed(0)
     net = net or nn.Linear(3, 2)
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0)), None)
-    batches = batches or [Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))] * steps
-    plan = plan or LoopPlan(steps, log_every=4, evaluate_every=5, checkpoint_every=3)
-    run(
-        state,
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0)))
+    if not callable(batches):
+        stream = batches or [GOOD] * plan.steps
+        batches = lambda start, passed: iter(stream[start + passed : plan.steps + passed])  # noqa: E731
+    log.save(state)
+    log.saved.clear()
+    around = Surroundings(
         batches,
-        change or update(net),
-        plan,
-        evaluator=evaluator or (lambda _: {"val_top1": 0.5}),
-        save=log.save,
-        watcher=log,
-        interrupts=interrupts or Interrupts(),
+        evaluator or (lambda _: {"val_top1": 0.5}),
+        log.save,
+        log.restore,
+        log,
+        interrupts or Interrupts(),
+        ALONE,
     )
+    run(state, change or update(), plan, around)
     return state
 
 
@@ -66,19 +93,64 @@ def test_any_module_and_any_loss_train():
 def test_the_gradient_is_clipped_by_its_global_norm():
     net = nn.Linear(3, 2)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    fit(Log(), 1, net=net, change=update(net, lr=1.0, clip=0.01))
+    plan = LoopPlan(1, log_every=1, evaluate_every=1, checkpoint_every=1)
+    fit(Log(), net=net, change=update(lr=1.0, clip=0.01), plan=plan)
     moved = torch.cat([(p - before[name]).flatten() for name, p in net.named_parameters()])
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_loss_that_is_no_number_stops_with_advice():
-    good = Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
-    bad = Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
-    for first_bad, seen_at, saved in ((0, 3, []), (3, 4, [3]), (4, 6, [3])):  # logged every 4 steps, saved every 3
-        log = Log()
-        with pytest.raises(UserError, match=f"diverged: at step {seen_at} .* lower learning rate"):
-            fit(log, batches=[good] * first_bad + [bad] * 10)
-        assert log.saved == saved
+def test_a_step_without_a_finite_gradient_changes_nothing_and_is_told():
+    """As if the bad batch had not been: only the number of the step goes on."""
+    log, clean = Log(), Log()
+    stream = [GOOD, GOOD, BAD, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD]
+    state = fit(log, batches=stream)
+    other = fit(clean, plan=LoopPlan(9, log_every=4, evaluate_every=5, checkpoint_every=3))
+    assert all(torch.equal(a, b) for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True))
+    assert log.events == ["one step without a finite gradient left the weights as they were"]
+    first = next(row for row in log.rows if "loss" in row)
+    assert first["step"] == 4 and 0 < first["loss"] < 10  # of the three others
+    assert state.passed == 0 and int(state.unfit) == 0
+
+
+def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_batches():
+    plan = LoopPlan(10, 2, 5, 3, bad_steps=2, rollbacks=1)
+    log = Log()
+    state = fit(log, batches=[GOOD] * 4 + [BAD] * 2 + [GOOD] * 20, plan=plan)
+    # Steps 5 and 6 were bad and seen at 6; the checkpoint of step 3 takes over, and goes on behind the bad batches.
+    assert state.step == 10 and state.passed == 3
+    assert log.saved == [3, 6, 9, 10]
+    assert any("at step 6 the numbers were not finite any more: back to step 3" in event for event in log.events)
+    clean = fit(Log(), plan=plan)
+    assert all(torch.equal(a, b) for a, b in zip(state.model.parameters(), clean.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("rollbacks", [0, 2])
+def test_numbers_that_stay_bad_stop_with_advice_and_keep_the_last_good_state(rollbacks):
+    log = Log()
+    plan = LoopPlan(10, 2, 5, 3, bad_steps=2, rollbacks=rollbacks)
+    with pytest.raises(UserError, match=r"diverged: at step \d+ .* lower learning rate"):
+        fit(log, batches=[GOOD] * 4 + [BAD] * 90, plan=plan)
+    assert log.saved == [3]
+    assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
+    assert sum("back to step" in event for event in log.events) == rollbacks
+
+
+def test_weights_that_overflow_are_never_saved():
+    log = Log()
+    with pytest.raises(UserError, match="diverged"):  # finite gradients, but not what they make of the weights
+        fit(log, batches=[Prepared(torch.full((4, 3), 100.0), GOOD.targets, GOOD.weights)] * 10, change=update(lr=3e38))
+    assert log.saved == []
+    assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+def test_micro_batches_sum_to_the_whole_batch(micro_batch):
+    batch = Prepared(torch.randn(4, 3), torch.randn(4, 2), torch.tensor([1.0, 0.5, 0.0, 2.0]))
+    nets = []
+    for size in (0, micro_batch):
+        state = fit(Log(), batches=[batch] * 10, change=update(micro_batch=size))
+        nets.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
+    torch.testing.assert_close(*nets, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("where", ["step", "evaluation"])
@@ -92,14 +164,14 @@ def test_a_signal_in_a_step_or_an_evaluation_saves_first(where):
             interrupts.check()
             return {}
 
-        def batches():
+        def batches(start, passed):
             for index in range(10):
                 if where == "step" and index == 6:
                     signal.raise_signal(signal.SIGINT)
-                yield Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
+                yield GOOD
 
         with pytest.raises(Interrupted):
-            fit(log, batches=batches(), evaluator=evaluator, interrupts=interrupts)
+            fit(log, batches=batches, evaluator=evaluator, interrupts=interrupts)
     assert log.saved[-1] == (7 if where == "step" else 5)
 
 
@@ -114,31 +186,3 @@ def test_handlers_are_put_back():
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_softmax_loss_is_torchs_cross_entropy(smoothing):
-    logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 1])
-    objective = Classification(ObjectiveConfig(label_smoothing=smoothing), 4)
-    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-    assert torch.allclose(objective(logits, objective.targets(labels), torch.ones(5)), expected)
-
-
-def test_sigmoid_loss_is_the_papers():
-    logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 1])
-    objective = Classification(ObjectiveConfig(loss="sigmoid"), 4)
-    y = nn.functional.one_hot(labels, 4).float()
-    expected = -(y * logits.sigmoid().log() + (1 - y) * (-logits).sigmoid().log()).sum(-1).mean()
-    assert torch.allclose(objective(logits, objective.targets(labels), torch.ones(5)), expected, atol=1e-5)
-    smooth = Classification(ObjectiveConfig(loss="sigmoid", label_smoothing=1e-4), 4).targets(labels)
-    assert smooth[0].tolist() == pytest.approx([0.9999, 0.0001, 0.0001, 0.0001])
-
-
-def test_an_image_of_weight_zero_counts_nothing():
-    objective = Classification(ObjectiveConfig(), 3)
-    logits, targets = torch.randn(4, 3), objective.targets(torch.tensor([0, 1, 2, 0]))
-    weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    keep = weights > 0
-    expected = objective(logits[keep], targets[keep], torch.ones(3))
-    assert torch.allclose(objective(logits, targets, weights), expected)
-    assert objective(logits, targets, torch.zeros(4)) == 0

@@ -1,10 +1,25 @@
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
-from vitrail.config import OptimizerConfig
-from vitrail.model.build import create
+from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig, ScheduleConfig
+from vitrail.errors import UserError
+from vitrail.model.build import build, create
+from vitrail.model.lora import add_lora
+from vitrail.model.masked import MaskedPatchNetwork
 from vitrail.training.average import Average
-from vitrail.training.optimizer import build_optimizer
+from vitrail.training.optimizer import (
+    build_optimizer,
+    count_blocks,
+    freeze,
+    parameter_groups,
+    set_learning_rate,
+    step_if_finite,
+)
+from vitrail.training.schedule import learning_rate
+
+SMALL = {"width": 32, "depth": 3, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (16, 16), "num_classes": 3}
 
 
 def tiny():
@@ -12,30 +27,102 @@ def tiny():
     return create("Ti/8", 3, 16)
 
 
-def gradients(net, step):
+def small(**options):
+    torch.manual_seed(0)
+    return build(ModelConfig(**{**SMALL, **options}))
+
+
+def small_resnet():
+    return build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+
+
+def gradients(net, step, scale=1.0):
     generator = torch.Generator().manual_seed(step)
     for p in net.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = scale * torch.randn(p.shape, generator=generator)
+
+
+def in_double(net):
+    return {name: p.detach().double().numpy().copy() for name, p in net.named_parameters()}
+
+
+class Adam64:
+    """Adam's direction, written out in float64."""
+
+    def __init__(self, like, beta1=0.9, beta2=0.999, eps=1e-8):
+        self.m = {name: np.zeros_like(p) for name, p in like.items()}
+        self.v = {name: np.zeros_like(p) for name, p in like.items()}
+        self.beta1, self.beta2, self.eps, self.step = beta1, beta2, eps, 0
+
+    def __call__(self, grads):
+        self.step += 1
+        found = {}
+        for name, g in grads.items():
+            self.m[name] = self.beta1 * self.m[name] + (1 - self.beta1) * g
+            self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
+            mean = self.m[name] / (1 - self.beta1**self.step)
+            found[name] = mean / (np.sqrt(self.v[name] / (1 - self.beta2**self.step)) + self.eps)
+        return found
+
+
+def assert_same(net, expected, **tolerance):
+    for name, p in net.named_parameters():
+        np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, **tolerance)
+
+
+def grads_of(net):
+    return {name: p.grad.double().numpy().copy() for name, p in net.named_parameters()}
 
 
 def test_adamw_is_the_papers_adam_with_decay_times_lr_on_every_parameter():
     net = tiny()
     config = OptimizerConfig(name="adamw", lr=1e-2, weight_decay=0.3, decay="all")
     optimizer = build_optimizer(net, config)
-    expected = {name: p.detach().double().numpy().copy() for name, p in net.named_parameters()}
-    m = {name: np.zeros_like(p) for name, p in expected.items()}
-    v = {name: np.zeros_like(p) for name, p in expected.items()}
+    expected = in_double(net)
+    adam = Adam64(expected)
     for step in range(1, 4):
         gradients(net, step)
-        grads = {name: p.grad.double().numpy().copy() for name, p in net.named_parameters()}
+        direction = adam(grads_of(net))
         optimizer.step()
-        for name, g in grads.items():
-            m[name] = 0.9 * m[name] + 0.1 * g
-            v[name] = 0.999 * v[name] + 0.001 * g**2
-            direction = (m[name] / (1 - 0.9**step)) / (np.sqrt(v[name] / (1 - 0.999**step)) + 1e-8)
-            expected[name] = expected[name] - 1e-2 * direction - 1e-2 * 0.3 * expected[name]
-    for name, p in net.named_parameters():
-        np.testing.assert_allclose(p.detach().numpy(), expected[name], rtol=1e-4, atol=1e-6)
+        expected = {name: p - 1e-2 * direction[name] - 1e-2 * 0.3 * p for name, p in expected.items()}
+    assert_same(net, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_decay_times_schedule_is_big_visions_order_of_operations():
+    """Clip, Adam, times lr, plus decay times the weights, and all of that times the schedule; kernels only decay."""
+    net, lr, decay, total = tiny(), 1e-2, 1e-3, 6
+    settings = OptimizerConfig(lr=lr, weight_decay=decay, decay="matrices", decay_times="schedule", betas=(0.9, 0.95))
+    schedule = ScheduleConfig(shape="cosine", warmup=2)
+    optimizer = build_optimizer(net, settings)
+    expected = in_double(net)
+    adam = Adam64(expected, beta2=0.95)
+    kernels = {"tokens.projection.weight", "head.weight"} | {
+        f"encoder.blocks.{i}.{layer}.weight"
+        for i in range(12)
+        for layer in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    }
+    assert kernels < set(expected)
+    for step in range(total):
+        gradients(net, step)
+        grads = grads_of(net)
+        norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        set_learning_rate(optimizer, learning_rate(step, lr, total, schedule))
+        optimizer.step()
+        share = min(1, step / 2) * 0.5 * (1 + np.cos(np.pi * max(0, step - 2) / (total - 2)))
+        direction = adam({name: g / norm for name, g in grads.items()})
+        for name, p in expected.items():
+            update = lr * direction[name] + (decay * p if name in kernels else 0)
+            expected[name] = p - share * update
+    assert_same(net, expected, rtol=2e-4, atol=2e-6)
+
+
+def test_big_visions_decay_is_a_hundredfold_adamw_decay_at_its_learning_rate():
+    config = OptimizerConfig(lr=1e-3, weight_decay=1e-4, decay_times="schedule")
+    assert build_optimizer(tiny(), config).param_groups[0]["weight_decay"] == pytest.approx(0.1)
+    slower = build_optimizer(small(), config.model_copy(update={"layer_decay": 0.5}))
+    for group in slower.param_groups:  # whatever the rate of a group, its decay in a step is the same
+        assert group["weight_decay"] * group["lr"] == pytest.approx(1e-4)
 
 
 def test_matrices_only_spares_biases_norms_positions_and_class_token():
@@ -51,17 +138,202 @@ def test_matrices_only_spares_biases_norms_positions_and_class_token():
     assert len(decayed | spared) == len(names)
 
 
+def test_updates_of_low_rank_decay_as_the_matrices_they_are():
+    net = small()
+    add_lora(net, LoraConfig(rank=2))
+    decayed = build_optimizer(net, OptimizerConfig(weight_decay=0.1, decay="matrices")).param_groups[0]
+    assert len(decayed["params"]) == 3 * 2 * 2 + 1  # two in each of two layers of three blocks, and the head's
+
+
 def test_sgd_is_plain_momentum():
     net = tiny()
     optimizer = build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0.9))
-    before = net.head.bias.detach().clone()
-    momentum = torch.zeros_like(before)
+    expected = in_double(net)
+    momentum = {name: np.zeros_like(p) for name, p in expected.items()}
     for step in range(3):
         gradients(net, step)
-        momentum = 0.9 * momentum + net.head.bias.grad
-        before = before - 0.1 * momentum
+        for name, g in grads_of(net).items():
+            momentum[name] = 0.9 * momentum[name] + g
+            expected[name] = expected[name] - 0.1 * momentum[name]
         optimizer.step()
-    assert torch.allclose(net.head.bias, before, atol=1e-6)
+    assert_same(net, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_decay_of_sgd_goes_through_its_momentum():
+    net = small()
+    optimizer = build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.2))
+    expected = in_double(net)
+    momentum = {name: np.zeros_like(p) for name, p in expected.items()}
+    for step in range(3):
+        gradients(net, step)
+        for name, g in grads_of(net).items():
+            momentum[name] = 0.9 * momentum[name] + g + 0.2 * expected[name]
+            expected[name] = expected[name] - 0.1 * momentum[name]
+        optimizer.step()
+    assert_same(net, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_sgd_has_no_decay_by_the_schedule():
+    with pytest.raises(UserError, match="decay_times=lr"):
+        build_optimizer(small(), OptimizerConfig(name="sgd", weight_decay=0.1, decay_times="schedule"))
+
+
+def scales(net, **options):
+    optimizer = build_optimizer(net, OptimizerConfig(layer_decay=0.5, **options))
+    set_learning_rate(optimizer, 0.8)
+    names = {id(p): name for name, p in net.named_parameters()}
+    found = {}
+    for group in optimizer.param_groups:
+        assert group["lr"] == 0.8 * group["lr_scale"]
+        found.update({names[id(p)]: group["lr_scale"] for p in group["params"]})
+    assert found.keys() == dict(net.named_parameters()).keys()
+    return found
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_each_block_learns_slower_than_the_next(name):
+    found = scales(small(representation=8, registers=2), name=name)
+    before = {key for key in found if key.startswith(("tokens.", "positions."))}
+    assert {"tokens.class_token", "tokens.registers", "tokens.projection.bias", "positions.table"} <= before
+    for key, scale in found.items():
+        if key in before:
+            assert scale == 0.5**4
+        elif key.startswith("encoder.blocks"):
+            assert scale == 0.5 ** (3 - int(key.split(".")[2]))
+        else:
+            assert key.startswith(("encoder.norm.", "representation.", "head.")) and scale == 1
+
+
+def test_positions_of_a_block_learn_as_fast_as_the_block():
+    found = scales(small(positions_at="layers"))
+    assert [found[f"positions.{i}.table"] for i in range(3)] == [0.125, 0.25, 0.5]
+
+
+def test_a_convolutional_stem_is_before_all_blocks_and_an_attention_pool_after_them():
+    stem = {"blocks": (1,), "width": 32}
+    found = scales(small(stem=stem, patch=(1, 1)))
+    assert {scale for key, scale in found.items() if "stem" in key} == {0.5**4}
+    found = scales(small(pool="map", class_token=False))
+    assert {scale for key, scale in found.items() if key.startswith("pool.")} == {1}
+
+
+def test_what_a_masked_network_puts_in_place_of_patches_is_before_all_blocks():
+    torch.manual_seed(0)
+    found = scales(MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 0})), "color"))
+    assert found["mask"] == found["net.tokens.class_token"] == 0.5**4
+    assert found["net.encoder.blocks.2.mlp.up.weight"] == 0.5 and found["head.weight"] == 1
+
+
+def test_layers_of_a_resnet_are_not_slowed_down():
+    with pytest.raises(UserError, match="layer_decay=1"):
+        build_optimizer(small_resnet(), OptimizerConfig(layer_decay=0.9))
+    assert [group["lr_scale"] for group in build_optimizer(small_resnet(), OptimizerConfig()).param_groups] == [1.0]
+
+
+def trained(net):
+    return {name for name, p in net.named_parameters() if p.requires_grad}
+
+
+def test_first_blocks_are_frozen_with_all_before_them():
+    net = small(positions_at="layers")
+    everything = trained(net)
+    freeze(net, 0)
+    assert trained(net) == everything
+    freeze(net, 2)
+    frozen = everything - trained(net)
+    expected = ("tokens.", "positions.0.", "positions.1.", "encoder.blocks.0.", "encoder.blocks.1.")
+    assert frozen == {name for name in everything if name.startswith(expected)}
+    groups = parameter_groups(net, OptimizerConfig())
+    assert sum(len(group["params"]) for group in groups) == len(trained(net))
+
+
+def test_the_whole_backbone_is_frozen():
+    for net in (small(), small_resnet()):
+        freeze(net, "backbone")
+        assert trained(net) == {"head.weight", "head.bias"}
+        build_optimizer(net, OptimizerConfig())
+
+
+@pytest.mark.parametrize("count", [-1, 4])
+def test_only_blocks_that_there_are_can_be_frozen(count):
+    with pytest.raises(UserError, match="0 to 3"):
+        freeze(small(), count)
+    with pytest.raises(UserError, match="0 to 0"):
+        freeze(small_resnet(), 1)
+    assert count_blocks(small()) == 3
+
+
+def test_something_has_to_be_trained():
+    net = small(num_classes=0)
+    freeze(net, "backbone")
+    with pytest.raises(UserError, match="nothing is left to train"):
+        build_optimizer(net, OptimizerConfig())
+
+
+def snapshot(net, optimizer):
+    kept = {f"weights {name}": p.detach().clone() for name, p in net.named_parameters()}
+    for name, p in net.named_parameters():
+        kept |= {f"{key} {name}": value.clone() for key, value in optimizer.state[p].items()}
+    return kept
+
+
+def optimizers():
+    yield "adamw", OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.1)
+    yield "sgd", OptimizerConfig(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.1)
+    yield "sgd without momentum", OptimizerConfig(name="sgd", lr=0.01, momentum=0.0)
+    yield "muon", OptimizerConfig(name="muon", lr=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in optimizers()])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_without_finite_gradients_changes_nothing(config, bad):
+    """Run beside a twin that is never shown those gradients: weights, moments and counts stay the same to the bit."""
+    net, twin = small(), small()
+    optimizer, plain = build_optimizer(net, config), build_optimizer(twin, config)
+    for step, good in enumerate([False, True, False, False, True, True]):
+        gradients(net, step)
+        gradients(twin, step)
+        if good:
+            step_if_finite(plain, torch.tensor(True))
+        else:
+            for p in net.parameters():
+                p.grad.view(-1)[::3] = bad
+        step_if_finite(optimizer, torch.tensor(good))
+        if any(plain.state.values()) or config.momentum == 0:
+            expected, found = snapshot(twin, plain), snapshot(net, optimizer)
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                assert torch.equal(found[name], value), name
+        else:  # the first step of all was left out
+            for name, value in snapshot(net, optimizer).items():
+                assert name.startswith("weights ") or not value.any(), name
+            assert all(map(torch.equal, net.parameters(), twin.parameters()))
+    assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in optimizers()])
+def test_a_step_with_finite_gradients_is_the_plain_one(config):
+    net, twin = small(), small()
+    optimizer, plain = build_optimizer(net, config), build_optimizer(twin, config)
+    for step in range(3):
+        gradients(net, step)
+        gradients(twin, step)
+        step_if_finite(optimizer, torch.tensor(True))
+        plain.step()
+    expected, found = snapshot(twin, plain), snapshot(net, optimizer)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_parameters_that_get_gradients_later_begin_their_momentum_then():
+    """Torch's own fused SGD would stop at a list of which only some have begun."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = build_optimizer(nn.ParameterList([first, second]), OptimizerConfig(name="sgd", lr=1.0, momentum=0.5))
+    first.grad = torch.ones(2)
+    step_if_finite(optimizer, torch.tensor(True))
+    second.grad = torch.ones(2)
+    step_if_finite(optimizer, torch.tensor(True))
+    assert first.tolist() == [-1.5, -1.5] and second.tolist() == [0, 0]
 
 
 def test_average_follows_its_formula():
@@ -74,4 +346,4 @@ def test_average_follows_its_formula():
         average.update(net, step)
         decay = min(0.9, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * net.head.bias
-    assert torch.allclose(average.model.head.bias, expected, rtol=1e-5)
+    assert torch.allclose(average.tensors["head.bias"], expected, rtol=1e-5)

@@ -15,8 +15,12 @@ from vitrail.images.loading.cache import PixelCache
 from vitrail.images.loading.loader import training_loader
 from vitrail.images.loading.reader import Reader
 from vitrail.runs import outputs
-from vitrail.training.loop import _Pace
+from vitrail.training.pace import Pace
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
+from vitrail.training.step import Done
+
+ONE = torch.tensor(1.0)
+DONE = Done(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
 
 
 def test_the_share_is_that_of_the_time_between_items():
@@ -25,26 +29,26 @@ def test_the_share_is_that_of_the_time_between_items():
             time.sleep(0.03)
             yield number
 
-    pace, seen = _Pace(), []
+    pace, seen = Pace(), []
     for number in pace.waiting(slow()):
         seen.append(number)
         time.sleep(0.01)
-        pace.add(torch.tensor(1.0), 4)
-    row = pace.summary(6)
+        pace.add(DONE, 4)
+    row = pace.summary()
     assert seen == list(range(6))
     assert row["data_wait"] == pytest.approx(0.75, abs=0.1)
-    pace.add(torch.tensor(1.0), 4)
-    assert pace.summary(7)["data_wait"] == 0  # counted anew after each log
+    pace.add(DONE, 4)
+    assert pace.summary()["data_wait"] == 0  # counted anew after each log
 
 
 def test_pauses_are_not_waiting_and_not_training():
-    pace = _Pace()
+    pace = Pace()
     for _ in pace.waiting([1]):
         with pace.paused():
             time.sleep(0.05)
         time.sleep(0.02)
-    pace.add(torch.tensor(1.0), 1)
-    assert pace.summary(1)["images_per_second"] > 20
+    pace.add(DONE, 1)
+    assert pace.summary()["images_per_second"] > 20
 
 
 def logged(tmp_path, waits, settled=0, advice="buy a faster disk", every=10):

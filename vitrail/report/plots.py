@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vitrail.atomic import whole_file
 from vitrail.evaluate.calibration import Reliability
 from vitrail.report.svg import inline_svg
 
@@ -40,6 +42,13 @@ COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
 WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
 CELL_SIZES = {4: 64, 12: 38, COUNTS_UP_TO: 30, WHOLE_UP_TO: 18}  # classes shown at most: pixels of a cell
 CURVE_POINTS = 400
+EVENTS_TOLD = 3  # whose text stands under the curves
+# A picture that stands alone brings the page's colours along; its hues are plain, for programs without variables.
+ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
+@media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
+[style*="stroke: {BLUE}"] {{ stroke: #5b9be6 !important }} [style*="fill: {BLUE}"] {{ fill: #5b9be6 !important }}
+[style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
+[style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }} }}</style><rect class="page" width="100%" height="100%"/>"""
 
 Row = Mapping[str, Any]
 
@@ -60,6 +69,33 @@ def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]
         if points[0].size:
             panels.append(_draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
     return panels
+
+
+def draw_curves(history: Sequence[Row], path: Path) -> None:
+    """One picture of a run, by the ending of `path` an .svg or a .png: loss, accuracy, learning rate and speed against
+    steps, with a dotted line wherever something happened. Panels without data are left out; without any, no file."""
+    panels = {
+        "Loss": ("loss", "val_loss"),
+        "Accuracy": ("accuracy", "val_top1", "val_accuracy", "val_map"),
+        "Learning rate": ("lr",),
+        "Images a second": ("images_per_second",),
+    }
+    found = {title: {key: _series(history, key) for key in keys} for title, keys in panels.items()}
+    found = {title: {key: c for key, c in curves.items() if c[0].size} for title, curves in found.items()}
+    found = {title: curves for title, curves in found.items() if curves}
+    if not found:
+        return
+    with _style():
+        figure = Figure(figsize=(8.9, 3.1 * math.ceil(len(found) / 2)), layout="constrained")
+        _curves(figure, found, [row for row in history if "event" in row])
+        with whole_file(path) as temporary:
+            if path.suffix == ".png":
+                figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
+                return
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            opening, tag, rest = buffer.getvalue().partition("<metadata>")
+            temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
 
 
 def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
@@ -100,12 +136,7 @@ def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Poin
     heights = [5, 1] if rates[0].size else [1]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     top = axes[0]
-    steps, values = _thinned(losses)
-    if len(steps) > 40:
-        top.plot(steps, values, color=BLUE, linewidth=1, alpha=0.3)
-        top.plot(steps, _running_mean(values), color=BLUE, linewidth=2, label="training")
-    else:
-        top.plot(steps, values, color=BLUE, linewidth=2, label="training")
+    _many_points(top, losses, "training")
     if held_out[0].size:
         top.plot(*held_out, color=RED, linewidth=1.5, marker="o", markersize=3.5, label="validation")
         top.legend(frameon=False, loc="upper right", labelcolor=INK, handlelength=1.4)
@@ -118,6 +149,52 @@ def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Poin
         axes[1].set_yticks([rates[1].max()], [f"{rates[1].max():.0e}".replace("e-0", "e-")])
         axes[1].set_ylabel("lr", rotation=0, ha="right", va="center")
     _step_axis(axes[-1], last)
+
+
+def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events: Sequence[Row]) -> None:
+    ends = [int(steps[-1]) for curves in panels.values() for steps, _ in curves.values()]
+    last = max(1, *ends, *(int(row["step"]) for row in events))
+    grid = figure.subplots(math.ceil(len(panels) / 2), min(2, len(panels)), squeeze=False)
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        for key, points in curves.items():
+            if key == "lr":
+                axes.plot(*_thinned(points), color=GREEN, linewidth=2)
+            elif key.startswith("val_"):
+                name = "held-out mean average precision" if key == "val_map" else "held-out"
+                axes.plot(*points, color=RED, linewidth=1.5, marker="o", markersize=3.5, label=name)
+            else:
+                _many_points(axes, points, "training")
+        for step in {int(row["step"]) for row in events}:
+            axes.axvline(step, color=INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8, zorder=1)
+        values = np.concatenate([values for _, values in curves.values()])
+        axes.set_ylim(0, np.quantile(values, 0.99) * 1.1 or 1)  # a first spike does not flatten the rest
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")
+        if title == "Accuracy":
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}\u202f%")
+        if any(key.startswith("val_") for key in curves):
+            axes.legend(frameon=False, labelcolor=INK, handlelength=1.4)
+        axes.set_title(title, loc="left")
+        _step_axis(axes, last)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    figure.supxlabel("\n".join(_told(events)), x=0.01, ha="left", fontsize=11)
+
+
+def _told(events: Sequence[Row]) -> list[str]:
+    """The first events in words, and how many more there are."""
+    lines = [f"step {int(row['step']):,}: {_label(row['event'], 90)}" for row in events[:EVENTS_TOLD]]
+    more = len(events) - EVENTS_TOLD
+    return [*lines, f"and {more:,} more in metrics.jsonl"] if more > 0 else lines
+
+
+def _many_points(axes: Axes, points: _Points, label: str) -> None:
+    """A curve with a point for every few steps: its running mean, and the points themselves faintly behind."""
+    steps, values = _thinned(points)
+    if len(steps) > 40:
+        axes.plot(steps, values, color=BLUE, linewidth=1, alpha=0.3)
+        axes.plot(steps, _running_mean(values), color=BLUE, linewidth=2, label=label)
+    else:
+        axes.plot(steps, values, color=BLUE, linewidth=2, label=label)
 
 
 def _accuracy_panel(accuracy: _Points, baseline: float | None, last: int, title: str, figure: Figure) -> None:

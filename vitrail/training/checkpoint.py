@@ -1,6 +1,7 @@
-"""Checkpoints: everything a run needs to go on exactly, in one self-checking safetensors file written atomically.
+"""Checkpoints: everything a run needs to go on exactly, in self-checking safetensors files written atomically.
 
-What is not here needs no saving: order, crops, mixup and dropout are functions of (seed, step).
+What is not here needs no saving: order, crops, mixup and dropout are functions of (seed, step). Where weights are
+divided among processes each writes its own rows, and any number of processes can read them again. No pickle.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,94 +17,144 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.training.average import Average
+from vitrail.training.parallel import ALONE, Ranks, local_part, rows_of
+from vitrail.training.state import Rows, TrainState
+
+NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
+HEADER = "vitrail-checkpoint"
 
 
-@dataclass
-class TrainState:
-    """What training changes."""
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint on disk, known to be whole."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    average: Average | None
-    step: int = 0
+    parts: list[Path]
+    facts: dict[str, Any]  # of the first part, which has those of the run
+    rows: list[dict[str, Rows]]  # of each part: which rows it has of what is divided
+    where: dict[str, list[int]]  # parts that hold a tensor
 
-    def tensors(self) -> dict[str, Tensor]:
-        found = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        if self.average is not None:
-            found |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
-        return found
-
-    def load(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Take over saved tensors; the names must be exactly those this run would save."""
-        parameters = dict(self.model.named_parameters())
-        self.model.load_state_dict(_part(tensors, "model"))
-        if self.average is not None:
-            self.average.model.load_state_dict(_part(tensors, "average"))
-        self.optimizer.state.clear()
-        for name, value in _part(tensors, "optimizer").items():
-            key, _, parameter_name = name.partition("/")
-            parameter = parameters[parameter_name]
-            where = parameter.device if value.ndim or self.optimizer.defaults.get("fused") else torch.device("cpu")
-            self.optimizer.state[parameter][key] = value.to(where)
-        self.step = step
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """A tensor, or some of its rows, whatever the parts are."""
+        found = []
+        for part in self.where[name]:
+            with safe_open(self.parts[part], framework="pt") as file:
+                if name not in self.rows[part]:
+                    tensor = file.get_tensor(name)
+                    return tensor if rows is None else tensor[slice(*rows)]
+                first, last = self.rows[part][name]
+                low, high = (first, last) if rows is None else (max(first, rows[0]), min(last, rows[1]))
+                if low < high:
+                    found.append(file.get_slice(name)[low - first : high - first])
+        if found:
+            return torch.cat(found)
+        with safe_open(self.parts[self.where[name][0]], framework="pt") as file:  # no rows are this process's
+            return file.get_tensor(name)[:0]
 
 
 class Checkpoints:
     """The checkpoint files of one run."""
 
-    def __init__(self, folder: Path, keep: int):
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, ranks: Ranks = ALONE):
+        self.folder, self.keep, self.ranks = folder, keep, ranks
 
-    def files(self) -> list[Path]:
-        """Oldest first; unfinished writes do not count."""
-        found = self.folder.glob("step_*.safetensors") if self.folder.is_dir() else []
-        return sorted(path for path in found if re.fullmatch(r"step_\d{9}", path.stem))
+    def steps(self) -> list[tuple[int, list[Path]]]:
+        """Step and parts of what is complete, oldest first; unfinished writes do not count."""
+        found: dict[tuple[int, int], dict[int, Path]] = {}
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            match = NAME.fullmatch(path.name)
+            if match:
+                step, part, count = int(match[1]), int(match[2] or 1), int(match[3] or 1)
+                found.setdefault((step, count), {})[part] = path
+        whole = {key: parts for key, parts in found.items() if len(parts) == key[1]}
+        return [(step, [parts[number] for number in sorted(parts)]) for (step, _), parts in sorted(whole.items())]
 
-    def save(self, state: TrainState, about: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then remove the oldest beyond those to keep."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
+        """Write a checkpoint, then remove the oldest beyond those to keep. All processes call this together."""
+        tensors = state.tensors()
+        divided = {name: rows for name, tensor in tensors.items() if (rows := rows_of(tensor)) is not None}
+        count = self.ranks.world if divided else 1
+        failure: Exception | None = None
         path = self.folder / f"step_{state.step:09d}.safetensors"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
-        facts = {**about, "step": state.step}
-        facts["digest"] = digest(tensors, facts)
-        try:
-            with whole_file(path) as temporary:
-                save_file(tensors, temporary, metadata={"vitrail-checkpoint": json.dumps(facts, sort_keys=True)})
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"cannot write the checkpoint {path}: {error}") from error
-        for old in self.files()[: -self.keep]:
-            old.unlink(missing_ok=True)
-        return path
+        if count > 1:
+            path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
+        if self.ranks.rank < count:
+            own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
+            facts = {**(about if self.ranks.first else {}), "step": state.step, "passed": state.passed}
+            facts |= {"unfit": int(state.unfit), "rows": divided}
+            failure = self._write(path, own, facts)
+        if any(self.ranks.largest(int(failure is not None))):
+            if failure is None:
+                path.unlink(missing_ok=True)  # a part alone is of no use
+            raise UserError(f"cannot write the checkpoint {path}: {failure or 'another process could not'}")
+        if self.ranks.first:
+            for _, parts in self.steps()[: -self.keep]:
+                for old in parts:
+                    old.unlink(missing_ok=True)
 
-    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
-        """Tensors and facts of the newest checkpoint that is whole, and a sentence for each damaged one passed over."""
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> Exception | None:
+        held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+        facts["digest"] = digest(held, facts)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as temporary:
+                save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
+        except (SafetensorError, OSError) as error:
+            return error
+        return None
+
+    def latest(self) -> tuple[Saved, list[str]] | None:
+        """The newest checkpoint that is whole, and a sentence for each damaged one passed over."""
         damaged: list[str] = []
-        for path in reversed(self.files()):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    facts = json.loads((file.metadata() or {})["vitrail-checkpoint"])
-                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                if digest(tensors, facts) != facts["digest"]:
-                    raise ValueError("its contents do not match their checksum")
-                return tensors, facts, damaged
-            except (SafetensorError, OSError, KeyError, ValueError) as error:
-                damaged.append(f"{path.name} is damaged and was passed over ({error})")
+        for _, parts in reversed(self.steps()):
+            found = [sentence for part in parts if (sentence := _damage(part))]
+            if not found:
+                return _open(parts), damaged
+            damaged += found
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}")
         return None
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a file of a checkpoint; nothing, if nothing is."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})[HEADER])
+            if digest(_Lazy(file), facts) != facts["digest"]:
+                raise ValueError("its contents do not match their checksum")
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        return f"{path.name} is damaged and was passed over ({error})"
+    return ""
+
+
+class _Lazy(Mapping[str, Tensor]):
+    """The tensors of a file, read one at a time."""
+
+    def __init__(self, file: Any):
+        self.file, self.names = file, list(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _open(parts: list[Path]) -> Saved:
+    every, where = [], dict[str, list[int]]()
+    for number, path in enumerate(parts):
+        with safe_open(path, framework="pt") as file:
+            every.append(json.loads(file.metadata()[HEADER]))
+            for name in file.keys():  # noqa: SIM118
+                where.setdefault(name, []).append(number)
+    return Saved(parts, every[0], [facts["rows"] for facts in every], where)
 
 
 def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:

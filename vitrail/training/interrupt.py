@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from vitrail.training.parallel import ALONE, Ranks
+
 
 class Interrupted(Exception):
     """Raised between batches when the user or the system asked to stop."""
@@ -15,6 +17,9 @@ class Interrupted(Exception):
         self.signal_number = signal_number
         self.advice = ""  # how to go on
         super().__init__(signal.Signals(signal_number).name)
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        return Interrupted, (self.signal_number,)  # for the other processes of a run
 
     def __str__(self) -> str:
         return f"stopped{self.advice}"
@@ -44,6 +49,8 @@ class Interrupts:
         self.caught = number
         self.__exit__()
 
-    def check(self) -> None:
-        if self.caught is not None:
-            raise Interrupted(self.caught)
+    def check(self, ranks: Ranks = ALONE) -> None:
+        """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""
+        (caught,) = ranks.largest(self.caught or 0)
+        if caught:
+            raise Interrupted(caught)

@@ -1,29 +1,156 @@
-"""The optimizers of the paper, in torch's implementations."""
+"""The optimizers of the paper in torch's implementations, and Muon; what is trained, and how fast each part of it."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from typing import Any, NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from vitrail.config import OptimizerConfig
+from vitrail.errors import UserError
+from vitrail.training.muon import Muon
+from vitrail.training.parallel import local_part
+
+BLOCK = re.compile(r"(?:^|\.)encoder\.blocks\.(\d+)\.")
+AT_BLOCK = re.compile(r"(?:^|\.)positions\.(\d+)\.")  # positions that are added at every block
+BEFORE = re.compile(r"(?:^|\.)(?:tokens\.|positions\.|mask$)")
+MATRICES = ("weight", "lora_a", "lora_b")  # how names of matrices end; tables of positions and tokens are none
+MUON = re.compile(r"(?:^|\.)(?:encoder\.blocks\.\d+|pool)\.(?:\w+\.)*(qkv|keyvalue|query|out|up|down)\.weight$")
+STORED_AS_ONE = {"qkv": 3, "keyvalue": 2}
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW as the paper's flax Adam (decay times the learning rate), or SGD with plain momentum."""
+    """AdamW as the paper's flax Adam (decay times the learning rate), SGD with plain momentum, or Muon.
+
+    SGD adds its decay to the gradient, as torch and the ResNets of the time have it, so that momentum gathers it too.
+    """
     groups = parameter_groups(model, config)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+    if config.name == "muon":
+        return Muon(groups, config.lr, momentum=config.momentum, betas=config.betas, eps=config.eps)
+    return SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """The paper decays every parameter; `decay = "matrices"` leaves out biases, norms, positions and class token."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if config.decay == "all":
-        return [{"params": [p for _, p in trained], "weight_decay": config.weight_decay}]
-    matrices = [p for name, p in trained if name.endswith("weight") and p.ndim > 1]
-    others = [p for name, p in trained if not (name.endswith("weight") and p.ndim > 1)]
-    return [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+class SGD(torch.optim.SGD):
+    """Torch's fused SGD, for steps that may be left out and parameters that are divided among processes.
+
+    Torch's own takes whatever is in memory for a first momentum, which a step that is left out would keep, and its
+    kernel knows no divided tensors; here momentum starts at zero and the kernel sees the part of this process.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            momenta: list[Tensor | None] = []
+            for parameter in parameters if group["momentum"] else ():
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                momenta.append(local_part(state["momentum_buffer"]))
+            sgd(
+                [local_part(parameter) for parameter in parameters],
+                [local_part(parameter.grad) for parameter in parameters],
+                momenta,
+                fused=True,
+                found_inf=getattr(self, "found_inf", None),
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+
+class _Kind(NamedTuple):
+    """What parameters of one group share, in the order of groups."""
+
+    spared: bool  # from weight decay
+    parts: int  # matrices that Muon finds in one parameter; 0: not Muon's
+    scale: float  # of the learning rate
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Trained parameters by weight decay, scale of the learning rate and, for Muon, kind of matrix.
+
+    The paper decays every parameter; `decay = "matrices"` leaves out biases, norms, positions and class token.
+    """
+    if config.name == "sgd" and config.decay_times == "schedule":
+        raise UserError("optimizer.decay_times=schedule is for adamw and muon: use --set optimizer.decay_times=lr")
+    count = count_blocks(model)
+    if config.layer_decay != 1 and not count:
+        raise UserError("this network has no Transformer blocks to slow down: use --set optimizer.layer_decay=1")
+    kinds: dict[_Kind, list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            spared = config.decay == "matrices" and not (name.endswith(MATRICES) and parameter.ndim > 1)
+            parts = muon_parts(name) if config.name == "muon" else 0
+            kinds[_Kind(spared, parts, config.layer_decay ** (count + 1 - depth(name, count)))].append(parameter)
+    if not kinds:
+        raise UserError("nothing is left to train: every parameter is frozen; use a smaller optimizer.freeze")
+    if config.name == "muon" and not any(kind.parts for kind in kinds):
+        raise UserError("no matrix of a Transformer block is trained here: use --set optimizer.name=adamw")
+    return [_group(kind, kinds[kind], config) for kind in sorted(kinds)]
+
+
+def _group(kind: _Kind, parameters: list[nn.Parameter], config: OptimizerConfig) -> dict[str, Any]:
+    lr = config.lr * kind.scale
+    decay = 0.0 if kind.spared else config.weight_decay
+    if config.decay_times == "schedule":
+        decay /= lr  # torch multiplies by the rate of the step: what remains is the schedule's share
+    group = {"params": parameters, "lr": lr, "lr_scale": kind.scale, "weight_decay": decay}
+    return group if config.name != "muon" else {**group, "muon": kind.parts > 0, "parts": kind.parts or 1}
+
+
+def count_blocks(model: nn.Module) -> int:
+    """Transformer blocks of a network; 0 for a ResNet."""
+    found = (BLOCK.search(name) for name, _ in model.named_parameters())
+    return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def depth(name: str, count: int) -> int:
+    """Where a parameter is: 0 before the blocks, i + 1 in block i, count + 1 after all of them."""
+    if match := BLOCK.search(name) or AT_BLOCK.search(name):
+        return int(match[1]) + 1
+    return 0 if BEFORE.search(name) else count + 1
+
+
+def muon_parts(name: str) -> int:
+    """How many matrices Muon finds in a parameter; 0: it is not Muon's."""
+    match = MUON.search(name)
+    return STORED_AS_ONE.get(match[1], 1) if match else 0
+
+
+def freeze(model: nn.Module, what: int | str) -> None:
+    """Stop training the first blocks and all before them, or ("backbone") everything but the head; 0: nothing."""
+    if what == "backbone":
+        frozen = [p for name, p in model.named_parameters() if "head" not in name.split(".")]
+    else:
+        count = count_blocks(model)
+        if not isinstance(what, int) or not 0 <= what <= count:
+            raise UserError(f"optimizer.freeze is 'backbone' or a number of blocks from 0 to {count}, not {what}")
+        frozen = [p for name, p in model.named_parameters() if what and depth(name, count) <= what]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The rate of a step; each group takes its own share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """A step that changes nothing - weights, moments, count of steps - where `finite`, a bool scalar on the device, is
+    false. The host does not wait to see it: the kernels themselves look at `found_inf`."""
+    optimizer.found_inf = finite.logical_not().float().reshape(())  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
-"""Which number format the network computes in: weights stay float32, matrix products may run in bfloat16."""
+"""Number formats of training, and kernels that repeat themselves."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import platform
 import subprocess
@@ -13,10 +14,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
+from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
+from vitrail.model.encoder import Encoder
 
 Precision = Literal["fp32", "bf16"]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # A processor may list bfloat16 instructions that a virtual machine then refuses (the process dies of an illegal
 # instruction), or have them and still be slower: only a trial in a process of its own tells.
@@ -44,7 +49,7 @@ def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
         return "fp32", "as asked"
     if asked == "bf16":
         if device.type == "cpu" and bf16_gain_on_cpu() is None:
-            raise UserError("this processor cannot compute in bfloat16: use --set train.precision=fp32, or auto")
+            raise UserError("this processor cannot compute in bfloat16: use --set precision.compute=fp32, or auto")
         return "bf16", "as asked"
     if device.type == "cuda":
         there = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -81,6 +86,21 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
     if precision != "bf16":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def can_compile() -> bool:
+    """Whether torch.compile finds the compiler it needs for a GPU."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def set_types(net: nn.Module, config: PrecisionConfig) -> None:
+    """The formats of a network's weights, and of the stream that its blocks add to."""
+    if config.parameters != "fp32":
+        net.to(TYPES[config.parameters])
+    if config.residual != "fp32":
+        for module in net.modules():
+            if isinstance(module, Encoder):
+                module.residual = TYPES[config.residual]
 
 
 @contextlib.contextmanager

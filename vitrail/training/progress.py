@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail.atomic import whole_file
+from vitrail.training.events import Events
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
 SETTLED = 50  # steps before waiting is judged: the first ones wait for everything to start
+BAR = 8  # columns: the numbers say more
+SHOWN = ("loss", "train", "held-out", "lr", "speed", "flops", "wait")  # from left to right
+DROPPED = ("lr", "train", "flops", "wait", "speed", "held-out")  # the first ones first, where a line is too narrow
+HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out"}
 
 
 class MetricsLog:
@@ -23,18 +29,25 @@ class MetricsLog:
 
     def __init__(self, path: Path, start: int):
         self.path = path
-        kept = [row for row in read_metrics(path) if row["step"] <= start] if start else []
-        with whole_file(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        self.file = path.open("a")
+        self._keep([row for row in read_metrics(path) if row["step"] <= start] if start else [])
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row) + "\n")
+        self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
         self.file.flush()
+
+    def rewind(self, step: int) -> None:
+        """The run goes back and makes other steps: what it measured after `step` goes, what happened there stays."""
+        self.file.close()
+        self._keep([row for row in read_metrics(self.path) if row["step"] <= step or "event" in row])
 
     def close(self) -> None:
         os.fsync(self.file.fileno())
         self.file.close()
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        with whole_file(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.file = self.path.open("a")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -50,23 +63,40 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class TrainingProgress:
-    """Shows steps, loss, images a second and time left: a live bar on a terminal, a line now and then elsewhere."""
+def _json_number(value: Any) -> Any:
+    """JSON knows no infinities: a gradient norm without a value is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    def __init__(self, console: Console, metrics: MetricsLog, total: int, start: int):
-        self.console, self.metrics, self.total, self.start = console, metrics, total, start
-        self.bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("training", total=total, completed=start, facts="")
+
+class TrainingProgress:
+    """Shows steps, loss, accuracy, speed and time left: a live line on a terminal, a line now and then elsewhere.
+
+    `flops_per_image` is what training on an image takes (0: not known) and `peak` what all devices together can do in a
+    second (none: not known); from them every row of training gets its TFLOP/s and their share of the peak.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        metrics: MetricsLog | None,
+        total: int,
+        start: int,
+        *,
+        flops_per_image: float = 0.0,
+        peak: float | None = None,
+        events: Events | None = None,
+    ):
+        self.console, self.total, self.start = console, total, start
+        self.flops_per_image, self.peak = flops_per_image, peak
+        self.files = [file for file in (metrics, events) if file is not None]
+        self.live = console.is_terminal and not console.quiet
+        columns = (BarColumn(BAR), MofNCompleteColumn(), TextColumn("{task.fields[facts]}", markup=False))
+        self.bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, disable=not self.live)
+        self.task = self.bar.add_task("training", total=total, completed=start, facts="", left="")
         self.facts: dict[str, str] = {}
+        # When the first step was done, and which; the first itself waits for everything to start
+        self.since: tuple[float, int] | None = None
+        self.left = ""
         self.last_plain = time.monotonic()
         self.advice, self.settled = "", 0
         self.waits = 0  # logs in a row that were bad
@@ -77,30 +107,87 @@ class TrainingProgress:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        self.metrics.close()
+        for file in self.files:
+            file.close()
 
     def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
+        now = time.monotonic()
+        if self.since is None:
+            self.since = (now, step)
+        before, first = self.since
+        if step > first:
+            seconds = (now - before) / (step - first) * (self.total - step)
+            self.left = f"{_duration(seconds)} left" if step < self.total else ""
+        self.bar.update(self.task, completed=step, left=self.left)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Write a row of metrics and show it."""
-        self.metrics.write(row)
-        if "loss" in row:
-            self.facts["loss"] = f"loss {row['loss']:.3f}"
-            self.facts["speed"] = f"{row['images_per_second']:.0f} images/s"
+        """Write a row and show it."""
+        row = {**row, **self._work(row)}
+        for file in self.files:
+            file.write(row)
+        if "event" in row:
+            self.message(f"step {row['step']}: {row['event']}")
+            return
+        self._note(row)
         if "data_wait" in row:
             self._waited(row["step"], row["data_wait"])
-        for key, name in (("val_top1", "held-out"), ("val_map", "held-out mAP")):
-            if key in row:
-                self.facts["accuracy"] = f"{name} {row[key]:.1%}"
-        text = "  ".join(self.facts[key] for key in ("loss", "accuracy", "speed", "wait") if self.facts.get(key))
-        self.bar.update(self.task, facts=text)
-        if not self.console.is_terminal and self._plain_due(row):
-            self.console.print(f"step {row['step']}/{self.total}  {text}")
+        if self.live:
+            self.bar.update(self.task, facts=self._fitting())
+        elif self._plain_due(row):
+            facts = [self.facts[key] for key in SHOWN if self.facts.get(key)]
+            line = [f"step {row['step']}/{self.total}", *facts, *filter(None, [self.left])]
+            self.console.print("  ".join(line), markup=False)
+
+    def rewind(self, step: int) -> None:
+        """The run went back to `step`: what it wrote and showed of later ones counts no more."""
+        for file in self.files:
+            file.rewind(step)
+        self.since, self.facts, self.left = None, {}, ""
+        self.bar.update(self.task, completed=step, facts="", left="")
 
     def advise(self, advice: str, settled: int) -> None:
         """What to tell, once, when training waits for data much of its time after step `settled`."""
         self.advice, self.settled = advice, max(settled, self.start + SETTLED)
+
+    def message(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def _work(self, row: dict[str, Any]) -> dict[str, float]:
+        """TFLOP/s and their share of the peak, where they can be told."""
+        if "images_per_second" not in row or not self.flops_per_image:
+            return {}
+        rate = row["images_per_second"] * self.flops_per_image
+        found = {"tflops": float(f"{rate / 1e12:.4g}")}
+        return found if self.peak is None else {**found, "peak_share": round(rate / self.peak, 4)}
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Keep what a row says in words, until the next one says it anew."""
+        if row.get("loss") is not None:
+            self.facts["loss"] = f"loss {row['loss']:.3f}"
+        if row.get("accuracy") is not None:
+            self.facts["train"] = f"train {row['accuracy']:.1%}"
+        if "lr" in row:
+            self.facts["lr"] = f"lr {row['lr']:.2g}"
+        if "images_per_second" in row:
+            self.facts["speed"] = f"{row['images_per_second']:.0f} images/s"
+        if "tflops" in row:
+            share = f" ({100 * row['peak_share']:.0f} % of peak)" if "peak_share" in row else ""
+            self.facts["flops"] = f"{_rate(row['tflops'])} TFLOP/s{share}"
+        for key, name in HELD_OUT.items():
+            if row.get(key) is not None:
+                self.facts["held-out"] = f"{name} {row[key]:.1%}"
+
+    def _fitting(self) -> str:
+        """What is known, less the least important where the line has no room for it."""
+        # The bar, "9/10", and a space between columns; the time left changes its width between two rows.
+        room = self.console.width - BAR - (2 * len(str(self.total)) + 1) - len("99 min left") - 3
+        shown = {key: self.facts[key] for key in SHOWN if self.facts.get(key)}
+        if len("  ".join(shown.values())) > room and "flops" in shown:
+            shown["flops"] = shown["flops"].replace(" of peak", "")
+        for key in DROPPED:
+            if len("  ".join(shown.values())) > room:
+                shown.pop(key, None)
+        return "  ".join(shown.values())
 
     def _waited(self, step: int, share: float) -> None:
         self.facts["wait"] = f"data wait {100 * share:.0f} %" if share > WAIT_SHOWN else ""
@@ -109,12 +196,22 @@ class TrainingProgress:
             self.message(f"Training waits for images {100 * share:.0f} % of its time; {self.advice}")
             self.advice = ""
 
-    def message(self, text: str) -> None:
-        self.console.print(text, markup=False)
-
     def _plain_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
         due = "val_loss" in row or now - self.last_plain > PLAIN_EVERY
         if due:
             self.last_plain = now
         return due
+
+
+def _rate(tflops: float) -> str:
+    """Whole numbers, and two digits below ten."""
+    return f"{tflops:.0f}" if tflops >= 9.95 else f"{tflops:.2g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 99.5 * 3600 else f"{seconds / 86400:.1f} days"

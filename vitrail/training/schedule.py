@@ -8,18 +8,33 @@ from vitrail.config import ScheduleConfig
 
 
 def learning_rate(step: int, base: float, total: int, config: ScheduleConfig) -> float:
-    """Linear warm-up from 0 times a decay that starts when warm-up ends, as in the paper's code."""
-    warmup = warmup_steps(config, total)
-    progress = min(max((step - warmup) / max(total - warmup, 1), 0.0), 1.0)
+    """Linear warm-up times a decay that starts when warm-up ends, as in the paper's code, times a linear cool-down."""
+    warmup, cooldown = warmup_steps(config, total), _steps(config.cooldown, total)
+    rate = _decayed(max(step, warmup), warmup, base, total, config)
+    if step < warmup:
+        rate = config.warmup_from + (rate - config.warmup_from) * (step / warmup)
+    return rate * min(1.0, max(total - step, 0) / cooldown) if cooldown else rate
+
+
+def _decayed(step: int, warmup: int, base: float, total: int, config: ScheduleConfig) -> float:
+    """The rate at a step after warm-up."""
+    progress = min((step - warmup) / max(total - warmup, 1), 1.0)
     if config.shape == "cosine":
-        decayed = config.end + (base - config.end) * 0.5 * (1 + math.cos(math.pi * progress))
-    elif config.shape == "linear":
-        decayed = config.end + (base - config.end) * (1 - progress)
-    else:
-        decayed = base
-    return decayed * min(1.0, step / warmup) if warmup else decayed
+        return config.end + (base - config.end) * 0.5 * (1 + math.cos(math.pi * progress))
+    if config.shape == "linear":
+        return config.end + (base - config.end) * (1 - progress)
+    if config.shape == "rsqrt":
+        return base / math.sqrt(1 + (step - warmup) / config.timescale)
+    if config.shape == "staircase":
+        # As BiT has it, the step at a drop is the last before it; rounded, as 0.57 * 100 is a little less than 57.
+        return base / 10 ** sum(round(drop * total, 6) < step for drop in config.drops)
+    return base
 
 
 def warmup_steps(config: ScheduleConfig, total: int) -> int:
     """Below 1, `warmup` is a share of all steps."""
-    return round(config.warmup * total) if config.warmup < 1 else int(config.warmup)
+    return _steps(config.warmup, total)
+
+
+def _steps(value: float, total: int) -> int:
+    return round(value * total) if value < 1 else int(value)

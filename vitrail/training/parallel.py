@@ -1,0 +1,227 @@
+"""Several processes as one run: who this process is, what all of them agree on, and how they share the network.
+
+Processes are started by torchrun, or whatever sets its variables; without them there is one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vitrail.config import PrecisionConfig
+from vitrail.errors import UserError
+
+T = TypeVar("T")
+PATIENCE = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
+FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, as one of them sees it."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # its number on its machine
+    beside: int = 1  # processes on its machine
+    group: Any = None  # for words between them, on CPUs
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What the first process makes, for all; if it fails, all fail alike, and only the first has to tell."""
+        if self.world == 1:
+            return make()
+        said: list[Any] = [None, None]
+        failure: BaseException | None = None
+        if self.first:
+            try:
+                said[0] = make()
+            except Exception as error:
+                failure = error
+                known = isinstance(error, UserError) or hasattr(error, "signal_number")
+                said[1] = error if known else RuntimeError(f"the first process failed: {error!r}")
+        dist.broadcast_object_list(said, src=0, group=self.group)
+        if failure is not None:
+            raise failure
+        if said[1] is not None:
+            said[1].told = True
+            raise said[1]
+        return said[0]
+
+    def largest(self, *numbers: int) -> tuple[int, ...]:
+        """Of each number, the largest that any process has."""
+        if self.world == 1:
+            return numbers
+        values = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
+        return tuple(values.tolist())
+
+    def gather(self, value: T) -> list[T]:
+        """What every process has, in their order."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Added up over all processes, in place, on the tensor's device."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Everybody takes over the tensors of the first process."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+
+ALONE = Ranks()
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Ranks]:
+    """The run this process belongs to, by the variables that torchrun sets."""
+    try:
+        rank, world, local, beside = (
+            int(os.environ.get(name, default))
+            for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        )
+    except ValueError as error:
+        raise UserError(f"RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be numbers: {error}") from None
+    if world == 1:
+        yield ALONE
+        return
+    if dist.is_initialized():  # whoever calls has set it up and will end it
+        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        if local >= torch.cuda.device_count():
+            raise UserError(
+                f"{beside} processes were started on a machine with {torch.cuda.device_count()} GPUs: "
+                "start one for each (torchrun --nproc-per-node)"
+            )
+        torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+    dist.barrier()  # not after a failure: others may never come
+    dist.destroy_process_group()
+
+
+def end_process() -> None:
+    """Leave at once after a run of several processes went well: torch may abort while it cleans up (FSDP on gloo)."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def choose_parallel(asked: str, parameters: int, ranks: Ranks, device: torch.device) -> Literal["none", "ddp", "fsdp"]:
+    """How the processes of a run share the network."""
+    if ranks.world == 1:
+        return "none"
+    if asked in ("ddp", "fsdp"):
+        return "ddp" if asked == "ddp" else "fsdp"
+    if device.type != "cuda":
+        return "ddp"
+    held = 4 * 4 * parameters  # float32 weights, gradients and two moments
+    return "fsdp" if held > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory else "ddp"
+
+
+def distribute(
+    net: nn.Module, how: Literal["none", "ddp", "fsdp"], precision: PrecisionConfig, device: torch.device
+) -> nn.Module:
+    """The network to call in training. With ddp every process has a whole copy; with fsdp each block's weights are
+    divided by rows, and brought together only while the block works."""
+    if how == "none":
+        return net
+    if how == "ddp":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+        from torch.nn.parallel import DistributedDataParallel
+
+        places = [torch.cuda.current_device()] if device.type == "cuda" else None
+        wrapped = DistributedDataParallel(net, places, broadcast_buffers=False, gradient_as_bucket_view=True)
+        if precision.reduce == "bf16":
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Weights travel in float32 and are rounded where they are used, as on one GPU: the same numbers come out.
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if precision.reduce == "bf16" else torch.float32)
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in blocks_of(net):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
+    return net
+
+
+def blocks_of(net: nn.Module) -> list[nn.Module]:
+    """The blocks of a Transformer, wherever it stands; none in other networks."""
+    found = [blocks for name, blocks in net.named_modules() if name.endswith("encoder.blocks")]
+    return [block for blocks in found for block in blocks.children()]
+
+
+def compile_blocks(net: nn.Module) -> None:
+    """Compile each block by itself; blocks that differ only in their weights share what is made."""
+    blocks = blocks_of(net)
+    # Blocks with other rates of stochastic depth do differ, and all of them are to be compiled.
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 4 * len(blocks))
+    for block in blocks:
+        block.compile()
+
+
+@contextlib.contextmanager
+def gradients_stay(network: nn.Module, enabled: bool) -> Iterator[None]:
+    """Backward passes that only add up gradients in this process; the last one of a step sends the sum."""
+    if enabled and hasattr(network, "set_requires_gradient_sync"):  # fsdp
+        network.set_requires_gradient_sync(False)  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            network.set_requires_gradient_sync(True)  # type: ignore[operator]
+    elif enabled and hasattr(network, "no_sync"):
+        with network.no_sync():  # type: ignore[operator]
+            yield
+    else:
+        yield
+
+
+def divide_again(net: nn.Module) -> None:
+    """Give back what fsdp brought together for a forward pass that no backward pass followed."""
+    for module in net.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be divided among the processes, in one piece; all of them must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The rows of a tensor that this process holds, sharing its memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int] | None:
+    """First and last row that this process holds of a divided tensor; none if it holds all of it."""
+    if not hasattr(tensor, "to_local"):
+        return None
+    rank, world, length = dist.get_rank(), dist.get_world_size(), tensor.shape[0]
+    chunk = -(-length // world)  # as torch.chunk divides
+    return min(rank * chunk, length), min((rank + 1) * chunk, length)

@@ -1,0 +1,83 @@
+"""What training changes, by name: to be written down, and to be taken up again by any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UserError
+from vitrail.training.average import Average
+from vitrail.training.parallel import local_part, rows_of
+
+Rows = tuple[int, int]  # first, and one after the last
+ReadTensor = Callable[[str, Rows | None], Tensor]  # a saved tensor by name, or some of its rows
+
+
+@dataclass
+class TrainState:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Average | None = None
+    step: int = 0
+    passed: int = 0  # batches that were passed over after going back: step s takes batch s + passed
+    unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
+    network: nn.Module | None = None  # the model compiled or distributed, where it is
+
+    @property
+    def called(self) -> nn.Module:
+        return self.network if self.network is not None else self.model
+
+    def __post_init__(self) -> None:
+        self.unfit = self.unfit.to(local_part(next(self.model.parameters())).device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self.average is not None:
+            found |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
+        return found
+
+    @torch.no_grad()
+    def load(self, names: Collection[str], read: ReadTensor, facts: Mapping[str, Any]) -> None:
+        """Take over a checkpoint; the tensors must be exactly those this run would save."""
+        own = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("optimizer/")}
+        moments = [name for name in names if name.startswith("optimizer/")]
+        odd = sorted(own.keys() ^ (set(names) - set(moments)))
+        if odd:
+            raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
+        for name, tensor in own.items():
+            local_part(tensor).copy_(read(name, rows_of(tensor)))
+        parameters = dict(self.model.named_parameters())
+        self.optimizer.state.clear()
+        for name in moments:
+            key, _, parameter_name = name.removeprefix("optimizer/").partition("/")
+            parameter = parameters[parameter_name]
+            self.optimizer.state[parameter][key] = self._moment(parameter, name, read)
+        self.step, self.passed = facts["step"], facts["passed"]
+        self.unfit.fill_(facts["unfit"])
+
+    def _moment(self, parameter: Tensor, name: str, read: ReadTensor) -> Tensor:
+        """What an optimizer keeps of a parameter, divided as the parameter is."""
+        device, rows = local_part(parameter).device, rows_of(parameter)
+        value = read(name, None if rows is None or "/step/" in name else rows)
+        if value.ndim == 0:
+            return value.to(device if self.optimizer.defaults.get("fused") else torch.device("cpu"))
+        if rows is None:
+            return value.to(device)
+        from torch.distributed.tensor import DTensor
+
+        assert isinstance(parameter, DTensor)
+        return DTensor.from_local(
+            value.to(device),
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
