@@ -48,7 +48,7 @@ def test_every_command_runs(place):
         words = shlex.split(command)
         assert words[0] == "vitrail"
         training = words[1] == "train"
-        start = ["--set", "train.precision=fp32"] if "--from" in words else QUICK
+        start = ["--set", "precision.compute=fp32"] if "--from" in words else QUICK
         run(place, "-m", "vitrail", *words[1:], *(start if training else []))
 
 

@@ -29,7 +29,7 @@ SETTINGS = (
     "train.steps=24",
     "train.ema=0.9",
     "train.device=cuda",
-    "train.precision=bf16",
+    "precision.compute=bf16",
 )
 
 

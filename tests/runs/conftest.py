@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 # A network small enough for tests: four patches of a 16 px image.
-SMALL = ("model.name=Ti/8", "model.image_size=[16, 16]", "train.batch_size=8", "train.precision=fp32")
+SMALL = ("model.name=Ti/8", "model.image_size=[16, 16]", "train.batch_size=8", "precision.compute=fp32")
 
 
 def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:

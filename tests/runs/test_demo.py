@@ -13,7 +13,7 @@ def run(folder, log, **options):
     with log.open("w") as file:
         demo(
             folder,
-            overrides=("train.steps=4", "train.precision=fp32"),
+            overrides=("train.steps=4", "precision.compute=fp32"),
             console=Console(file=file, width=300),
             **options,
         )

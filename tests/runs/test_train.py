@@ -134,7 +134,7 @@ def test_a_lost_report_comes_back_with_resume(photos, quiet, tmp_path, monkeypat
 
 
 def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(trained, photos, quiet, tmp_path):
-    few = ("train.steps=10", "train.batch_size=8", "train.precision=fp32")
+    few = ("train.steps=10", "train.batch_size=8", "precision.compute=fp32")
     tuned = train(photos, from_=trained[0].folder, recipe="finetune", out=tmp_path / "t", overrides=few, console=quiet)
     card = read_card(tuned.weights)
     assert card.source == "/".join(trained[0].folder.parts[-2:])  # not the whole path of this machine
@@ -148,7 +148,7 @@ def test_fine_tuning_at_a_higher_resolution_resamples_positions(trained, photos,
 
     log = tmp_path / "log"
     with log.open("w") as file:
-        overrides = ("train.steps=2", "train.batch_size=8", "train.precision=fp32", "model.image_size=[24, 32]")
+        overrides = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32", "model.image_size=[24, 32]")
         result = train(
             photos,
             from_=trained[0].weights,
@@ -209,7 +209,7 @@ def test_scores_are_json(trained):
 
 def test_a_users_own_recipe_stands(photos, quiet, tmp_path):
     (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nbatch_size = 24\nsteps = 2\n')
-    small = ["model.name=Ti/8", "model.image_size=[16, 16]", "train.precision=fp32"]
+    small = ["model.name=Ti/8", "model.image_size=[16, 16]", "precision.compute=fp32"]
     result = train(photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=small, console=quiet)
     assert read_card(result.weights).recipe["train"]["batch_size"] == 24
     with pytest.raises(UserError, match="set one of them"):
@@ -262,7 +262,7 @@ def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos
             from_=first.weights,
             recipe="finetune",
             out=tmp_path / "b",
-            overrides=(size, *few, "train.batch_size=8", "train.precision=fp32", "model.resample=bicubic"),
+            overrides=(size, *few, "train.batch_size=8", "precision.compute=fp32", "model.resample=bicubic"),
             console=Console(file=file, width=200),
         )
     grown = read_card(again.weights).model

@@ -54,7 +54,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _fail(str(error), 2)
+        _fail("" if getattr(error, "told", False) else str(error), 2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(128 + signal.SIGINT)
@@ -65,12 +65,14 @@ def main() -> None:
         stopped_by = getattr(error, "signal_number", None)  # train.interrupt.Interrupted, whose import needs torch
         if stopped_by is None:
             raise
-        _say(escape(str(error)))
+        if not getattr(error, "told", False):
+            _say(escape(str(error)))
         sys.exit(128 + stopped_by)
 
 
 def _fail(sentence: str, code: int) -> None:
-    _say(f"[bold red]error:[/] {escape(sentence)}")
+    if sentence:  # else another process of the run tells it
+        _say(f"[bold red]error:[/] {escape(sentence)}")
     sys.exit(code)
 
 

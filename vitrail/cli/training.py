@@ -38,6 +38,7 @@ def train(
     quarantine: str | None = None,
     overrides: Setting = (),
     resume: bool = False,
+    accept_changes: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Train a classifier on a folder of images.
@@ -54,6 +55,8 @@ def train(
     vitrail train photos/ --model S/16 --recipe scratch --out runs/mine
 
     vitrail train --resume --out runs/mine
+
+    torchrun --nproc-per-node 8 -m vitrail train photos/ --out runs/mine
 
     Parameters
     ----------
@@ -73,11 +76,15 @@ def train(
     overrides
         A setting of the recipe, as section.key=value; may be repeated.
     resume
-        Go on exactly where the run in --out stopped.
+        Go on exactly where the run in --out stopped. With data and settings, as in a job that may be started again:
+        start the run if there is none.
+    accept_changes
+        Go on with --resume though the images or the config.toml of the run have changed.
     overwrite
         Replace the run in --out.
     """
     from vitrail.runs.train import train
+    from vitrail.training.parallel import end_process
 
     train(
         data,
@@ -88,8 +95,10 @@ def train(
         quarantine=quarantine,
         overrides=overrides,
         resume=resume,
+        accept_changes=accept_changes,
         overwrite=overwrite,
     )
+    end_process()
 
 
 def evaluate(

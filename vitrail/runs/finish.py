@@ -40,7 +40,8 @@ def finish(
         net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts, several=plan.dataset.several
     )
     show_scores(console, found.scores, found.sentence)
-    card = _card(plan, found, about)
+    metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    card = _card(plan, found.sentence, metrics, about)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
     write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
@@ -48,17 +49,31 @@ def finish(
     return found.scores
 
 
-def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
+def finish_masked(plan: Plan, net: Network, folder: Path, about: dict[str, Any], console: Console) -> dict[str, float]:
+    """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "val_loss" in row]
+    found = {key: value for key, value in rows[-1].items() if key != "step"}
+    card = _card(plan, "masked patches of held-out images", found, about)
+    write_bundle(folder / "model.safetensors", net.state_dict(), card)
+    right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
+    console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
+    console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
+    console.print(
+        f"next:    vitrail train DATA --from {escape(shlex.quote(str(folder)))} fine-tunes them to classes",
+    )
+    return found
+
+
+def _card(plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, Any]) -> Card:
     dataset, data = plan.dataset, plan.config.data
     recipe = plan.config.model_dump(mode="json", exclude_none=True)
     recipe["data"]["path"] = Path(dataset.root).name  # a whole path tells about the machine, not about the weights
     recipe["model"]["weights"] = about["source"]
-    metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     return Card(
         model=plan.model,
         preprocess=plan.preprocess,
-        classes=dataset.classes,
-        several=dataset.several,
+        classes=dataset.classes if plan.model.num_classes else (),
+        several=dataset.several and plan.model.num_classes > 0,
         recipe=recipe,
         data={
             "name": Path(dataset.root).name,
@@ -72,7 +87,7 @@ def _card(plan: Plan, found: Measurement, about: dict[str, Any]) -> Card:
             "max_pixels": data.max_pixels,
             "trained_on": sketch(dataset.splits["train"]),
         },
-        metrics={"measured_on": found.sentence, **metrics},
+        metrics={"measured_on": sentence, **metrics},
         source=about["source"],
         licence=about["licence"],
         created_with=created_with(),

@@ -4,89 +4,118 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.errors import UserError
-from vitrail.evaluate.tags import mean_average_precision
-from vitrail.images.augment.batch import augment_batch, erase
-from vitrail.images.augment.mix import mix
-from vitrail.images.loading.loader import Batch, Loader, evaluation_loader, training_loader
-from vitrail.images.preprocess import normalise
 from vitrail.images.randomness import step_seed
-from vitrail.infer.forward import run_network
-from vitrail.model.build import Network
-from vitrail.objectives.classification import Classification
-from vitrail.runs.outputs import reader_of, waiting_advice
+from vitrail.model.cost import macs, parameters
+from vitrail.model.estimate import peak_of
+from vitrail.objectives.batch import Objective, Prepared
+from vitrail.report.plots import draw_curves
+from vitrail.runs.batches import Targets, TrainingBatches
+from vitrail.runs.learner import Task
 from vitrail.runs.plan import Plan
 from vitrail.training.average import Average
-from vitrail.training.checkpoint import Checkpoints, TrainState
+from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.events import Events
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.loop import Evaluator, LoopPlan, Prepared, Update, run
+from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
+from vitrail.training.parallel import Ranks, choose_parallel, compile_blocks, distribute, whole
 from vitrail.training.precision import autocast, repeatable
-from vitrail.training.progress import MetricsLog, TrainingProgress
+from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.schedule import learning_rate
+from vitrail.training.state import TrainState
+from vitrail.training.step import Update
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Where an earlier launch left the run."""
+class Launch:
+    """What a launch of a run works in."""
 
-    tensors: dict[str, Tensor]
-    step: int
-    seconds: float  # of training before it
+    folder: Path
+    about: dict[str, Any]  # what checkpoints say of the run
+    console: Console
+    interrupts: Interrupts
+    ranks: Ranks
 
 
 def fit(
-    plan: Plan,
-    net: Network,
-    folder: Path,
-    about: dict[str, Any],
-    console: Console,
-    interrupts: Interrupts,
-    checkpoint: Checkpoint | None = None,
-) -> tuple[Network, float]:
-    """Train `net` to the last step; returns the network to keep (the average, where one is kept) and the seconds."""
-    config, settings = plan.config, plan.config.train
-    average = Average(net, settings.ema) if settings.ema else None
-    state = TrainState(net, build_optimizer(net, config.optimizer), average)
-    checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints)
-
-    started = time.monotonic() - (checkpoint.seconds if checkpoint is not None else 0.0)
+    plan: Plan, module: nn.Module, task: Task, launch: Launch, saved: Saved | None = None
+) -> tuple[dict[str, Tensor], float]:
+    """Train `module` from a checkpoint, or from the start, to the last step; returns the weights to keep (the average,
+    where one is kept) and the seconds of all launches."""
+    settings, ranks = plan.config.train, launch.ranks
+    state = _state(plan, module, ranks)
+    checkpoints = Checkpoints(launch.folder / "checkpoints", settings.keep_checkpoints, ranks)
+    started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
     def save(current: TrainState) -> None:
-        checkpoints.save(current, {**about, "seconds": time.monotonic() - started})
+        checkpoints.save(current, {**launch.about, "seconds": time.monotonic() - started})
 
-    if checkpoint is not None:
-        state.load(checkpoint.tensors, checkpoint.step)
+    def restore(current: TrainState) -> None:
+        found = ranks.share(checkpoints.latest)
+        assert found is not None  # a run saves before its first step
+        _take(current, found[0])
+
+    if saved is not None:
+        _take(state, saved)
     else:
         save(state)  # a run killed before its first checkpoint can go on too
-    objective = Classification(config.objective, len(plan.dataset.classes))
-    metrics = MetricsLog(folder / "metrics.jsonl", state.step)
+    update = _update(plan, task.objective, ranks)
     with (
-        TrainingProgress(console, metrics, plan.steps, state.step) as progress,
+        _progress(plan, launch, state.step) as progress,
         repeatable(plan.device, settings.deterministic),
     ):
-        run(
-            state,
-            prepared_batches(plan, objective, state.step, progress),
-            _update(plan, objective),
-            _when(plan),
-            evaluator=_evaluator(plan, objective, interrupts),
-            save=save,
-            watcher=progress,
-            interrupts=interrupts,
-        )
-    kept = average.model if average is not None else net
-    return kept, time.monotonic() - started  # type: ignore[return-value]
+        batches = TrainingBatches(plan, task.targets, ranks, progress)
+        if ranks.world > 1 and state.step < plan.steps:
+            update.rehearse(state, pattern(plan, task.targets, settings.batch_size // ranks.world))
+        evaluator = task.evaluator(plan, ranks, launch.interrupts)
+        try:
+            run(
+                state,
+                update,
+                _when(plan),
+                Surroundings(batches, evaluator, save, restore, progress, launch.interrupts, ranks),
+            )
+        finally:
+            if ranks.first:
+                _curves(launch.folder)
+    if state.average is None:
+        return weights_of(state.model), time.monotonic() - started
+    with state.average.applied(state.model):
+        return weights_of(state.model), time.monotonic() - started
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor in one piece, on the CPU; all processes call this together."""
+    return {name: whole(tensor).cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
+    """The module with its optimizer and average, distributed and compiled as the plan says."""
+    config = plan.config
+    how = choose_parallel(config.train.parallel, parameters(plan.model), ranks, plan.device)
+    by_blocks = config.train.compile == "blocks" or how == "fsdp"  # which hangs its work between blocks
+    if config.train.compile != "off" and by_blocks:
+        compile_blocks(module)
+    network = distribute(module, how, config.precision, plan.device)
+    if config.train.compile != "off" and not by_blocks:
+        # A graph writes gradients where it wrote them before, so that they cannot be added up over several passes.
+        graphs = config.train.compile == "graphs" and not config.train.micro_batch and how == "none"
+        network = torch.compile(network, mode="reduce-overhead" if graphs else None)  # type: ignore[assignment]
+    optimizer = build_optimizer(module, config.optimizer)
+    average = Average(module, config.train.ema) if config.train.ema else None
+    return TrainState(module, optimizer, average, network=network)
+
+
+def _take(state: TrainState, saved: Saved) -> None:
+    state.load(saved.where.keys(), saved.read, saved.facts)
 
 
 def _when(plan: Plan) -> LoopPlan:
@@ -97,79 +126,48 @@ def _when(plan: Plan) -> LoopPlan:
         settings.evaluate_every or tenth,
         settings.checkpoint_every or tenth,
         math.inf if settings.checkpoint_every else 60.0,
+        settings.bad_steps,
+        settings.rollbacks,
     )
 
 
-def _update(plan: Plan, objective: Classification) -> Update:
+def _update(plan: Plan, objective: Objective, ranks: Ranks) -> Update:
     config = plan.config
     return Update(
         objective,
         lambda step: learning_rate(step, config.optimizer.lr, plan.steps, config.schedule),
         config.optimizer.clip,
-        autocast(config.train.precision, plan.device),
-        lambda step: step_seed(config.train.seed, step),
+        autocast(config.precision.compute, plan.device),
+        lambda step: step_seed(config.train.seed, step, ranks.rank),
+        config.train.micro_batch,
+        ranks,
     )
 
 
-def prepared_batches(
-    plan: Plan, objective: Classification, start: int, progress: TrainingProgress
-) -> Iterator[Prepared]:
-    """Batches from step `start` on, as the network takes them; each unreadable image is reported once."""
-    config, samples = plan.config, plan.dataset.splits["train"]
-    reader = reader_of(samples, plan.preprocess, config.data)
-    loader = training_loader(
-        reader, config.train.batch_size, config.augment, config.train.seed, config.data.workers, plan.device
+def pattern(plan: Plan, targets: Targets, size: int) -> Prepared:
+    """A batch of the right shapes."""
+    pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
+    key = torch.zeros(size, dtype=torch.int64)
+    return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
+
+
+def _progress(plan: Plan, launch: Launch, start: int) -> TrainingProgress:
+    metrics = MetricsLog(launch.folder / "metrics.jsonl", start) if launch.ranks.first else None
+    written = launch.ranks.first and plan.config.train.tensorboard
+    events = Events(launch.folder / "tensorboard", start) if written else None
+    peak = peak_of(torch.cuda.get_device_name(plan.device)) if plan.device.type == "cuda" else None
+    return TrainingProgress(
+        launch.console,
+        metrics,
+        plan.steps,
+        start,
+        flops_per_image=6.0 * macs(plan.model),
+        peak=peak and peak * launch.ranks.world,
+        events=events,
     )
-    # Where images are kept, those of the first epoch are yet to be decoded: what it waits for says nothing.
-    settled = start + (len(samples) // config.train.batch_size + 1 if reader.cache is not None else 0)
-    progress.advise(waiting_advice(loader, samples, plan.preprocess, config.data), settled)
-    reported: set[str] = set()
-    upcoming = loader.from_step(start, plan.steps)
-    for step in range(start, plan.steps):
-        since = time.monotonic()
-        batch = next(upcoming)
-        waited = time.monotonic() - since  # augmentation, which comes next, is work and not waiting
-        for name, reason in batch.failures:
-            if name not in reported:
-                progress.message(f"{name} cannot be read any more and is left out: {reason}")
-                reported.add(name)
-        if 2 * len(batch.failures) > len(batch):
-            raise UserError(
-                f"{len(batch.failures)} of the {len(batch)} images of step {step} cannot be read any more, first "
-                f"{batch.failures[0][0]}: {batch.failures[0][1]}; put them back and go on with --resume"
-            )
-        yield replace(prepare(batch, step, plan, objective), waited=waited)
 
 
-def prepare(batch: Batch, step: int, plan: Plan, objective: Classification) -> Prepared:
-    """A batch on the device: distorted, normalised, mixed. An image that could not be read counts nothing."""
-    augment, seed = plan.config.augment, plan.config.train.seed
-    pixels = batch.pixels.to(plan.device, non_blocking=True)
-    pixels = augment_batch(pixels, augment, seed, batch.epoch, batch.sample)
-    pixels = normalise(pixels, plan.preprocess)
-    if augment.erasing:
-        pixels = erase(pixels, augment, seed, batch.epoch, batch.sample)
-    targets = objective.targets(batch.labels).to(plan.device, non_blocking=True)
-    weights = batch.weights.to(plan.device, non_blocking=True)
-    if augment.mixup or augment.cutmix:
-        pixels, targets, weights = mix(pixels, targets, weights, augment, seed, step, batch.position.numpy())
-    return Prepared(pixels[batch.extra :], targets[batch.extra :], weights[batch.extra :])
-
-
-def _evaluator(plan: Plan, objective: Classification, interrupts: Interrupts) -> Evaluator:
-    """Loss and accuracy on the validation images, during training."""
-    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, plan.config.data)
-    loader: Loader = evaluation_loader(reader, plan.config.train.batch_size, plan.config.data.workers, plan.device)
-    cast: Callable[[], AbstractContextManager[object]] = autocast(plan.config.train.precision, plan.device)
-
-    def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        out = run_network(
-            model, loader, plan.preprocess, plan.device, autocast=cast, between=lambda _: interrupts.check()
-        )
-        loss = objective(out.values, objective.targets(out.labels), torch.ones(len(out.labels)))
-        row = {"val_loss": loss.item()}
-        if plan.dataset.several:
-            return row | {"val_map": mean_average_precision(out.values.numpy(), out.labels.numpy())}
-        return row | {"val_top1": (out.values.argmax(-1) == out.labels).float().mean().item()}
-
-    return evaluate
+def _curves(folder: Path) -> None:
+    rows = read_metrics(folder / "metrics.jsonl")
+    if any("loss" in row for row in rows):
+        draw_curves(rows, folder / "curves.svg")

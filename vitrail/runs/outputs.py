@@ -22,13 +22,13 @@ IN_MEMORY = 32 << 30  # decoded bytes up to which images are kept without being 
 SHARE = 0.4  # of the memory that is left, at most
 
 
-def reader_of(samples: Samples, spec: Preprocess, data: DataConfig) -> Reader:
-    """For a split that is read many times, as in training."""
+def reader_of(samples: Samples, spec: Preprocess, data: DataConfig, beside: int = 1) -> Reader:
+    """For a split that is read many times, as in training, by so many processes on this machine."""
     size = decoded_bytes(samples, spec)
     # Whether images are decoded smaller changes their pixels a little. So it hangs on the settings and the data alone,
     # and not on the memory that is left: a run goes on to the bit on another machine.
     scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > IN_MEMORY))
-    return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size), scaled)
+    return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size, beside), scaled)
 
 
 def decoded_bytes(samples: Samples, spec: Preprocess) -> int:
@@ -39,8 +39,8 @@ def fits_in_memory(size: int) -> bool:
     return size <= min(IN_MEMORY, SHARE * available_memory())
 
 
-def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int) -> PixelCache | None:
-    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size)):
+def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, beside: int) -> PixelCache | None:
+    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size * beside)):  # each keeps its own
         return None
     try:
         return StoredPixelCache(samples, spec) if data.cache == "disk" else PixelCache(samples.areas, spec.channels)

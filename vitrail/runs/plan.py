@@ -25,14 +25,18 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.images.dataset import Dataset, open_dataset
 from vitrail.images.preprocess import preprocess_for
 from vitrail.infer.device import choose_device
+from vitrail.model.cost import macs
 from vitrail.model.variants import parse
 from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_loss, choose_model, choose_recipe
 from vitrail.runs.network import network_from, new_network
-from vitrail.training.precision import choose_precision
+from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:
     import torch
+
+
+SMALL_STEP = 1.5e13  # FLOP: about 50 ms of a fast GPU; its host takes as long to launch the kernels of a step
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Plan:
 
 def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None) -> Plan:
     """Resolve a request. What the user said stands; the rest is chosen from the data and the machine."""
-    given = _given(request)
+    given = given_settings(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
     if not early.data.path:
@@ -97,17 +101,20 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         settings.set("data.quarantine", str(Path(settings.config.data.quarantine).expanduser().absolute()))
     if weights is not None and Path(settings.config.model.weights).exists():
         settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
-    if dataset.several:
+    if settings.config.objective.teacher and Path(settings.config.objective.teacher).exists():
+        settings.set("objective.teacher", str(Path(settings.config.objective.teacher).absolute()))
+    if dataset.several and settings.config.kind != "masked":
         if settings.config.kind == "probe":
             raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
         settings.choose(choose_loss(settings.config.objective))
         if settings.config.objective.loss != "sigmoid":
             raise UserError("images with several labels need objective.loss=sigmoid: softmax is for one label each")
-    if settings.config.kind == "train":
+    if settings.config.kind != "probe":
         settings.choose(choose_batch(facts, settings.config.train))
         if settings.config.train.steps is None and settings.config.train.epochs is None:
             settings.choose(choose_length(facts, settings.config.train, model))
         settings.fix_precision(device)
+        settings.fix_compile(device, 6.0 * macs(model) * settings.config.train.batch_size)
         settings.fix_steps(facts.images)
     return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
 
@@ -153,11 +160,21 @@ class _Settings:
                 self.decisions.append(decision)
 
     def fix_precision(self, device: torch.device) -> None:
-        asked = self.config.train.precision
+        asked = self.config.precision.compute
         precision, why = choose_precision(asked, device)
-        self.set("train.precision", precision)
+        self.set("precision.compute", precision)
         if asked == "auto":
             self.decisions.append(Decision("precision", precision, why))
+
+    def fix_compile(self, device: torch.device, flops: float) -> None:
+        """`flops` are those of a step."""
+        if self.config.train.compile != "auto":
+            return
+        how = "off" if device.type != "cuda" or not can_compile() else "graphs" if flops < SMALL_STEP else "network"
+        self.set("train.compile", how)
+        if how != "off":
+            why = "steps are too short to launch their kernels one by one" if how == "graphs" else "there is a GPU"
+            self.decisions.append(Decision("compile", how, why))
 
     def fix_steps(self, images: int) -> None:
         """Epochs become steps, so that the written settings say exactly what ran."""
@@ -189,7 +206,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
 def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[NetworkConfig, Preprocess]:
     """The network for this data, and how its pixels are made: from the starting weights where there are some."""
     choice = config.model
-    count = len(dataset.classes)
+    count = len(dataset.classes) if config.kind != "masked" else 0  # nothing is classified
     overrides = dict(config.preprocess)
     if weights is None:
         base, model = None, new_network(choice, count)
@@ -216,10 +233,10 @@ def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> F
     return Facts(images, classes, dataset.median_size, device.type, start, dataset.several)
 
 
-def _given(request: Request) -> dict[str, Any]:
+def given_settings(request: Request) -> dict[str, Any]:
     given = parse_overrides(request.overrides)
     known = key_paths(RunConfig)
-    for path in _leaves(given):
+    for path in leaves(given):
         if not any(path == key or path.startswith("preprocess.") for key in known):
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
     if {"steps", "epochs"} <= given.get("train", {}).keys():
@@ -238,13 +255,13 @@ def _given(request: Request) -> dict[str, Any]:
 def _refuse_unused(given: dict[str, Any]) -> None:
     """A probe trains no network: settings of training would be promises that nothing keeps."""
     used = ("data.", "model.", "preprocess.", "probe.", "train.seed", "train.device")
-    for path in _leaves(given):
+    for path in leaves(given):
         if not path.startswith(used):
             raise UserError(f"the probe recipe does not use {path}: leave it out")
 
 
-def _leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
+def leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for key, value in nested.items():
-        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+        found += leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
     return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,15 @@ import torch
 from rich.console import Console
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, network_config, read_recipe, validate
+from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
 from vitrail.errors import UserError
+from vitrail.images.dataset import Dataset
 from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
-from vitrail.runs.fit import Checkpoint
-from vitrail.runs.plan import Plan, read_data
+from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupts
 
 
@@ -54,8 +57,48 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Plan, dict[str, Any], Checkpoint]:
-    """The plan of an unfinished run, what its checkpoint says of it, and the checkpoint."""
+def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The same from a checkpoint, with what has changed since and was accepted."""
+    kept = {key: facts[key] for key in ("decisions", "baseline", "source", "licence")}
+    return {**about_run(plan, None), **kept}
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is anything to go on from, or to lose."""
+    return bool(Checkpoints(folder / "checkpoints", 1).steps()) or (folder / "model.safetensors").is_file()
+
+
+def check_same(folder: Path, request: Request) -> None:
+    """What is asked again must be what the run was started with; what is not asked need not be said again."""
+    file = folder / "config.toml"
+    if not file.is_file():
+        return
+    stored = read_recipe(str(file))
+    given = given_settings(request)
+    given.get("train", {}).pop("epochs", None)  # stand as steps in what is stored
+    if given.get("data", {}).get("path"):
+        given["data"]["path"] = os.path.normpath(Path(given["data"]["path"]).expanduser().absolute())
+    for section, key in (("data", "quarantine"), ("model", "weights"), ("objective", "teacher")):
+        path = given.get(section, {}).get(key)
+        if path and Path(path).expanduser().exists():
+            given[section][key] = str(Path(path).expanduser().absolute())
+    if request.recipe is not None:
+        given["recipe"] = request.recipe
+    asked = validate(RunConfig, merge(stored, given), str(file)).model_dump()
+    before = validate(RunConfig, stored, str(file)).model_dump()
+    for path in leaves(given):
+        new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (asked, before))
+        if new != old and new not in ("auto", 0):  # those two leave it to the run
+            raise UserError(
+                f"the run in {folder} was started with {path}={old}, and not {new}: leave it out to go on, "
+                "or choose another --out"
+            )
+
+
+def read_run(
+    folder: Path, console: Console, interrupts: Interrupts, accept_changes: bool = False
+) -> tuple[Plan, Saved]:
+    """The plan of an unfinished run, and the checkpoint it goes on from."""
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it")
     if (folder / "model.safetensors").is_file():
@@ -64,32 +107,60 @@ def read_run(folder: Path, console: Console, interrupts: Interrupts) -> tuple[Pl
     found = Checkpoints(folder / "checkpoints", written.train.keep_checkpoints).latest()
     if found is None:
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
-    tensors, about, damaged = found
+    saved, damaged = found
+    about = saved.facts
     missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
     if missing:
         raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
     config = validate(RunConfig, about["config"], "checkpoint")
     if written != config:
-        raise UserError(
-            f"{folder / 'config.toml'} was changed after the run was started; a resumed run keeps its settings: "
-            "put them back, or start a new run with --recipe and another --out"
-        )
+        if not accept_changes:
+            raise UserError(
+                f"{folder / 'config.toml'} was changed after the run was started; a resumed run keeps its settings: "
+                "put them back, add --accept-changes, or start a new run with --recipe and another --out"
+            )
+        console.print(f"[yellow]the settings changed ({changed_settings(config, written)})[/]")
+        config = written
     for sentence in damaged:
         console.print(f"[yellow]{sentence}[/]")
-    with scanning(console, interrupts) as scanned:
-        dataset = read_data(config, scanned)
-    if dataset.fingerprint != about["fingerprint"]:
-        raise UserError(
-            f"the images in {config.data.path} are not those this run was started with; "
-            "put them back, or start a new run with another --out"
-        )
+    dataset = _same_data(config, about["fingerprint"], accept_changes, console, interrupts)
     device = choose_device(config.train.device)
     _warn_of_changes(about["environment"], environment(device), console)
     model = network_config(about["model"], "checkpoint")
+    if model.num_classes not in (0, len(dataset.classes)):
+        raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
     preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
     decisions = [Decision(**row) for row in about["decisions"]]
-    plan = Plan(config, model, preprocess, dataset, device, None, decisions)
-    return plan, about, Checkpoint(tensors, about["step"], about["seconds"])
+    return Plan(config, model, preprocess, dataset, device, None, decisions), saved
+
+
+def _same_data(
+    config: RunConfig, fingerprint: str, accept_changes: bool, console: Console, interrupts: Interrupts
+) -> Dataset:
+    with scanning(console, interrupts) as scanned:
+        dataset = read_data(config, scanned)
+    if dataset.fingerprint == fingerprint:
+        return dataset
+    if not accept_changes:
+        raise UserError(
+            f"the images in {config.data.path} are not those this run was started with; "
+            "put them back, add --accept-changes, or start a new run with another --out"
+        )
+    console.print("[yellow]the images are not those this run was started with[/]")
+    return dataset
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> str:
+    old, new = (dict(_flat(config.model_dump(mode="json"))) for config in (before, after))
+    return "; ".join(f"{key} {old.get(key)} -> {new.get(key)}" for key in new if old.get(key) != new.get(key))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:

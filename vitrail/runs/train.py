@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
+from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
 from vitrail.runs.choose import Decision
-from vitrail.runs.finish import finish
-from vitrail.runs.fit import Checkpoint, fit
+from vitrail.runs.finish import finish, finish_masked
+from vitrail.runs.fit import Launch, fit, pattern
+from vitrail.runs.learner import Task, learner, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
-from vitrail.runs.resume import about_run, read_run
+from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, read_run
+from vitrail.runs.room import micro_batch_for
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_decisions
+from vitrail.training.checkpoint import Saved
+from vitrail.training.events import require_tensorboard
 from vitrail.training.interrupt import Interrupted, Interrupts
+from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.resize import adapt
 
-FILES = ("checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "report.html")  # of a run folder
+# of a run folder
+FILES = (
+    "checkpoints",
+    "config.toml",
+    "curves.svg",
+    "metrics.jsonl",
+    "model.safetensors",
+    "report.html",
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True)
 class TrainResult:
     folder: Path
     weights: Path
-    report: Path
-    scores: Scores | TagScores
+    report: Path | None  # none after masked-patch pre-training, which classifies nothing
+    scores: Scores | TagScores | dict[str, float]
 
 
 def train(
@@ -49,75 +65,137 @@ def train(
     quarantine: str | Path | None = None,
     overrides: Sequence[str] = (),
     resume: bool = False,
+    accept_changes: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> TrainResult:
     """Train a classifier on a folder of images. Whatever is not given is chosen from the data, with the reason.
 
-    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`.
+    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`, or starts it
+    where there is none and the data is given; `accept_changes` goes on though its config.toml or images have changed.
     """
-    console = console or make_console()
     overrides = [overrides] if isinstance(overrides, str) else overrides
-    with Interrupts() as interrupts:
-        if resume:
-            given = {"model": model, "recipe": recipe, "from_": from_, "quarantine": quarantine}
-            _refuse_with_resume(out, data=data, **given, set=overrides)
-            folder = Path(str(out))
-            plan, about, checkpoint = read_run(folder, console, interrupts)
-            console.print(
-                f"[bold]{escape(str(folder))}[/] goes on from step {checkpoint.step:,} of {plan.steps:,}",
-            )
-            net = build(plan.model).to(plan.device)
-            return _result(folder, _fit_and_finish(plan, net, folder, about, console, interrupts, checkpoint))
-        images, start, listed = (str(path) if path is not None else None for path in (data, from_, quarantine))
-        with scanning(console, interrupts) as scanned:
-            plan = make_plan(Request(images, model, recipe, start, overrides, listed), scanned)
-        folder = fresh_folder(out, plan.dataset.root, overwrite)
-        console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
-        show_data(console, plan.dataset)
-        show_decisions(console, plan.decisions)
-        return _result(folder, _start(plan, folder, console, interrupts))
+    images, start, listed = (str(path) if path is not None else None for path in (data, from_, quarantine))
+    request = Request(images, model, recipe, start, overrides, listed)
+    with joined() as ranks, Interrupts() as interrupts:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
+        again = resume or (restarted and out is not None)
+        if again and ranks.share(lambda: _goes_on(request, out)):
+            return _go_on(Path(str(out)), request, accept_changes, console, interrupts, ranks)
+
+        def begin() -> tuple[Plan, Path]:
+            with scanning(console, interrupts) as scanned:
+                plan = make_plan(request, scanned)
+            folder = fresh_folder(out, plan.dataset.root, overwrite or again)  # again: there is nothing to lose
+            console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
+            show_data(console, plan.dataset)
+            show_decisions(console, plan.decisions)
+            return plan, folder
+
+        found: list[Plan] = []  # with its starting weights, which only the first process needs
+
+        def without_weights() -> tuple[Plan, Path]:
+            plan, folder = begin()
+            found.append(plan)
+            return replace(plan, weights=None), folder
+
+        plan, folder = ranks.share(without_weights)
+        return _start(found[0] if found else plan, Launch(folder, {}, console, interrupts, ranks))
 
 
-def _start(plan: Plan, folder: Path, console: Console, interrupts: Interrupts) -> Scores | TagScores:
+def _goes_on(request: Request, out: str | Path | None) -> bool:
+    """Whether there is a run to go on with; without data to start one with, there has to be."""
+    if out is None:
+        raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
+    return request == Request(None) or has_checkpoint(Path(out))
+
+
+def _go_on(
+    folder: Path, request: Request, accept_changes: bool, console: Console, interrupts: Interrupts, ranks: Ranks
+) -> TrainResult:
+    def read() -> tuple[Plan, Saved]:
+        check_same(folder, request)
+        plan, saved = read_run(folder, console, interrupts, accept_changes)
+        console.print(
+            f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}",
+        )
+        return plan, saved
+
+    plan, saved = ranks.share(read)
+    launch = Launch(folder, about_again(saved.facts, plan), console, interrupts, ranks)
+    return _fit_and_finish(plan, learner(plan, build(plan.model)), make_task(plan), launch, saved)
+
+
+def _start(plan: Plan, launch: Launch) -> TrainResult:
     """A new run: network, baseline, training or probe, and the last measurements."""
     torch.manual_seed(plan.config.train.seed)
-    net = build(plan.model)
+    net, ranks = build(plan.model), launch.ranks
     if plan.weights is not None:
         how = plan.config.model.resample
         state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)
         fresh = set(net.load_state_dict(state, strict=False).missing_keys)
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
-            console.print(f"[dim]{escape(change)}[/]")
+            launch.console.print(f"[dim]{escape(change)}[/]")
     net.to(plan.device)
+    ranks.copy_first([tensor.data for tensor in net.state_dict().values()])
     if plan.config.kind == "probe":
-        kept, seconds = _probed(plan, net, console, interrupts)
-        about = about_run(plan, None)
-        _begin(folder, plan)
-    else:
-        about = about_run(plan, _baseline(plan, net, console, interrupts))
-        _begin(folder, plan)
-        return _fit_and_finish(plan, net, folder, about, console, interrupts)
-    return finish(plan, kept, folder, about, seconds, console, interrupts)
+        return _probe(plan, net, launch)
+    if plan.config.train.tensorboard:
+        require_tensorboard()
+    task = make_task(plan)
+    # The baseline needs the network as it is, before anything is put around it.
+    found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
+    module = learner(plan, net)
+    plan = _with_micro_batch(plan, module, task, launch)
+
+    def begin() -> dict[str, Any]:
+        about = about_run(plan, found)
+        _begin(launch.folder, plan)
+        return about
+
+    return _fit_and_finish(plan, module, task, replace(launch, about=ranks.share(begin)))
+
+
+def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch) -> Plan:
+    """The plan with the number of images at a time written down, so that a resumed run adds up in the same order."""
+    if plan.config.train.micro_batch:
+        return plan
+    ranks = launch.ranks
+    most = plan.config.train.batch_size // ranks.world
+    fits = micro_batch_for(plan, module, task.objective, pattern(plan, task.targets, most), ranks.beside)
+    (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
+    if fits >= most:
+        return plan
+    why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"
+    decision = Decision("micro-batch", f"{fits} images", why)
+    show_decisions(launch.console, [decision])
+    config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch": fits})})
+    return replace(plan, config=config, decisions=[*plan.decisions, decision])
 
 
 def _fit_and_finish(
-    plan: Plan,
-    net: Network,
-    folder: Path,
-    about: dict[str, Any],
-    console: Console,
-    interrupts: Interrupts,
-    checkpoint: Checkpoint | None = None,
-) -> Scores | TagScores:
+    plan: Plan, module: nn.Module, task: Task, launch: Launch, saved: Saved | None = None
+) -> TrainResult:
     """The part of a run that can be stopped and gone on with."""
     try:
-        kept, seconds = fit(plan, net, folder, about, console, interrupts, checkpoint)
-        return finish(plan, kept, folder, about, seconds, console, interrupts)
+        state, seconds = fit(plan, module, task, launch, saved)
+        return launch.ranks.share(lambda: _finish(plan, state, launch, seconds))
     except Interrupted as stopped:
-        stopped.advice = f" and saved; go on with: vitrail train --resume --out {shlex.quote(str(folder))}"
+        stopped.advice = f" and saved; go on with: vitrail train --resume --out {shlex.quote(str(launch.folder))}"
         raise
+
+
+def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float) -> TrainResult:
+    net, folder = plain_network(plan, state), launch.folder
+    if plan.config.kind == "masked":
+        found = finish_masked(plan, net, folder, launch.about, launch.console)
+        return TrainResult(folder, folder / "model.safetensors", None, found)
+    net.to(plan.device)
+    scores = finish(plan, net, folder, launch.about, seconds, launch.console, launch.interrupts)
+    return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 
 def _begin(folder: Path, plan: Plan) -> None:
@@ -130,6 +208,8 @@ def _begin(folder: Path, plan: Plan) -> None:
 
 
 def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
+    if plan.config.kind == "masked":
+        return None
     with console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
     if found is not None:
@@ -139,28 +219,26 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     return found
 
 
-def _probed(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> tuple[Network, float]:
-    """The frozen network with a linear head fitted on its features, and the seconds it took."""
-    started = time.monotonic()
-    with console.status("one pass over the images, then logistic regression"):
-        fitted = probe_network(plan, net, interrupts)
-    net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-    tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
-    plan.decisions.append(Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})"))
-    show_decisions(console, plan.decisions[-1:])
-    return net, time.monotonic() - started
+def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
+    """The frozen network with a linear head fitted on its features. It needs no others: one process does it."""
 
+    def work() -> TrainResult:
+        console, folder = launch.console, launch.folder
+        started = time.monotonic()
+        with console.status("one pass over the images, then logistic regression"):
+            fitted = probe_network(plan, net, launch.interrupts)
+        net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
+        tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
+        best = Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})")
+        plan.decisions.append(best)
+        show_decisions(console, [best])
+        seconds = time.monotonic() - started
+        about = about_run(plan, None)
+        _begin(folder, plan)
+        scores = finish(plan, net, folder, about, seconds, console, launch.interrupts)
+        return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
-def _result(folder: Path, scores: Scores | TagScores) -> TrainResult:
-    return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
-
-
-def _refuse_with_resume(out: str | Path | None, **asked: object) -> None:
-    if out is None:
-        raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    given = [name.rstrip("_") for name, value in asked.items() if value]
-    if given:
-        raise UserError(f"a resumed run keeps its own data and settings: leave out {', '.join(given)}")
+    return launch.ranks.share(work)
 
 
 def fresh_folder(out: str | Path | None, root: str, overwrite: bool) -> Path:

@@ -1,0 +1,189 @@
+"""The images of a run as batches for its network, and the measurement on held-out ones while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UserError
+from vitrail.evaluate.tags import mean_average_precision
+from vitrail.images.augment.batch import augment_batch, erase
+from vitrail.images.augment.mix import mix
+from vitrail.images.loading.loader import (
+    UNCUT,
+    Batch,
+    Loader,
+    Place,
+    evaluation_loader,
+    training_loader,
+    training_order,
+)
+from vitrail.images.loading.reader import Reader
+from vitrail.images.loading.resident import ResidentLoader
+from vitrail.images.preprocess import normalise
+from vitrail.infer.forward import run_network
+from vitrail.objectives.batch import Objective, Prepared
+from vitrail.objectives.classification import Classification
+from vitrail.runs.outputs import reader_of, waiting_advice
+from vitrail.runs.plan import Plan
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.loop import Evaluator
+from vitrail.training.parallel import Ranks
+from vitrail.training.precision import autocast
+from vitrail.training.progress import TrainingProgress
+
+Targets = Callable[[Tensor], Tensor]  # labels -> (B, K)
+RESIDENT = 8 << 30  # bytes of images that may be kept on a GPU
+TOGETHER = 1 << 24  # values of images that are changed at one go
+RESIDENT_SHARE = 0.25  # of its free memory, at most
+
+
+class TrainingBatches:
+    """Batches as the network takes them; each unreadable image is reported once."""
+
+    def __init__(self, plan: Plan, targets: Targets, ranks: Ranks, progress: TrainingProgress):
+        self.plan, self.targets, self.progress = plan, targets, progress
+        self.loader = _loader(plan, Place(ranks.rank, ranks.world, ranks.beside))
+        self.reported: set[str] = set()
+
+    def __call__(self, start: int, passed: int) -> Iterator[Prepared]:
+        """Those of step `start` and all after it, with so many of the stream passed over."""
+        place, stop, together = start + passed, self.plan.steps + passed, 1
+        if isinstance(self.loader, Loader):
+            self._advise(self.loader, start)
+            upcoming = self.loader.from_step(place, stop)
+        else:
+            together = self._together()
+            upcoming = self.loader.from_step(place, stop, together)
+        while place < stop:
+            since = time.monotonic()
+            batch = next(upcoming)
+            waited = time.monotonic() - since  # augmentation, which comes next, is work and not waiting
+            self._report(batch, place - passed)
+            places = range(place, min(place + together, stop))
+            for prepared in prepare(batch, places, self.plan, self.targets):
+                yield replace(prepared, waited=waited / len(places))
+            place = places.stop
+
+    def _together(self) -> int:
+        """Steps whose images are changed at one go: small ones take a GPU less time than its host."""
+        spec, rows = self.plan.preprocess, self.plan.config.train.batch_size
+        return max(1, min(16, TOGETHER // (rows * spec.channels * spec.size[0] * spec.size[1])))
+
+    def _advise(self, loader: Loader, start: int) -> None:
+        samples, batch_size = self.plan.dataset.splits["train"], self.plan.config.train.batch_size
+        # Where images are kept, those of the first epoch are yet to be decoded: what it waits for says nothing.
+        settled = start + (len(samples) // batch_size + 1 if loader.reader.cache is not None else 0)
+        self.progress.advise(waiting_advice(loader, samples, self.plan.preprocess, self.plan.config.data), settled)
+
+    def _report(self, batch: Batch, step: int) -> None:
+        for name, reason in batch.failures:
+            if name not in self.reported:
+                self.progress.message(f"{name} cannot be read any more and is left out: {reason}")
+                self.reported.add(name)
+        if 2 * len(batch.failures) > len(batch):
+            raise UserError(
+                f"{len(batch.failures)} of the {len(batch)} images of step {step} cannot be read any more, first "
+                f"{batch.failures[0][0]}: {batch.failures[0][1]}; put them back and go on with --resume"
+            )
+
+
+def _loader(plan: Plan, place: Place) -> Loader | ResidentLoader:
+    config, samples, device = plan.config, plan.dataset.splits["train"], plan.device
+    settings = config.train.batch_size, config.augment, config.train.seed
+    size = len(samples) * plan.preprocess.channels * plan.preprocess.size[0] * plan.preprocess.size[1]
+    if config.augment.crop in UNCUT and device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if size <= min(RESIDENT, RESIDENT_SHARE * free):
+            reader = Reader(samples, plan.preprocess, config.data.max_pixels)
+            alone = replace(place, rank=0, world=1)  # any process may need any image
+            images = evaluation_loader(reader, 512, config.data.workers, device, alone)
+            return ResidentLoader(images, training_order(reader, *settings, place))
+    reader = reader_of(samples, plan.preprocess, config.data, place.beside)
+    return training_loader(reader, *settings, config.data.workers, device, place)
+
+
+def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Prepared]:
+    """The batches of some places of the stream, which lie in one, on the device: distorted, normalised, mixed. An image
+    that could not be read counts nothing."""
+    augment, seed = plan.config.augment, plan.config.train.seed
+    pixels = batch.pixels.to(plan.device, non_blocking=True)
+    pixels = augment_batch(pixels, augment, seed, batch.epoch, batch.sample)
+    pixels = normalise(pixels, plan.preprocess)
+    if augment.erasing:
+        pixels = erase(pixels, augment, seed, batch.epoch, batch.sample)
+    targets = targets_of(batch.labels.to(plan.device, non_blocking=True))
+    weights = batch.weights.to(plan.device, non_blocking=True)
+    size = len(batch) // len(places)
+    for number, place in enumerate(places):
+        rows = slice(number * size, (number + 1) * size)
+        x, y, w = pixels[rows], targets[rows], weights[rows]
+        if augment.mixup or augment.cutmix:
+            x, y, w = mix(x, y, w, augment, seed, place, batch.position[rows].numpy())
+        own = slice(batch.extra, None)
+        yield Prepared(x[own], y[own], w[own], batch.epoch[rows][own], batch.sample[rows][own])
+
+
+class _HeldOut:
+    """The validation images, each process taking a part of them."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, interrupts: Interrupts):
+        self.plan, self.ranks = plan, ranks
+        self.cast = autocast(plan.config.precision.compute, plan.device)
+        self.between = lambda _: interrupts.check(ranks)
+        reader = reader_of(plan.dataset.splits["val"], plan.preprocess, plan.config.data, ranks.beside)
+        size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
+        place = Place(ranks.rank, ranks.world, ranks.beside)
+        self.loader = evaluation_loader(reader, size, plan.config.data.workers, plan.device, place)
+
+
+def classification_evaluator(plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+    """Loss and accuracy on the validation images, during training."""
+    held = _HeldOut(plan, ranks, interrupts)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        out = run_network(
+            model,
+            held.loader,
+            plan.preprocess,
+            plan.device,
+            autocast=held.cast,
+            between=held.between,
+            may_be_empty=True,
+        )
+        parts = ranks.gather((out.values, out.labels))
+        values, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        if not len(labels):
+            raise UserError("none of the images held out to measure on can be read any more")
+        loss = objective.loss(values, objective.targets(labels), torch.ones(len(labels)))
+        row = {"val_loss": loss.total.item() / len(labels)}
+        if plan.dataset.several:
+            return row | {"val_map": mean_average_precision(values.numpy(), labels.numpy())}
+        return row | {"val_top1": (values.argmax(-1) == labels).float().mean().item()}
+
+    return evaluate
+
+
+def masked_evaluator(plan: Plan, objective: Objective, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+    """Loss and share of right predictions over corrupted patches of the validation images, the same ones each time."""
+    held = _HeldOut(plan, ranks, interrupts)
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        sums = torch.zeros(3, dtype=torch.float64)
+        for batch in held.loader:
+            pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
+            weights = batch.weights.to(plan.device)
+            prepared = Prepared(pixels, torch.empty(len(batch), 0), weights, batch.epoch, batch.sample)
+            with held.cast():
+                found = objective(model, prepared)
+            sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
+            held.between(len(batch))
+        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
+        return {"val_loss": loss / max(count, 1), "val_accuracy": right / max(count, 1)}
+
+    return evaluate

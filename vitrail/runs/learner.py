@@ -1,0 +1,114 @@
+"""What a run trains: the network, what is put around it for the purpose, and the task it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import ModelConfig
+from vitrail.errors import UserError
+from vitrail.model.build import Network, build, build_with
+from vitrail.model.encoder import Encoder
+from vitrail.model.lora import add_lora, merge_lora
+from vitrail.model.masked import MaskedPatchNetwork
+from vitrail.model.vit import VisionTransformer
+from vitrail.objectives.batch import Objective
+from vitrail.objectives.classification import Classification, class_weights
+from vitrail.objectives.distillation import Distillation, Teacher, matching_teacher
+from vitrail.objectives.masked_patch import MaskedPatch
+from vitrail.runs.batches import Targets, classification_evaluator, masked_evaluator
+from vitrail.runs.plan import Plan
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.loop import Evaluator
+from vitrail.training.optimizer import freeze
+from vitrail.training.parallel import Ranks
+from vitrail.training.precision import autocast, set_types
+from vitrail.weights.read import read_weights
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned."""
+
+    objective: Objective
+    targets: Targets
+    labels: Classification | None  # none: nothing is classified
+
+    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+        if self.labels is None:
+            return masked_evaluator(plan, self.objective, ranks, interrupts)
+        return classification_evaluator(plan, self.labels, ranks, interrupts)
+
+
+def make_task(plan: Plan) -> Task:
+    config = plan.config
+    if config.kind == "masked":
+        assert isinstance(plan.model, ModelConfig)
+        objective = MaskedPatch(config.masked, plan.preprocess, plan.model.cell, config.train.seed)
+        return Task(objective, _no_targets, None)
+    dataset, train = plan.dataset, plan.dataset.splits["train"]
+    counts = train.labels_of(np.arange(len(train))).sum(0) if dataset.several else np.bincount(train.labels)
+    counts = np.pad(counts, (0, len(dataset.classes) - len(counts)))
+    weights = class_weights(config.objective.class_weights, dataset.classes, counts.tolist())
+    labels = Classification(config.objective, len(dataset.classes), weights, dataset.several)
+    if not config.objective.teacher:
+        return Task(labels, labels.targets, labels)
+    settings = config.objective
+    teacher = _teacher(plan)
+    distillation = Distillation(labels, teacher, settings.teacher_share, settings.teacher_answers, settings.temperature)
+    return Task(distillation, labels.targets, labels)
+
+
+def _no_targets(labels: Tensor) -> Tensor:
+    return torch.empty(len(labels), 0, device=labels.device)
+
+
+def _teacher(plan: Plan) -> Teacher:
+    weights = read_weights(plan.config.objective.teacher)
+    if weights.card.classes is None or not len(weights.card.classes):
+        raise UserError("the teacher does not say which classes it tells apart: distil from weights of a vitrail run")
+    net = build_with(weights.card.model, weights.state).to(plan.device).eval().requires_grad_(False)
+    cast = autocast(plan.config.precision.compute, plan.device)
+
+    def forward(pixels: Tensor) -> Tensor:
+        with cast():
+            return net(pixels)
+
+    return matching_teacher(
+        forward, weights.card.preprocess, plan.preprocess, weights.card.classes, plan.dataset.classes
+    )
+
+
+def learner(plan: Plan, net: Network) -> nn.Module:
+    """The network as it is trained: with its low-rank updates, or its head for masked patches; parts of it frozen."""
+    config = plan.config
+    module = _surrounded(plan, net)
+    freeze(net, config.optimizer.freeze)
+    set_types(module, config.precision)
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            part.recompute = config.train.recompute
+    return module.to(plan.device)
+
+
+def _surrounded(plan: Plan, net: Network) -> nn.Module:
+    if plan.config.kind == "masked":
+        assert isinstance(net, VisionTransformer)
+        return MaskedPatchNetwork(net, plan.config.masked.target)
+    if plan.config.lora.rank:
+        add_lora(net, plan.config.lora)
+    return net
+
+
+def plain_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
+    """The network that a run keeps, from the tensors of what it trained."""
+    net = build(plan.model)
+    module = _surrounded(plan, net)
+    module.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    if plan.config.lora.rank:
+        merge_lora(net)
+    return net
