@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,21 +43,54 @@ def run(folder: Path, **options: object) -> dict[str, torch.Tensor]:
     return load_file(result.weights)
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(tmp_path / "whole", data=bundled_images(), overrides=SETTINGS)
-    step = TrainingProgress.step
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, folder: Path, overrides: Sequence[str]) -> None:
+    shown = TrainingProgress.step
 
-    def stop_at_nine(self: TrainingProgress, number: int) -> None:
-        step(self, number)
-        if number == 9:
+    def stop(self: TrainingProgress, number: int) -> None:
+        shown(self, number)
+        if number == step:
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop_at_nine)
+        patch.setattr(TrainingProgress, "step", stop)
         with pytest.raises(Interrupted):
-            run(tmp_path / "stopped", data=bundled_images(), overrides=SETTINGS)
-    resumed = run(tmp_path / "stopped", resume=True)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+            run(folder, data=bundled_images(), overrides=overrides)
+
+
+@pytest.mark.parametrize("compile", ["off", "network", "graphs"])
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile: str) -> None:
+    """In another process, which has to compile everything anew."""
+    overrides = (*SETTINGS, f"train.compile={compile}")
+    whole = run(tmp_path / "whole", data=bundled_images(), overrides=overrides)
+    stopped_at(9, monkeypatch, tmp_path / "stopped", overrides)
+    fresh = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "vitrail", "train", "--resume", "--out", str(tmp_path / "stopped")]
+    done = subprocess.run(command, env=fresh, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    resumed = load_file(tmp_path / "stopped" / "model.safetensors")
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+
+
+def test_small_images_kept_on_the_gpu_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("model.name=Ti/8", "model.image_size=[32, 32]", *SETTINGS[2:])
+    few = (*few, "augment.crop=shift", "augment.randaugment_layers=2", "train.compile=off")
+    kept = run(tmp_path / "kept", data=bundled_images(), overrides=few)
+    monkeypatch.setattr("vitrail.runs.batches.RESIDENT", 0)
+    loaded = run(tmp_path / "loaded", data=bundled_images(), overrides=few)
+    assert [name for name in kept if not torch.equal(kept[name], loaded[name])] == []
+
+
+def test_a_batch_too_large_for_the_memory_is_taken_in_parts_that_are_written_down(tmp_path: Path) -> None:
+    few = (*SETTINGS[:5], "train.batch_size=512", "train.steps=3", *SETTINGS[7:], "train.compile=off")
+    memory = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(4e9 / memory)
+    try:
+        run(tmp_path / "run", data=bundled_images(), overrides=few)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert 0 < written["train"]["micro_batch"] < 512
 
 
 def test_the_gpu_and_the_cpu_score_the_same_weights_alike(tmp_path: Path) -> None:

@@ -7,6 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig
+from vitrail.objectives.batch import Prepared
+from vitrail.objectives.classification import Classification
+from vitrail.training.average import Average
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.precision import autocast, set_types
+from vitrail.training.state import TrainState
+from vitrail.training.step import Update
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run with `make gpu`"),
@@ -73,3 +82,46 @@ def test_memory_of_a_b16_training_step_is_bounded_and_does_not_grow(make_net):
     assert max(peaks) < 8 * GIB
     assert max(peaks) - min(peaks) < 2**20
     assert abs(torch.cuda.memory_allocated() - resting) < 2**20  # the allocator may round a block differently
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_a_step_never_waits_for_the_gpu(make_net, name):
+    """The guard against gradients that are not finite, too, is decided on the device."""
+    net = make_net("Ti/16", num_classes=10)
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
+    objective = Classification(ObjectiveConfig(), 10)
+    device = torch.device("cuda")
+    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step, micro_batch=4)
+    batch = Prepared(
+        torch.randn(8, 3, 224, 224, device="cuda"),
+        objective.targets(torch.arange(8, device="cuda")),
+        torch.ones(8, device="cuda"),
+    )
+    bad = Prepared(batch.pixels * torch.nan, batch.targets, batch.weights)
+    update(state, batch)  # the first step makes the optimizer's state
+    before = [p.detach().clone() for p in net.parameters()]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        done = update(state, bad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not done.finite and int(state.unfit) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert update(state, batch).finite and int(state.unfit) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": "bf16"}, {"parameters": "bf16"}], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_precision_learns_a_small_batch(make_net, options, recompute):
+    net = make_net("Ti/16", num_classes=10, dropout=0.0)
+    set_types(net, PrecisionConfig(**options))
+    net.encoder.recompute = recompute
+    state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
+    objective = Classification(ObjectiveConfig(), 10)
+    device = torch.device("cuda")
+    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step)
+    pixels = torch.randn(16, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    targets = objective.targets(torch.arange(16, device="cuda") % 10)
+    batch = Prepared(pixels, targets, torch.ones(16, device="cuda"))
+    losses = [float(update(state, batch).loss) / 16 for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]

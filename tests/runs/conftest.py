@@ -7,8 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
+
+from vitrail.config import ModelConfig, Preprocess
+from vitrail.model.build import build
+from vitrail.weights.bundle import Card, write_bundle
 
 # A network small enough for tests: four patches of a 16 px image.
 SMALL = ("model.name=Ti/8", "model.image_size=[16, 16]", "train.batch_size=8", "precision.compute=fp32")
@@ -30,6 +35,17 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw(root / "green", (60, 200, 60), 15)
     draw(root / "blue", (60, 60, 200), 15)
     return root
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network to start from whose steps take milliseconds; its sizes divide by no number of processes."""
+    path = tmp_path_factory.mktemp("tiny") / "model.safetensors"
+    model = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=0)
+    torch.manual_seed(0)
+    card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
+    write_bundle(path, build(model).state_dict(), card)
+    return path
 
 
 @pytest.fixture

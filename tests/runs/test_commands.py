@@ -87,7 +87,7 @@ def test_typos_in_paths_recipes_models_and_settings_suggest_the_right_word(photo
         ([photos, "--recipe", "finetun"], "did you mean 'finetune'?"),
         ([photos, "--model", "s/16"], "did you mean 'S/16'?"),
         ([photos, "--set", "train.stesp=3"], "did you mean 'train.steps'?"),
-        ([photos, "--set", "optimizer.name=sdg"], "should be 'adamw' or 'sgd'"),
+        ([photos, "--set", "optimizer.name=sdg"], "should be 'adamw', 'sgd' or 'muon'"),
         ([photos, "--from", photos.parent / "nowhere"], "no weights at"),
     ]:
         assert hint in sentence(vitrail("train", *arguments))
@@ -168,7 +168,7 @@ def test_models_and_recipes_are_listed():
     listed = vitrail("recipes").stdout
     assert all(name in listed for name in ("scratch", "finetune", "probe", "demo"))
     assert "momentum = 0.9" in vitrail("recipes", "finetune").stdout
-    assert "no recipe 'foo'. Recipes: demo" in sentence(vitrail("recipes", "foo"))
+    assert "no recipe 'foo'. `vitrail recipes` lists them." in sentence(vitrail("recipes", "foo"))
 
 
 def test_a_recipe_file_is_shown_too(weights):

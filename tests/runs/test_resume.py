@@ -157,7 +157,7 @@ def test_resume_refuses_an_edited_config(unfinished, quiet):
 
 def test_resume_refuses_other_settings_and_missing_runs(unfinished, quiet, tmp_path):
     data, run = unfinished
-    with pytest.raises(UserError, match="leave out data, set"):
+    with pytest.raises(UserError, match=r"started with train\.steps=10, and not 20: leave it out"):
         train(data, out=run, resume=True, overrides=["train.steps=20"], console=quiet)
     with pytest.raises(UserError, match="say which run"):
         train(resume=True, console=quiet)

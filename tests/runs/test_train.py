@@ -36,6 +36,7 @@ def test_a_folder_becomes_a_measured_classifier(trained, photos):
         "checkpoints",
         "model.safetensors",
         "report.html",
+        "curves.svg",
     }
     text = log.read_text()
     assert "3 classes; images: 36 train, 9 val" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitrail.errors import UserError
 from vitrail.images.randomness import step_seed
 from vitrail.model.cost import macs, parameters
 from vitrail.model.estimate import peak_of
@@ -22,7 +24,8 @@ from vitrail.runs.learner import Task
 from vitrail.runs.plan import Plan
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, Saved
-from vitrail.training.events import Events
+from vitrail.training.events import Events, told_if_it_fails
+from vitrail.training.graph import GraphedUpdate
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
@@ -68,6 +71,8 @@ def fit(
     else:
         save(state)  # a run killed before its first checkpoint can go on too
     update = _update(plan, task.objective, ranks)
+    # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat.
+    graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None
     with (
         _progress(plan, launch, state.step) as progress,
         repeatable(plan.device, settings.deterministic),
@@ -76,16 +81,15 @@ def fit(
         if ranks.world > 1 and state.step < plan.steps:
             update.rehearse(state, pattern(plan, task.targets, settings.batch_size // ranks.world))
         evaluator = task.evaluator(plan, ranks, launch.interrupts)
+        around = Surroundings(batches, evaluator, save, restore, progress, launch.interrupts, ranks)
         try:
-            run(
-                state,
-                update,
-                _when(plan),
-                Surroundings(batches, evaluator, save, restore, progress, launch.interrupts, ranks),
-            )
-        finally:
-            if ranks.first:
-                _curves(launch.folder)
+            run(state, GraphedUpdate(update) if graphs else update, _when(plan), around)
+        except BaseException:
+            with contextlib.suppress(UserError):  # what stopped the run is what to tell
+                if ranks.first:
+                    _curves(launch.folder)
+            raise
+    ranks.share(lambda: _curves(launch.folder))
     if state.average is None:
         return weights_of(state.model), time.monotonic() - started
     with state.average.applied(state.model):
@@ -106,9 +110,7 @@ def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
         compile_blocks(module)
     network = distribute(module, how, config.precision, plan.device)
     if config.train.compile != "off" and not by_blocks:
-        # A graph writes gradients where it wrote them before, so that they cannot be added up over several passes.
-        graphs = config.train.compile == "graphs" and not config.train.micro_batch and how == "none"
-        network = torch.compile(network, mode="reduce-overhead" if graphs else None)  # type: ignore[assignment]
+        network = torch.compile(network)  # type: ignore[assignment]
     optimizer = build_optimizer(module, config.optimizer)
     average = Average(module, config.train.ema) if config.train.ema else None
     return TrainState(module, optimizer, average, network=network)
@@ -170,4 +172,5 @@ def _progress(plan: Plan, launch: Launch, start: int) -> TrainingProgress:
 def _curves(folder: Path) -> None:
     rows = read_metrics(folder / "metrics.jsonl")
     if any("loss" in row for row in rows):
-        draw_curves(rows, folder / "curves.svg")
+        with told_if_it_fails(folder / "curves.svg"):
+            draw_curves(rows, folder / "curves.svg")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class Checkpoints:
         tensors = state.tensors()
         divided = {name: rows for name, tensor in tensors.items() if (rows := rows_of(tensor)) is not None}
         count = self.ranks.world if divided else 1
-        failure: Exception | None = None
+        failure = ""
         path = self.folder / f"step_{state.step:09d}.safetensors"
         if count > 1:
             path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
@@ -85,17 +86,27 @@ class Checkpoints:
             own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
             facts = {**(about if self.ranks.first else {}), "step": state.step, "passed": state.passed}
             facts |= {"unfit": int(state.unfit), "rows": divided}
+            if count > 1:
+                facts["save"] = self.ranks.share(lambda: secrets.token_hex(8))
             failure = self._write(path, own, facts)
-        if any(self.ranks.largest(int(failure is not None))):
-            if failure is None:
+        failures = [sentence for sentence in self.ranks.gather(failure) if sentence]
+        if failures:
+            if not failure and self.ranks.rank < count:
                 path.unlink(missing_ok=True)  # a part alone is of no use
-            raise UserError(f"cannot write the checkpoint {path}: {failure or 'another process could not'}")
+            raise UserError(f"cannot write the checkpoint {failures[0]}")
         if self.ranks.first:
-            for _, parts in self.steps()[: -self.keep]:
-                for old in parts:
-                    old.unlink(missing_ok=True)
+            self._clear()
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> Exception | None:
+    def _clear(self) -> None:
+        """Remove the oldest, and what killed processes left behind."""
+        kept = {path for _, parts in self.steps()[-self.keep :] for path in parts}
+        for path in self.folder.iterdir():
+            unfinished = path.suffix == ".partial" and NAME.match(path.name.removeprefix("."))
+            if unfinished or (NAME.fullmatch(path.name) and path not in kept):
+                path.unlink(missing_ok=True)
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
+        """Why it could not be written; nothing, if it could."""
         held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
         facts["digest"] = digest(held, facts)
         try:
@@ -103,8 +114,8 @@ class Checkpoints:
             with whole_file(path) as temporary:
                 save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
         except (SafetensorError, OSError) as error:
-            return error
-        return None
+            return f"{path}: {error}"
+        return ""
 
     def latest(self) -> tuple[Saved, list[str]] | None:
         """The newest checkpoint that is whole, and a sentence for each damaged one passed over."""
@@ -112,7 +123,10 @@ class Checkpoints:
         for _, parts in reversed(self.steps()):
             found = [sentence for part in parts if (sentence := _damage(part))]
             if not found:
-                return _open(parts), damaged
+                saved = _open(parts)
+                if saved is not None:
+                    return saved, damaged
+                found = [f"{parts[0].name} was written at another time than its other parts and was passed over"]
             damaged += found
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}")
@@ -147,13 +161,16 @@ class _Lazy(Mapping[str, Tensor]):
         return len(self.names)
 
 
-def _open(parts: list[Path]) -> Saved:
+def _open(parts: list[Path]) -> Saved | None:
+    """None if the parts do not belong together, as where a process was killed between two of them."""
     every, where = [], dict[str, list[int]]()
     for number, path in enumerate(parts):
         with safe_open(path, framework="pt") as file:
             every.append(json.loads(file.metadata()[HEADER]))
             for name in file.keys():  # noqa: SIM118
                 where.setdefault(name, []).append(number)
+    if len({facts.get("save") for facts in every}) > 1:
+        return None
     return Saved(parts, every[0], [facts["rows"] for facts in every], where)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,15 @@ SCALARS = {
 }
 
 
+@contextmanager
+def told_if_it_fails(path: Path) -> Iterator[None]:
+    """A full disk, or whatever else stops writing there, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror or error}") from error
+
+
 def require_tensorboard() -> Any:
     """The class that writes event files, or one sentence on how to get it."""
     try:
@@ -41,24 +53,36 @@ class Events:
         self._open(start)
 
     def write(self, row: dict[str, Any]) -> None:
-        if "event" in row:
-            self.writer.add_text("events", row["event"], row["step"])
-        for key, name in SCALARS.items():
-            value = row.get(key)
-            if isinstance(value, int | float) and math.isfinite(value):
-                self.writer.add_scalar(name, value, row["step"])
+        with told_if_it_fails(self.folder):
+            if "event" in row:
+                self.writer.add_text("events", row["event"], row["step"])
+            for key, name in SCALARS.items():
+                value = row.get(key)
+                if isinstance(value, int | float) and math.isfinite(value):
+                    self.writer.add_scalar(name, value, row["step"])
+            self.writer.flush()  # here, where it can be told; else its thread would do it some time
 
     def rewind(self, step: int) -> None:
         """The run goes back: the steps after `step` come a second time."""
-        self.writer.close()
+        self.close()
         self._open(step)
 
     def close(self) -> None:
-        self.writer.close()
+        try:
+            with told_if_it_fails(self.folder):
+                self.writer.close()
+        finally:
+            threading.excepthook = self.hook
 
     def _open(self, start: int) -> None:
         writer = require_tensorboard()
-        try:
+        self.hook = hook = threading.excepthook
+
+        def unless_told(failure: threading.ExceptHookArgs) -> None:
+            # The thread of the writer passes on what stopped it to whoever writes next.
+            if not (isinstance(failure.exc_value, OSError) and "AsyncWriter" in type(failure.thread).__name__):
+                hook(failure)
+
+        threading.excepthook = unless_told
+        with told_if_it_fails(self.folder):
             self.writer = writer(str(self.folder), purge_step=start + 1)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.folder}: {error.strerror or error}") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.training.parallel import ALONE, Ranks
+if TYPE_CHECKING:  # commands that only look at images do not wait for torch
+    from vitrail.training.parallel import Ranks
 
 
 class Interrupted(Exception):
@@ -26,7 +28,10 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """A context that remembers the first signal; a second one falls through to what was there before."""
+    """A context that remembers the first signal; a second one falls through to what was there before.
+
+    Not under torchrun, which passes on what a cluster often has told every process already; it has its own patience.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,10 +52,11 @@ class Interrupts:
 
     def _catch(self, number: int, _: FrameType | None) -> None:
         self.caught = number
-        self.__exit__()
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            self.__exit__()
 
-    def check(self, ranks: Ranks = ALONE) -> None:
+    def check(self, ranks: Ranks | None = None) -> None:
         """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""
-        (caught,) = ranks.largest(self.caught or 0)
+        caught = self.caught if ranks is None else ranks.largest(self.caught or 0)[0]
         if caught:
             raise Interrupted(caught)

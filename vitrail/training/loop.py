@@ -13,6 +13,7 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.objectives.batch import Prepared
+from vitrail.training.graph import GraphedUpdate
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.pace import Pace
 from vitrail.training.parallel import Ranks, divide_again, local_part
@@ -60,7 +61,7 @@ class _Diverged(Exception):
     """The weights, or too many gradients in a row, are not numbers any more."""
 
 
-def run(state: TrainState, update: Update, plan: LoopPlan, around: Surroundings) -> None:
+def run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
     """Train from state.step to plan.steps. On a signal: save, then raise Interrupted, at the next boundary."""
     left = plan.rollbacks
     while True:
@@ -85,7 +86,7 @@ def run(state: TrainState, update: Update, plan: LoopPlan, around: Surroundings)
         )
 
 
-def _run(state: TrainState, update: Update, plan: LoopPlan, around: Surroundings) -> None:
+def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
     pace, watcher = Pace(around.ranks), around.watcher
     saved_at = time.monotonic()
     state.model.train()

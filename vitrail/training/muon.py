@@ -153,7 +153,7 @@ def _apply(updates: list[tuple[_Matrix, Tensor]], found_inf: Tensor | None) -> N
     elif decay:
         torch._foreach_mul_(parameters, 1 - lr * decay)
     scale = ADAMW_RMS * max(update.shape) ** 0.5  # an orthogonal matrix has entries of 1 / sqrt(longer side)
-    torch._foreach_add_(parameters, [update for _, update in updates], alpha=-lr * scale)
+    torch._foreach_add_(parameters, torch._foreach_mul([update for _, update in updates], -lr * scale))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

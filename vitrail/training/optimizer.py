@@ -143,7 +143,18 @@ def freeze(model: nn.Module, what: int | str) -> None:
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The rate of a step; each group takes its own share of it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        rate = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep learning rates where a CUDA graph reads them: one that is recorded with numbers would keep those."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        group["capturable"] = True
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:

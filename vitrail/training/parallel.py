@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import secrets
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -16,12 +19,14 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
+FAILED = "vitrail failed"  # how many processes did
 FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
 
 
@@ -106,7 +111,8 @@ def joined() -> Iterator[Ranks]:
         yield ALONE
         return
     if dist.is_initialized():  # whoever calls has set it up and will end it
-        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+        with _told_once():
+            yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
         return
     cuda = torch.cuda.is_available()
     if cuda:
@@ -116,10 +122,57 @@ def joined() -> Iterator[Ranks]:
                 "start one for each (torchrun --nproc-per-node)"
             )
         torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+    store, rank, world = next(rendezvous("env://"))
+    store = _of_this_launch(store, rank, world)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=world)
+    with _told_once():
+        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
     dist.barrier()  # not after a failure: others may never come
     dist.destroy_process_group()
+
+
+def _of_this_launch(store: dist.Store, rank: int, world: int) -> dist.Store:
+    """The part of a store that only the processes started together use. Torchrun keeps one store over its restarts, in
+    which processes would find addresses of those that are dead (torch 2.13), and its count of restarts is not the same
+    on all machines. So the first process gives this launch a name, and hands it out until all others have taken it."""
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"vitrail/here/{rank}", own)
+        name = store.get(f"vitrail/name for {own}").decode()
+        store.add(f"vitrail/taken/{name}", 1)
+    else:
+        name = own
+        while store.add(f"vitrail/taken/{name}", 0) < world - 1:
+            for key in (f"vitrail/here/{other}" for other in range(1, world)):
+                if store.check([key]):
+                    store.set(f"vitrail/name for {store.get(key).decode()}", name)
+            time.sleep(0.02)
+    return dist.PrefixStore(name, store)
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """What ends all processes alike is told by one of them; one that only lost its contact to another, by that one."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or hasattr(error, "signal_number"):
+            count(FAILED)
+            error.told = getattr(error, "told", False) or count(f"{FAILED}: {error}") > 1  # type: ignore[attr-defined]
+            raise
+        if not isinstance(error, RuntimeError) or not count(FAILED, 0):
+            raise
+        lost = UserError("another process of this run failed")
+        lost.told = True  # type: ignore[attr-defined]
+        raise lost from error
+
+
+def count(name: str, by: int = 1) -> int:
+    """A number that all processes raise; the first one that does finds 1. It waits for nobody."""
+    try:
+        return dist.distributed_c10d._get_default_store().add(name, by)
+    except RuntimeError:  # gone with the process that held it
+        return 0
 
 
 def end_process() -> None:
@@ -154,7 +207,9 @@ def distribute(
         from torch.nn.parallel import DistributedDataParallel
 
         places = [torch.cuda.current_device()] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(net, places, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings():  # newer releases have another name for it, which older ones do not know
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(net, places, broadcast_buffers=False, gradient_as_bucket_view=True)
         if precision.reduce == "bf16":
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped

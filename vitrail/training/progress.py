@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail.atomic import whole_file
-from vitrail.training.events import Events
+from vitrail.errors import UserError
+from vitrail.training.events import Events, told_if_it_fails
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
@@ -32,22 +34,24 @@ class MetricsLog:
         self._keep([row for row in read_metrics(path) if row["step"] <= start] if start else [])
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
-        self.file.flush()
+        with told_if_it_fails(self.path):
+            self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
+            self.file.flush()
 
     def rewind(self, step: int) -> None:
         """The run goes back and makes other steps: what it measured after `step` goes, what happened there stays."""
-        self.file.close()
+        self.close()
         self._keep([row for row in read_metrics(self.path) if row["step"] <= step or "event" in row])
 
     def close(self) -> None:
-        os.fsync(self.file.fileno())
-        self.file.close()
+        with told_if_it_fails(self.path), self.file:
+            os.fsync(self.file.fileno())
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
-        with whole_file(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        self.file = self.path.open("a")
+        with told_if_it_fails(self.path):
+            with whole_file(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            self.file = self.path.open("a")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -105,10 +109,12 @@ class TrainingProgress:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         for file in self.files:
-            file.close()
+            # What stopped the run is what to tell, not that there is no room for its last row either.
+            with contextlib.suppress(*([UserError] if failure else [])):
+                file.close()
 
     def step(self, step: int) -> None:
         now = time.monotonic()

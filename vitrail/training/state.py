@@ -26,6 +26,7 @@ class TrainState:
     passed: int = 0  # batches that were passed over after going back: step s takes batch s + passed
     unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
     network: nn.Module | None = None  # the model compiled or distributed, where it is
+    loads: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
 
     @property
     def called(self) -> nn.Module:
@@ -62,6 +63,7 @@ class TrainState:
             self.optimizer.state[parameter][key] = self._moment(parameter, name, read)
         self.step, self.passed = facts["step"], facts["passed"]
         self.unfit.fill_(facts["unfit"])
+        self.loads += 1
 
     def _moment(self, parameter: Tensor, name: str, read: ReadTensor) -> Tensor:
         """What an optimizer keeps of a parameter, divided as the parameter is."""

@@ -38,10 +38,20 @@ class Update:
 
     def __call__(self, state: TrainState, batch: Prepared) -> Done:
         """One optimizer step. The mean is over the images of all processes, by their weights."""
-        if batch.pixels.is_cuda:
-            torch.compiler.cudagraph_mark_step_begin()  # what graphs gave in the last step is not read any more
+        return self.around(state, lambda: self.change(state, batch))
+
+    def around(self, state: TrainState, change: Callable[[], Done]) -> Done:
+        """What the host does in a step, before and after the device changes the weights."""
         torch.manual_seed(self.seed_of_step(state.step))  # dropout depends on the step alone, not on history
         set_learning_rate(state.optimizer, self.learning_rate(state.step))
+        done = change()
+        state.step += 1
+        if state.average is not None:
+            state.average.update(state.model, state.step)
+        return done
+
+    def change(self, state: TrainState, batch: Prepared) -> Done:
+        """What the device does in a step: no word of it depends on the step or waits for a number."""
         weight = batch.weights.sum()
         everybody = self.ranks.sum(weight.clone())
         # Gradients are averaged over processes, where a sum is wanted.
@@ -53,10 +63,7 @@ class Update:
             torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), self.clip, norm)
         step_if_finite(state.optimizer, finite)
         state.optimizer.zero_grad(set_to_none=True)
-        state.unfit = torch.where(finite, 0, state.unfit + 1)
-        state.step += 1
-        if state.average is not None:
-            state.average.update(state.model, state.step)
+        state.unfit.copy_(torch.where(finite, 0, state.unfit + 1))
         return Done(loss, right, weight, norm, finite)
 
     def _gradients(self, state: TrainState, batch: Prepared, scale: Tensor) -> tuple[Tensor, Tensor]:

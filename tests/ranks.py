@@ -1,0 +1,112 @@
+"""Several processes of one run, without the seconds that importing torch takes each of them: they are forked from one
+that has imported it. They meet by a file, so that tests side by side need no ports."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["vitrail.cli.main", "vitrail.runs.train", "torch.distributed.fsdp", "tests.ranks"])
+_numbers = itertools.count()
+
+
+class Started:
+    """Processes under way; each writes what it says to a file of its own."""
+
+    def __init__(self, folder: Path, processes: list[Any]):
+        self.folder, self.processes = folder, processes
+
+    @property
+    def alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def codes(self, timeout: float = 90) -> list[int]:
+        """How they ended; whoever does not end in time is killed."""
+        try:
+            for process in self.processes:
+                process.join(timeout)
+            assert not self.alive, f"still there after {timeout:g} s: {self.said()}"
+        finally:
+            self.kill()
+        return [process.exitcode for process in self.processes]
+
+    def results(self) -> list[Any]:
+        """What the target returned in each."""
+        assert self.codes() == [0] * len(self.processes), self.errors()
+        return [torch.load(self.folder / f"result_{rank}") for rank in range(len(self.processes))]
+
+    def said(self) -> str:
+        return "".join((self.folder / f"out_{rank}").read_text() for rank in range(len(self.processes)))
+
+    def errors(self) -> str:
+        return "".join((self.folder / f"err_{rank}").read_text() for rank in range(len(self.processes)))
+
+
+def start(world: int, folder: Path, target: Callable[..., Any], *arguments: Any) -> Started:
+    """Call `target` in `world` processes, with what torchrun would tell them in their environment."""
+    place = folder / f"ranks_{next(_numbers)}"
+    place.mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    processes = []
+    for rank in range(world):
+        process = _context.Process(target=_work, args=(rank, world, place, environment, target, arguments))
+        process.start()
+        processes.append(process)
+    return Started(place, processes)
+
+
+def _work(
+    rank: int, world: int, place: Path, environment: dict[str, str], target: Callable[..., Any], arguments: Any
+) -> None:
+    os.environ |= environment
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(place / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        if world > 1:
+            dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=world)
+        torch.save(target(*arguments), place / f"result_{rank}")
+        if world > 1:
+            dist.barrier()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # torch may abort while it cleans up
+
+
+def vitrail(*arguments: object) -> None:
+    """The command line, in this process."""
+    from vitrail.cli.main import main
+    from vitrail.training import parallel
+
+    parallel.end_process = lambda: None
+    sys.argv = ["vitrail", *map(str, arguments)]
+    warnings.filterwarnings("ignore", message="Cyclopts application invoked without tokens")  # it sees pytest here
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise

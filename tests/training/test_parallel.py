@@ -1,0 +1,247 @@
+"""Several processes against one: the same steps to float tolerance, and parts of checkpoints to the bit."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests import ranks as processes
+from vitrail.config import ModelConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig
+from vitrail.errors import UserError
+from vitrail.model.build import build
+from vitrail.objectives.batch import Prepared
+from vitrail.objectives.classification import Classification
+from vitrail.training.average import Average
+from vitrail.training.checkpoint import HEADER, Checkpoints, digest
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.parallel import ALONE, Ranks, choose_parallel, distribute, joined, whole
+from vitrail.training.precision import autocast
+from vitrail.training.state import TrainState
+from vitrail.training.step import Update
+
+CPU = torch.device("cpu")
+# No size divides by three, and most are odd: parts are uneven, and of the head some have no rows at all.
+NET = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3)
+BATCH, STEPS = 12, 50
+OPTIMIZERS = {
+    "adamw": OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+    "sgd": OptimizerConfig(name="sgd", lr=0.05, weight_decay=1e-4, clip=1.0),
+    "muon": OptimizerConfig(name="muon", lr=1e-3, weight_decay=0.1, clip=1.0),
+}
+
+
+def make(name, how, ranks, micro=0, objective=None):
+    """The same network, whoever asks."""
+    torch.manual_seed(1)
+    net = build(NET)
+    network = distribute(net, how, PrecisionConfig(), CPU)
+    state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), Average(net, 0.9), network=network)
+    objective = objective or Classification(ObjectiveConfig(), 3)
+    config = OPTIMIZERS[name]
+    return state, Update(objective, lambda _: config.lr, config.clip, autocast("fp32", CPU), int, micro, ranks)
+
+
+def batch(step, ranks):
+    """This process's rows of the batch of a step: targets are mixed, images count differently, some nothing at all."""
+    draw = torch.Generator().manual_seed(step)
+    pixels = torch.randn(BATCH, 3, 16, 16, generator=draw)
+    targets = torch.rand(BATCH, 3, generator=draw).softmax(-1)
+    weights = torch.rand(BATCH, generator=draw).mul(2).where(torch.rand(BATCH, generator=draw) > 0.2, 0.0)
+    if step == 3:
+        weights[BATCH // 2 :] = 0  # nothing for the second process of two
+    part = BATCH // ranks.world
+    return Prepared(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
+
+
+def go(state, update, ranks, steps=STEPS):
+    """Loss of each step over all processes, and the weights in the end, current and averaged."""
+    losses = []
+    for _ in range(steps):
+        done = update(state, batch(state.step, ranks))
+        losses.append(ranks.sum(torch.stack([done.loss, done.weight])))
+    sums = torch.stack(losses)
+    return sums[:, 0] / sums[:, 1], {name: whole(t).detach().clone() for name, t in state.tensors().items()}
+
+
+def _together(cases):
+    with joined() as ranks:
+        return [go(*make(name, how, ranks, micro), ranks) for name, how, micro in cases]
+
+
+CASES = [
+    ("adamw", "ddp", 0),
+    ("adamw", "ddp", 4),
+    ("adamw", "fsdp", 0),
+    ("adamw", "fsdp", 4),
+    ("sgd", "ddp", 5),
+    ("sgd", "fsdp", 0),
+    ("muon", "ddp", 4),
+]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(tmp_path):
+    """Micro-batches, clipping, averaging and images that count differently, with every optimizer."""
+    first, second = processes.start(2, tmp_path, _together, CASES).results()
+    for case, (losses, tensors), (_, theirs) in zip(CASES, first, second, strict=True):
+        expected, alone = go(*make(case[0], "none", ALONE), ALONE)
+        torch.testing.assert_close(
+            losses, expected, rtol=1e-3, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}"
+        )
+        assert tensors.keys() == alone.keys()
+        for name in tensors:
+            assert torch.equal(tensors[name], theirs[name]), (case, name)  # no process drifts away
+            if name.startswith(("model/", "average/")):
+                torch.testing.assert_close(tensors[name], alone[name], rtol=0, atol=2e-3, msg=f"{case} {name}")
+
+
+def _divided(folder):
+    """Write a checkpoint from rows that this process holds; return the whole tensors."""
+    with joined() as ranks:
+        state, update = make("adamw", "fsdp", ranks)
+        _, tensors = go(state, update, ranks, 3)
+        Checkpoints(folder, 2, ranks).save(state, {"seconds": 1.0})
+        return tensors
+
+
+def _taken_up(folder, how):
+    """The whole tensors of a process that goes on from the checkpoint."""
+    with joined() as ranks:
+        state, _ = make("adamw", how, ranks)
+        saved, damaged = Checkpoints(folder, 2, ranks).latest()
+        assert not damaged
+        state.load(saved.where.keys(), saved.read, saved.facts)
+        assert state.step == 3
+        return {name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}
+
+
+@pytest.mark.slow
+def test_uneven_parts_of_three_processes_read_back_to_the_bit(tmp_path):
+    folder = tmp_path / "checkpoints"
+    tensors = processes.start(3, tmp_path, _divided, folder).results()[0]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"step_000000003.part_{number}_of_3.safetensors" for number in (1, 2, 3)]
+    saved, damaged = Checkpoints(folder, 2).latest()
+    assert not damaged and saved.where.keys() == tensors.keys() and saved.facts["seconds"] == 1.0
+    for name, tensor in tensors.items():
+        assert torch.equal(saved.read(name), tensor), name
+        for rows in [(0, len(tensor)), (1, len(tensor) - 1), (len(tensor) // 2, len(tensor))] if tensor.ndim else []:
+            assert torch.equal(saved.read(name, rows), tensor[slice(*rows)]), (name, rows)
+    for world, how in ((1, "none"), (2, "fsdp"), (2, "ddp")):
+        for taken in processes.start(world, tmp_path, _taken_up, folder, how).results():
+            assert taken.keys() == tensors.keys()
+            assert all(torch.equal(taken[name], tensors[name]) for name in tensors), (world, how)
+    _write_again(folder / "step_000000003.part_2_of_3.safetensors")
+    with pytest.raises(UserError, match="written at another time than its other parts"):
+        Checkpoints(folder, 2).latest()
+
+
+def _write_again(path):
+    """A part that is whole, and of another save of the same step: its process was killed before the others wrote."""
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()[HEADER])
+    facts["save"] = "another"
+    facts["digest"] = digest(tensors, facts)
+    save_file(tensors, path, metadata={HEADER: json.dumps(facts)})
+
+
+def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
+    folder = tmp_path / "checkpoints"
+    state, _ = make("sgd", "none", ALONE)
+    Checkpoints(folder, 2).save(state, {})
+    for part in (1, 3):
+        (folder / f"step_000000003.part_{part}_of_3.safetensors").write_bytes(b"whatever")
+    assert [step for step, _ in Checkpoints(folder, 2).steps()] == [0]
+    saved, damaged = Checkpoints(folder, 2).latest()
+    assert saved.facts["step"] == 0 and not damaged
+    (folder / ".step_000000002.safetensors.0123abcd.partial").write_bytes(b"of a killed process")
+    state.step = 4
+    Checkpoints(folder, 2).save(state, {})
+    assert sorted(path.name for path in folder.iterdir()) == [f"step_00000000{step}.safetensors" for step in (0, 4)]
+
+
+def _poisoned(how):
+    """One process gets a batch without numbers at step 2; all tensors before and after it, and after one more."""
+    with joined() as ranks:
+        state, update = make("adamw", how, ranks)
+        go(state, update, ranks, 2)
+        found = [{name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+        bad = batch(2, ranks)
+        if ranks.rank == 1:
+            bad.pixels[0, 0, 0, 0] = torch.nan
+        done = update(state, bad)
+        assert not done.finite and int(state.unfit) == 1 and state.step == 3
+        found.append({name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()})
+        go(state, update, ranks, 1)
+        assert int(state.unfit) == 0
+        return [*found, {name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_numbers_lost_by_one_process_change_the_weights_of_none(tmp_path, how):
+    for before, after, later in processes.start(2, tmp_path, _poisoned, how).results():
+        for name in before:
+            if not name.startswith("average/"):
+                assert torch.equal(before[name], after[name]), name
+        assert all(tensor.isfinite().all() for tensor in later.values())
+        assert any(not torch.equal(after[name], later[name]) for name in after if name.startswith("model/"))
+
+
+def _refused():
+    with joined() as ranks:
+        try:
+            make("muon", "fsdp", ranks)
+            state, update = make("muon", "fsdp", ranks)
+            go(state, update, ranks, 1)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.slow
+def test_muon_needs_whole_matrices(tmp_path):
+    sentences = processes.start(2, tmp_path, _refused).results()
+    assert all("train.parallel=ddp" in sentence for sentence in sentences), sentences
+
+
+def _shares(folder):
+    """What happens to all when the first process fails, or another one does."""
+    with joined() as ranks:
+        assert ranks.share(lambda: dist.get_rank()) == 0
+        assert ranks.largest(ranks.rank, -ranks.rank) == (ranks.world - 1, 0)
+        assert ranks.gather(ranks.rank) == list(range(ranks.world))
+        told = []
+        for error in (UserError("no such folder"), ValueError("a mistake")):
+            try:
+                ranks.share(lambda error=error: (_ for _ in ()).throw(error))
+            except (UserError, ValueError, RuntimeError) as found:
+                told.append((type(found).__name__, str(found), getattr(found, "told", False)))
+        return told
+
+
+@pytest.mark.slow
+def test_what_the_first_process_cannot_do_fails_in_all(tmp_path):
+    first, second = processes.start(2, tmp_path, _shares, tmp_path).results()
+    assert first == [("UserError", "no such folder", False), ("ValueError", "a mistake", False)]
+    assert second == [
+        ("UserError", "no such folder", True),
+        ("RuntimeError", "the first process failed: ValueError('a mistake')", True),
+    ]
+
+
+def test_how_processes_share_a_network():
+    two = Ranks(0, 2)
+    assert choose_parallel("fsdp", 10, ALONE, CPU) == "none"
+    assert choose_parallel("auto", 10, two, CPU) == "ddp"
+    assert choose_parallel("fsdp", 10, two, CPU) == "fsdp"
+
+
+def test_variables_that_are_no_numbers_are_one_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="must be numbers"), joined():
+        pass
