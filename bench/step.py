@@ -19,11 +19,12 @@ import torch
 from vitrail.config import ObjectiveConfig, OptimizerConfig, parse_overrides
 from vitrail.model.build import build
 from vitrail.model.variants import configure
+from vitrail.objectives.batch import Prepared
 from vitrail.objectives.classification import Classification
-from vitrail.training.checkpoint import TrainState
-from vitrail.training.loop import Prepared, Update
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.precision import autocast, repeatable
+from vitrail.training.state import TrainState
+from vitrail.training.step import Update
 
 CLASSES = 1000
 WARMUP, STEPS = 4, 10
@@ -41,7 +42,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)), None)
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)))
     objective = Classification(ObjectiveConfig(), CLASSES)
     update = Update(objective, lambda step: 1e-4, 1.0, autocast("bf16", device), lambda step: step)
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)

@@ -103,7 +103,7 @@ class ObjectiveConfig(Schema):
     # How much images of a class count; balanced: all classes alike in sum, whatever their number of images
     class_weights: Literal["none", "balanced"] | dict[str, NotNegative] = "none"
     teacher: str = ""  # weights to distil from, with the same classes; empty: none
-    teacher_share: Share = 0.5  # of the loss that the teacher's answers make; the labels make the rest
+    teacher_share: Share | None = None  # of the loss, that the teacher's answers make; none: half of it
     teacher_answers: Literal["soft", "hard"] = "soft"  # its probabilities, or its first choice as if it were the label
     temperature: float = Field(default=1.0, gt=0)  # soft: logits of both are divided by it
 

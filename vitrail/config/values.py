@@ -57,15 +57,16 @@ def recipe_folder() -> Any:
     return resources.files("vitrail") / "recipes"
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    """The values of a named recipe or a TOML file, laid over the recipe its `base` names."""
+def read_recipe(name: str, over: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The values of a named recipe or a TOML file, laid over the recipe its `base` names; `over`: those above it."""
     values = read_recipe_file(name)
     base = values.pop("base", None)
     if base is None:
         return values
-    if base not in recipe_names() or base == name:
-        raise UserError(f"recipe '{name}': base must be one of {', '.join(recipe_names())}, not '{base}'")
-    return merge(read_recipe(base), values)
+    if base not in recipe_names() or base in (name, *over):
+        hint = did_you_mean(str(base), recipe_names()) or "; `vitrail recipes` lists them"
+        raise UserError(f"recipe '{name}': base must be the name of another recipe, not '{base}'{hint}")
+    return merge(read_recipe(base, (name, *over)), values)
 
 
 def read_recipe_file(name: str) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8", errors="replace")
     else:
         known = recipe_names()
-        raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} Recipes: {', '.join(known)}.")
+        raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

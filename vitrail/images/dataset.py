@@ -68,6 +68,7 @@ def open_dataset(
     max_pixels: int = MAX_PIXELS,
     classes: Sequence[str] | None = None,
     split: bool = True,
+    labelled: bool = True,
     quarantine: str | Path = "",
     progress: Progress | None = None,
 ) -> Dataset:
@@ -77,17 +78,18 @@ def open_dataset(
     or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
     training class as "val", so that nothing looks at the test images before the end; with `alike`, images that look
     alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order the data
-    states or that of their code points; with `split` off, unsplit data is one split "all". Images that the list
-    `quarantine` names are left out before all this.
+    states or that of their code points; unless `labelled`, there is one class of all images. With `split` off, unsplit
+    data is one split "all". Images that the list `quarantine` names are left out before all this.
     """
     for share in (holdout, monitor):
         if not 0 < share < 1:
             raise UserError(f"the share to hold out must be between 0 and 1, not {share}")
     notes: list[str] = []
-    source = read_source(path, notes)
+    source = read_source(path, notes, labelled)
     needs_train = source.given_split and split
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
-    class_list(source, classes, path)
+    fewest = 2 if labelled else 1
+    class_list(source, classes, path, fewest)
     listed = Quarantine.read(quarantine) if quarantine else None
     found = scan_source(source, max_pixels, progress)
     problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
@@ -97,7 +99,7 @@ def open_dataset(
         usable = listed.leave_out(source.entries, found.digests, usable, notes)
     images = source.keep(usable)
     _check_train(images, needs_train, path)
-    names = class_list(images, classes, path)
+    names = class_list(images, classes, path, fewest)
     if split:
         _check_weights(images, path)
     digests = [found.digests[row].tobytes() for row in usable]

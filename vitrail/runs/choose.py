@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.config import NetworkConfig, ObjectiveConfig, Size, TrainConfig
+from vitrail.config import NetworkConfig, ObjectiveConfig, ScheduleConfig, Size, TrainConfig
 from vitrail.images.scan import cores
 from vitrail.model.cost import macs
 
@@ -98,6 +98,14 @@ def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decis
     batch = max(4, 2 ** int(math.log2(max(facts.images / 4, 4))))
     why = f"at least four batches in an epoch of {facts.images} images"
     return [("train.batch_size", batch, Decision("batch size", str(batch), why))]
+
+
+def choose_warmup(schedule: ScheduleConfig, steps: int) -> list[tuple[str, Any, Decision]]:
+    """A tenth of the steps where the recipe, made for more images, would warm up for longer than the run lasts."""
+    if schedule.warmup < 1 or schedule.warmup < steps:
+        return []
+    why = f"the recipe's {schedule.warmup:,} steps of warm-up are no less than the {steps:,} of this run"
+    return [("schedule.warmup", 0.1, Decision("warm-up", "a tenth", why))]
 
 
 def choose_length(facts: Facts, train: TrainConfig, model: NetworkConfig) -> list[tuple[str, Any, Decision]]:

@@ -47,7 +47,7 @@ class Task:
 def make_task(plan: Plan) -> Task:
     config = plan.config
     if config.kind == "masked":
-        assert isinstance(plan.model, ModelConfig)
+        assert isinstance(plan.model, ModelConfig)  # the plan refuses others
         objective = MaskedPatch(config.masked, plan.preprocess, plan.model.cell, config.train.seed)
         return Task(objective, _no_targets, None)
     dataset, train = plan.dataset, plan.dataset.splits["train"]
@@ -58,8 +58,8 @@ def make_task(plan: Plan) -> Task:
     if not config.objective.teacher:
         return Task(labels, labels.targets, labels)
     settings = config.objective
-    teacher = _teacher(plan)
-    distillation = Distillation(labels, teacher, settings.teacher_share, settings.teacher_answers, settings.temperature)
+    share = 0.5 if settings.teacher_share is None else settings.teacher_share
+    distillation = Distillation(labels, _teacher(plan), share, settings.teacher_answers, settings.temperature)
     return Task(distillation, labels.targets, labels)
 
 

@@ -27,7 +27,16 @@ from vitrail.images.preprocess import preprocess_for
 from vitrail.infer.device import choose_device
 from vitrail.model.cost import macs
 from vitrail.model.variants import parse
-from vitrail.runs.choose import Decision, Facts, choose_batch, choose_length, choose_loss, choose_model, choose_recipe
+from vitrail.runs.choose import (
+    Decision,
+    Facts,
+    choose_batch,
+    choose_length,
+    choose_loss,
+    choose_model,
+    choose_recipe,
+    choose_warmup,
+)
 from vitrail.runs.network import network_from, new_network
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.read import Weights, read_weights
@@ -83,8 +92,7 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    if early.kind == "probe" and weights is None:
-        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
+    _check_purpose(early, weights)
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
@@ -103,6 +111,7 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
     if settings.config.objective.teacher and Path(settings.config.objective.teacher).exists():
         settings.set("objective.teacher", str(Path(settings.config.objective.teacher).absolute()))
+    _check_purpose(settings.config, weights)  # the recipe may have been chosen since
     if dataset.several and settings.config.kind != "masked":
         if settings.config.kind == "probe":
             raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
@@ -116,7 +125,25 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         settings.fix_precision(device)
         settings.fix_compile(device, 6.0 * macs(model) * settings.config.train.batch_size)
         settings.fix_steps(facts.images)
+        settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
     return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
+
+
+def _check_purpose(config: RunConfig, weights: Weights | None) -> None:
+    """What a kind of run needs, and what would be of no use to it."""
+    if config.kind == "probe" and weights is None:
+        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
+    if config.objective.teacher_share is not None and not config.objective.teacher:
+        raise UserError("objective.teacher_share needs a teacher: add --set objective.teacher=WEIGHTS")
+    if config.kind != "masked":
+        return
+    start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
+    if start.get("kind") == "resnet" or start.get("axial"):
+        raise UserError("masked patches are for Vision Transformers and hybrids: choose another --model")
+    if config.objective.teacher:
+        raise UserError("masked-patch pre-training classifies nothing: leave out objective.teacher")
+    if config.optimizer.freeze or config.lora.rank:
+        raise UserError("masked-patch pre-training trains the whole network: leave out optimizer.freeze and lora.rank")
 
 
 class _Settings:
@@ -194,6 +221,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         split_seed=data.split_seed,
         alike=data.alike,
         max_pixels=data.max_pixels,
+        labelled=config.kind != "masked",
         quarantine=data.quarantine,
         progress=scanned,
     )

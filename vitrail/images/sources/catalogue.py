@@ -59,7 +59,7 @@ class Catalogue:
         )
 
 
-def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path) -> tuple[str, ...]:
+def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, fewest: int = 2) -> tuple[str, ...]:
     """The classes in the order of their labels: that of `known`, else the one the data states, else that of the code
     points of the training classes.
 
@@ -73,7 +73,7 @@ def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path) 
         fixing = "train" if "train" in found.splits else None
         sets = {labels for labels, split in zip(found.labels, found.splits, strict=True) if fixing in (None, split)}
         names = tuple(sorted({name for labels in sets for name in labels}))
-    if len(names) < 2:
+    if len(names) < fewest:
         raise UserError(_one_class(found, names, path))
     for name in names:
         if not name.isprintable() or not name:

@@ -9,12 +9,25 @@ from vitrail.images.files import FolderFiles, Listing, ZipFiles
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
 
 Tree = FolderFiles | ZipFiles
+NO_LABEL: tuple[str, ...] = ("image",)  # of images without labels
 
 
 def read_folders(files: Tree, path: str | Path, notes: list[str]) -> Catalogue:
     """<class>/... or {train,val,test}/<class>/..., in a folder or a .zip archive of one."""
     files, listing = step_inside(files, files.list(), notes)
     return place(files, listing, split_folders(listing, path), path, notes)
+
+
+def read_unlabelled(files: Tree, path: str | Path, notes: list[str]) -> Catalogue:
+    """All images in a folder or a .zip archive, whatever folders they lie in, all with one label."""
+    listing = files.list()
+    if not listing.images:
+        raise UserError(f"'{path}' holds no images")
+    given = split_folders(listing, path)
+    note_ignored(listing, notes)
+    splits = [given.get(entry.name.split("/")[0], "train") if given else UNSPLIT for entry in listing.images]
+    labels: list[tuple[str, ...]] = [NO_LABEL] * len(listing.images)
+    return Catalogue(files, listing.images, splits, labels, noun="image", unreadable=listing.unreadable)
 
 
 def step_inside(files: Tree, listing: Listing, notes: list[str]) -> tuple[Tree, Listing]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import FolderFiles, ZipFiles, is_image_name
 from vitrail.images.sources.catalogue import Catalogue
-from vitrail.images.sources.layout import read_folders
+from vitrail.images.sources.layout import NO_LABEL, read_folders, read_unlabelled
 from vitrail.images.sources.manifest import is_manifest, read_manifest
 from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_parquet
 from vitrail.images.sources.standard import read_standard
 
 
-def read_source(path: str | Path, notes: list[str]) -> Catalogue:
-    """What lies at `path`, without opening an image."""
+def read_source(path: str | Path, notes: list[str], labelled: bool = True) -> Catalogue:
+    """What lies at `path`, without opening an image. Unless `labelled`, all images have one label, and folders need not
+    be classes."""
+    found = _read(path, notes, read_folders if labelled else read_unlabelled)
+    return found if labelled else replace(found, labels=[NO_LABEL] * len(found.entries), classes=None, several=False)
+
+
+def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogue]) -> Catalogue:
     place = Path(path).expanduser()
     try:
         if place.is_dir():
@@ -37,9 +45,9 @@ def read_source(path: str | Path, notes: list[str]) -> Catalogue:
     if standard is not None:
         return standard
     if place.is_dir():
-        return read_folders(FolderFiles(str(place.absolute())), path, notes)
+        return of_folders(FolderFiles(str(place.absolute())), path, notes)
     if place.suffix.lower() == ".zip":
-        return read_folders(ZipFiles(str(place.absolute())), path, notes)
+        return of_folders(ZipFiles(str(place.absolute())), path, notes)
     if is_image_name(place.name):
         raise UserError(f"'{path}' is a single image; give the folder that holds a folder of images for each class")
     known = "a folder, a .zip archive of class folders, a .csv table, a .parquet file or a .tar.gz archive of CIFAR"
