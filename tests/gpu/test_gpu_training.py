@@ -11,6 +11,7 @@ from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from vitrail.objectives.batch import Prepared
 from vitrail.objectives.classification import Classification
 from vitrail.training.average import Average
+from vitrail.training.graph import GraphedUpdate
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.precision import autocast, set_types
 from vitrail.training.state import TrainState
@@ -125,3 +126,28 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     batch = Prepared(pixels, targets, torch.ones(16, device="cuda"))
     losses = [float(update(state, batch).loss) / 16 for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("micro_batch", [0, 4])
+def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micro_batch):
+    """With dropout, averaging and a batch that is not finite; the weights of both to the bit."""
+    device, objective = torch.device("cuda"), Classification(ObjectiveConfig(), 10)
+    generator = torch.Generator("cuda").manual_seed(0)
+    batches = [torch.randn(8, 3, 224, 224, device="cuda", generator=generator) for _ in range(10)]
+    batches[6] *= torch.nan
+    targets, weights = objective.targets(torch.arange(8, device="cuda")), torch.ones(8, device="cuda")
+    found = []
+    for graphed in (False, True):
+        net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
+        state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name, layer_decay=0.9)), Average(net, 0.9))
+        rate = lambda step: 1e-3 / (1 + step)  # noqa: E731
+        update = Update(objective, rate, 1.0, autocast("bf16", device), lambda step: step + 7, micro_batch)
+        step = GraphedUpdate(update) if graphed else update
+        losses = torch.stack([step(state, Prepared(pixels, targets, weights)).loss for pixels in batches])
+        tensors = {key: value.clone() for key, value in state.tensors().items()}
+        found.append((losses, tensors, int(state.unfit)))
+    (losses, tensors, unfit), (graph_losses, graph_tensors, graph_unfit) = found
+    assert torch.equal(losses.nan_to_num(), graph_losses.nan_to_num()) and len(losses.unique()) == 10
+    assert unfit == graph_unfit == 0
+    assert [key for key in tensors if not torch.equal(tensors[key], graph_tensors[key])] == []
