@@ -215,3 +215,22 @@ def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photo
         train(data, out=tmp_path / "run", overrides=overrides, console=Console(file=file, width=200))
     text = (tmp_path / "log").read_text()
     assert text.count("cannot be read any more and is left out") == 1
+
+
+def test_two_launches_never_share_a_folder(unfinished, quiet):
+    """A lock is another process's; it ends with it."""
+    data, run = unfinished
+    hold = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True)"
+    )
+    command = [sys.executable, "-c", f"{hold}; time.sleep(60)", str(run / ".lock")]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "held\n"
+    for options in ({"resume": True}, {"data": data, "overwrite": True}):
+        with pytest.raises(UserError, match="another launch is at work in"):
+            train(out=run, console=quiet, **options)
+    assert (run / "config.toml").is_file()
+    other.kill()
+    other.wait()
+    assert train(out=run, resume=True, console=quiet).scores.n == 9
+    assert not (run / ".lock").exists()

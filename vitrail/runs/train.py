@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,18 @@ from vitrail.model.build import Network, build
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit, pattern
+from vitrail.runs.folder import check_free, choose_folder, claimed
 from vitrail.runs.learner import Task, learner, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, read_run
 from vitrail.runs.room import micro_batch_for
-from vitrail.runs.show import data_name, make_console, scanning, show_data, show_decisions
+from vitrail.runs.show import make_console, scanning, show_data, show_decisions
 from vitrail.training.checkpoint import Saved
 from vitrail.training.events import require_tensorboard
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.resize import adapt
-
-# of a run folder
-FILES = (
-    "checkpoints",
-    "config.toml",
-    "curves.svg",
-    "metrics.jsonl",
-    "model.safetensors",
-    "report.html",
-    "tensorboard",
-)
 
 
 @dataclass(frozen=True)
@@ -83,26 +73,28 @@ def train(
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
         again = resume or (restarted and out is not None)
         if again and ranks.share(lambda: _goes_on(request, out)):
-            return _go_on(Path(str(out)), request, accept_changes, console, interrupts, ranks)
+            folder = Path(str(out))
+            with ExitStack() as held:
+                ranks.share(lambda: held.enter_context(claimed(folder)))
+                return _go_on(folder, request, accept_changes, console, interrupts, ranks)
+        own: list[Plan] = []  # with its starting weights, which only the first process needs
 
         def begin() -> tuple[Plan, Path]:
+            check_free(out, overwrite or again)
             with scanning(console, interrupts) as scanned:
-                plan = make_plan(request, scanned)
-            folder = fresh_folder(out, plan.dataset.root, overwrite or again)  # again: there is nothing to lose
-            console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
-            show_data(console, plan.dataset)
-            show_decisions(console, plan.decisions)
-            return plan, folder
+                own.append(make_plan(request, scanned))
+            folder = choose_folder(out, own[0].dataset.root)
+            console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
+            show_data(console, own[0].dataset)
+            show_decisions(console, own[0].decisions)
+            return replace(own[0], weights=None), folder
 
-        found: list[Plan] = []  # with its starting weights, which only the first process needs
-
-        def without_weights() -> tuple[Plan, Path]:
-            plan, folder = begin()
-            found.append(plan)
-            return replace(plan, weights=None), folder
-
-        plan, folder = ranks.share(without_weights)
-        return _start(found[0] if found else plan, Launch(folder, {}, console, interrupts, ranks))
+        plan, folder = ranks.share(begin)
+        launch = Launch(folder, {}, console, interrupts, ranks)
+        clear = overwrite or again  # again: a run without a checkpoint, which has nothing to lose
+        with ExitStack() as held:
+            ranks.share(lambda: held.enter_context(claimed(folder, clear)))
+            return _start(own[0] if own else plan, launch)
 
 
 def _goes_on(request: Request, out: str | Path | None) -> bool:
@@ -239,25 +231,3 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
     return launch.ranks.share(work)
-
-
-def fresh_folder(out: str | Path | None, root: str, overwrite: bool) -> Path:
-    """A folder for a new run: never one that already holds a run, unless told so."""
-    if out is None:
-        base = Path("runs") / (data_name(root) or "run")
-        folder, number = base, 2
-        while folder.exists():
-            folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-        return folder
-    folder = Path(out)
-    if folder.is_file():
-        raise UserError(f"--out {folder} is a file: name a folder")
-    if not (folder / "config.toml").is_file():
-        return folder
-    if overwrite:
-        for path in (folder / name for name in FILES):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        return folder
-    if (folder / "model.safetensors").is_file():
-        raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
-    raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")

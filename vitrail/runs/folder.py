@@ -1,0 +1,83 @@
+"""The folder of a run: never one that already holds another, and never used by two launches at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitrail.errors import UserError
+from vitrail.runs.show import data_name
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two launches at once are the user's to avoid
+    fcntl = None  # type: ignore[assignment]
+
+FILES = (
+    "checkpoints",
+    "config.toml",
+    "curves.svg",
+    "metrics.jsonl",
+    "model.safetensors",
+    "report.html",
+    "tensorboard",
+)
+LOCK = ".lock"
+
+
+def check_free(out: str | Path | None, overwrite: bool) -> None:
+    """That a new run may use the folder; before anything that takes long."""
+    if out is None:
+        return
+    folder = Path(out)
+    if folder.is_file():
+        raise UserError(f"--out {folder} is a file: name a folder")
+    if overwrite or not (folder / "config.toml").is_file():
+        return
+    if (folder / "model.safetensors").is_file():
+        raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
+    raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
+
+
+def choose_folder(out: str | Path | None, root: str) -> Path:
+    """The folder that was asked for, or a new one in runs/ with the name of the data."""
+    if out is not None:
+        return Path(out)
+    base = Path("runs") / (data_name(root) or "run")
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, clear: bool = False) -> Iterator[None]:
+    """The folder for this launch alone, and `clear` of an earlier run. The lock ends with its process, however that
+    ends."""
+    there = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                advice = "wait for it, or choose another --out"
+                raise UserError(f"another launch is at work in {folder}: {advice}") from None
+            # else the file system knows no locks
+        try:
+            for path in (folder / name for name in FILES if clear):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            if not there:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # if nothing was written
