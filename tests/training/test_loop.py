@@ -38,7 +38,7 @@ class Log:
     def save(self, state):
         self.saved.append(state.step)
         self.kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        self.facts = {"step": state.step, "passed": state.passed, "unfit": int(state.unfit)}
+        self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "unfit": int(state.unfit)}
 
     def restore(self, state):
         state.load(self.kept.keys(), lambda name, rows: self.kept[name], self.facts)
@@ -122,6 +122,15 @@ def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_b
     assert any("at step 6 the numbers were not finite any more: back to step 3" in event for event in log.events)
     clean = fit(Log(), plan=plan)
     assert all(torch.equal(a, b) for a, b in zip(state.model.parameters(), clean.model.parameters(), strict=True))
+
+
+def test_a_second_return_goes_past_the_batches_of_the_first_too():
+    """Two bad stretches before the first checkpoint that would be good: batches 2 to 3, and 6 to 8."""
+    stream = [GOOD] * 2 + [BAD] * 2 + [GOOD] * 2 + [BAD] * 3 + [GOOD] * 30
+    plan = LoopPlan(10, log_every=1, evaluate_every=5, checkpoint_every=5, bad_steps=2, rollbacks=2)
+    state = fit(Log(), batches=stream, plan=plan)
+    assert state.step == 10 and state.rollbacks == 2
+    assert state.passed == 8  # behind the second stretch but for one batch, whose step is skipped
 
 
 @pytest.mark.parametrize("rollbacks", [0, 2])

@@ -184,7 +184,7 @@ def scales(net, **options):
     names = {id(p): name for name, p in net.named_parameters()}
     found = {}
     for group in optimizer.param_groups:
-        assert group["lr"] == 0.8 * group["lr_scale"]
+        assert group["lr"] == pytest.approx(0.8 * group["lr_scale"], rel=1e-6)
         found.update({names[id(p)]: group["lr_scale"] for p in group["params"]})
     assert found.keys() == dict(net.named_parameters()).keys()
     return found

@@ -127,7 +127,7 @@ class OptimizerConfig(Schema):
     decay_times: Literal["lr", "schedule"] = "lr"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd and muon
+    momentum: float | None = Field(default=None, ge=0, lt=1)  # none: 0.9 for sgd, 0.95 for muon
     clip: float = Field(default=0.0, ge=0)  # largest global gradient norm; 0: no clipping
     layer_decay: float = Field(default=1.0, gt=0, le=1)  # each block learns at this times the rate of the one after it
     freeze: int | Literal["backbone"] = 0  # first blocks that stay as they are, with all before them; backbone: all
@@ -167,7 +167,8 @@ class TrainConfig(Schema):
     # Images that one process takes at a time, their gradients summed; 0: all of its part, or as many as memory holds
     micro_batch: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**32)
-    ema: float = Field(default=0.0, ge=0, lt=1)
+    ema: float = Field(default=0.0, ge=0, lt=1)  # the average keeps this share of itself in a step; 0: no average
+    ema_ramp: bool = True  # early on it keeps less, (1 + t) / (10 + t): short runs forget their start; the paper: false
     device: str = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # under torchrun: whole copies, or weights divided among all
     # auto: the network on a GPU, where small ones are launched as CUDA graphs; under fsdp always the blocks
@@ -175,7 +176,7 @@ class TrainConfig(Schema):
     recompute: bool = False  # blocks forget what the backward pass needs and compute it again: less memory, 1/3 slower
     log_every: int = Field(default=10, gt=0)
     evaluate_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run
-    checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and at least once a minute
+    checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and about once a minute
     keep_checkpoints: int = Field(default=2, gt=0)
     deterministic: bool = True  # on a GPU: kernels that repeat bit for bit, a little slower
     bad_steps: int = Field(default=10, gt=0)  # without a finite gradient, in a row, before the run goes back

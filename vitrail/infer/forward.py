@@ -35,12 +35,8 @@ def run_network(
     *,
     autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     between: Callable[[int], None] | None = None,
-    may_be_empty: bool = False,
 ) -> Outputs:
-    """Apply `forward` (a network, or its forward_features) to every batch. `between` hears how many are done.
-
-    That no image can be read is an error, unless this is one part of several.
-    """
+    """Apply `forward` (a network, or its forward_features) to every batch. `between` hears how many are done."""
     values, labels, samples, failures = [], [], [], []
     done = 0
     for batch in batches:
@@ -54,7 +50,7 @@ def run_network(
         done += len(batch)
         if between is not None:
             between(done)
-    if not may_be_empty and not any(len(rows) for rows in labels):
+    if not any(len(rows) for rows in labels):
         name, reason = failures[0] if failures else ("the data", "there are no images")
         raise UserError(f"no image could be read, first {name}: {reason}")
     return Outputs(torch.cat(values), torch.cat(labels), torch.cat(samples), failures)

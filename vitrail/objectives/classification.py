@@ -72,11 +72,6 @@ class Classification:
         return self._class_weights
 
 
-def mean(loss: Loss, weights: Tensor) -> Tensor:
-    """The loss of the average image; 0 where no image counts."""
-    return loss.total / weights.sum().clamp(min=1)
-
-
 def class_weights(
     setting: Literal["none", "balanced"] | Mapping[str, float], names: Sequence[str], counts: Sequence[int]
 ) -> list[float] | None:

@@ -25,7 +25,6 @@ from vitrail.images.loading.loader import (
 from vitrail.images.loading.reader import Reader
 from vitrail.images.loading.resident import ResidentLoader
 from vitrail.images.preprocess import normalise
-from vitrail.infer.forward import run_network
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.objectives.classification import Classification
 from vitrail.runs.outputs import reader_of, waiting_advice
@@ -142,28 +141,34 @@ class _HeldOut:
 
 
 def classification_evaluator(plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
-    """Loss and accuracy on the validation images, during training."""
+    """Loss and accuracy on the validation images, during training. Only sums are kept: the logits of a million images
+    would not fit in memory."""
     held = _HeldOut(plan, ranks, interrupts)
 
+    @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
-        out = run_network(
-            model,
-            held.loader,
-            plan.preprocess,
-            plan.device,
-            autocast=held.cast,
-            between=held.between,
-            may_be_empty=True,
-        )
-        parts = ranks.gather((out.values, out.labels))
-        values, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-        if not len(labels):
+        sums, found = torch.zeros(3, dtype=torch.float64), []
+        for batch in held.loader:
+            pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
+            with held.cast():
+                logits = model(pixels)
+            readable = batch.weights > 0
+            logits, labels = logits.float()[readable.to(plan.device)], batch.labels[readable]
+            targets = objective.targets(labels.to(plan.device))
+            loss = objective.loss(logits, targets, torch.ones(len(labels), device=plan.device))
+            sums += torch.stack([loss.total, loss.right, loss.total.new_tensor(len(labels))]).double().cpu()
+            if plan.dataset.several:
+                found.append((logits.cpu(), labels))
+            held.between(len(batch))
+        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
+        if not count:
             raise UserError("none of the images held out to measure on can be read any more")
-        loss = objective.loss(values, objective.targets(labels), torch.ones(len(labels)))
-        row = {"val_loss": loss.total.item() / len(labels)}
-        if plan.dataset.several:
-            return row | {"val_map": mean_average_precision(values.numpy(), labels.numpy())}
-        return row | {"val_top1": (values.argmax(-1) == labels).float().mean().item()}
+        row = {"val_loss": loss / count}
+        if not plan.dataset.several:
+            return row | {"val_top1": right / count}
+        pairs = [pair for part in ranks.gather(found) for pair in part]
+        values, marks = (torch.cat(column).numpy() for column in zip(*pairs, strict=True))
+        return row | {"val_map": mean_average_precision(values, marks)}
 
     return evaluate
 

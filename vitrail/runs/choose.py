@@ -92,8 +92,9 @@ def choose_loss(objective: ObjectiveConfig) -> list[tuple[str, Any, Decision]]:
 
 
 def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decision]]:
-    """The recipe's batch size, or a smaller one for few images."""
-    if facts.images >= 4 * train.batch_size:
+    """The recipe's batch size, or a smaller one for few images; where a recipe says how many steps it takes, too, it
+    means what it says."""
+    if facts.images >= 4 * train.batch_size or train.steps is not None:
         return []
     batch = max(4, 2 ** int(math.log2(max(facts.images / 4, 4))))
     why = f"at least four batches in an epoch of {facts.images} images"

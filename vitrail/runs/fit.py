@@ -55,7 +55,10 @@ def fit(
     where one is kept) and the seconds of all launches."""
     settings, ranks = plan.config.train, launch.ranks
     state = _state(plan, module, ranks)
-    checkpoints = Checkpoints(launch.folder / "checkpoints", settings.keep_checkpoints, ranks)
+    when = _when(plan)
+    checkpoints = Checkpoints(
+        launch.folder / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every
+    )
     started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
     def save(current: TrainState) -> None:
@@ -73,6 +76,7 @@ def fit(
     update = _update(plan, task.objective, ranks)
     # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat.
     graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None
+    graphs = graphs and not settings.recompute  # which keeps random numbers of its own, and a graph would not know them
     with (
         _progress(plan, launch, state.step) as progress,
         repeatable(plan.device, settings.deterministic),
@@ -83,7 +87,7 @@ def fit(
         evaluator = task.evaluator(plan, ranks, launch.interrupts)
         around = Surroundings(batches, evaluator, save, restore, progress, launch.interrupts, ranks)
         try:
-            run(state, GraphedUpdate(update) if graphs else update, _when(plan), around)
+            run(state, GraphedUpdate(update, progress.message) if graphs else update, when, around)
         except BaseException:
             with contextlib.suppress(UserError):  # what stopped the run is what to tell
                 if ranks.first:
@@ -91,20 +95,26 @@ def fit(
             raise
     ranks.share(lambda: _curves(launch.folder))
     if state.average is None:
-        return weights_of(state.model), time.monotonic() - started
+        return weights_of(state.model, ranks), time.monotonic() - started
     with state.average.applied(state.model):
-        return weights_of(state.model), time.monotonic() - started
+        return weights_of(state.model, ranks), time.monotonic() - started
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor in one piece, on the CPU; all processes call this together."""
-    return {name: whole(tensor).cpu().clone() for name, tensor in model.state_dict().items()}
+def weights_of(model: nn.Module, ranks: Ranks) -> dict[str, Tensor]:
+    """Every tensor in one piece, on the CPU, for the first process; all of them call this together."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        one = whole(tensor)
+        if ranks.first:
+            found[name] = one.to("cpu", copy=True)
+    return found
 
 
 def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
     """The module with its optimizer and average, distributed and compiled as the plan says."""
     config = plan.config
-    how = choose_parallel(config.train.parallel, parameters(plan.model), ranks, plan.device)
+    held = parameters(plan.model) * (20 if config.train.ema else 16)
+    how = choose_parallel(config.train.parallel, held, ranks, plan.device)
     by_blocks = config.train.compile == "blocks" or how == "fsdp"  # which hangs its work between blocks
     if config.train.compile != "off" and by_blocks:
         compile_blocks(module)
@@ -112,7 +122,7 @@ def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
     if config.train.compile != "off" and not by_blocks:
         network = torch.compile(network)  # type: ignore[assignment]
     optimizer = build_optimizer(module, config.optimizer)
-    average = Average(module, config.train.ema) if config.train.ema else None
+    average = Average(module, config.train.ema, config.train.ema_ramp) if config.train.ema else None
     return TrainState(module, optimizer, average, network=network)
 
 

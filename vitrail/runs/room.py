@@ -11,37 +11,53 @@ from torch import nn
 
 from vitrail.errors import UserError
 from vitrail.images.loading.memory import available_memory
-from vitrail.model.cost import cost
+from vitrail.model.cost import cost, parameters
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.runs.plan import Plan
+from vitrail.training.parallel import Ranks, choose_parallel
 from vitrail.training.precision import autocast
 
 SHARE = 0.7  # of the memory that is left: the estimate is for bfloat16 on a GPU, and images need room too
 FLOAT32 = 2.0  # times what activations take in bfloat16
+BATCHES = 4  # as large as a batch of floats, on their way to the network
+SPARE = 0.05  # of a GPU's memory
 
 
-def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, beside: int) -> int:
+def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, ranks: Ranks) -> int:
     """The most images at a time, up to those of `pattern`, that this process has memory for."""
-    if plan.device.type == "cuda":
-        return _tried(plan, module, objective, pattern)
-    size, spent = len(pattern), cost(plan.model, whole=False)
-    kept = 4 if plan.config.train.ema else 3  # gradients, two moments and the average; the weights are there already
-    room = SHARE * available_memory() / beside - 4 * kept * spent.parameters
+    held = 4 * parameters(plan.model) * (5 if plan.config.train.ema else 4)
+    divided = choose_parallel(plan.config.train.parallel, held, ranks, plan.device) == "fsdp"
+    if plan.device.type == "cuda" and not divided:
+        return _divisor(len(pattern), _tried(plan, module, objective, pattern))
+    if plan.device.type == "cuda":  # the network is not divided yet, and as it is it may not even fit
+        room = SHARE * torch.cuda.get_device_properties(plan.device).total_memory - held / ranks.world
+    else:
+        room = SHARE * available_memory() / ranks.beside - 0.75 * held  # the weights are there already
+    spent = cost(plan.model, whole=False)
     precision = 1.0 if plan.config.precision.compute == "bf16" else FLOAT32
-    while size > 1 and precision * (spent.saved + spent.passing) * size > room:
-        size = -(-size // 2)
-    return size
+    fits = int(room / (precision * (spent.saved + spent.passing)))
+    return len(pattern) if fits >= len(pattern) else _divisor(len(pattern), max(1, fits))
+
+
+def _divisor(images: int, most: int) -> int:
+    """Parts of equal size, so that no shape is compiled twice; unless they would be far smaller than need be."""
+    best = max(size for size in range(1, most + 1) if images % size == 0)
+    return best if 2 * best > most else most
 
 
 def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared) -> int:
-    """Forward and backward passes with room left for what the optimizer keeps, until one does not run out of memory."""
+    """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
+    for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
     cast = autocast(plan.config.precision.compute, plan.device)
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    batches = BATCHES * pattern.pixels.numel() * pattern.pixels.element_size()
+    spare = int(SPARE * torch.cuda.get_device_properties(plan.device).total_memory)
+    kept = (3 if plan.config.train.ema else 2) * trained + batches + spare
     size = len(pattern)
     module.train()
     while True:
         try:
-            _try(module, objective, pattern.part(0, size), cast, (3 if plan.config.train.ema else 2) * trained)
+            _try(module, objective, pattern.part(0, size), cast, kept)
             return size
         except torch.cuda.OutOfMemoryError:
             if size == 1:

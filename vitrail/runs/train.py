@@ -132,7 +132,6 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
         for change in changes:
             launch.console.print(f"[dim]{escape(change)}[/]")
     net.to(plan.device)
-    ranks.copy_first([tensor.data for tensor in net.state_dict().values()])
     if plan.config.kind == "probe":
         return _probe(plan, net, launch)
     if plan.config.train.tensorboard:
@@ -141,6 +140,7 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
     # The baseline needs the network as it is, before anything is put around it.
     found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
     module = learner(plan, net)
+    ranks.copy_first([tensor.data for tensor in module.state_dict().values()])
     plan = _with_micro_batch(plan, module, task, launch)
 
     def begin() -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch)
         return plan
     ranks = launch.ranks
     most = plan.config.train.batch_size // ranks.world
-    fits = micro_batch_for(plan, module, task.objective, pattern(plan, task.targets, most), ranks.beside)
+    fits = micro_batch_for(plan, module, task.objective, pattern(plan, task.targets, most), ranks)
     (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
     if fits >= most:
         return plan

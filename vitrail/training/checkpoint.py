@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from vitrail.training.state import Rows, TrainState
 
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
 HEADER = "vitrail-checkpoint"
+SEEN_WITHIN = 30.0  # seconds, until a shared disk shows what other machines wrote
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,15 @@ class Saved:
         """A tensor, or some of its rows, whatever the parts are."""
         found = []
         for part in self.where[name]:
+            first, last = self.rows[part].get(name, (0, 0))
+            low, high = (first, last) if rows is None else (max(first, rows[0]), min(last, rows[1]))
+            if name in self.rows[part] and low >= high:
+                continue
             with safe_open(self.parts[part], framework="pt") as file:
                 if name not in self.rows[part]:
                     tensor = file.get_tensor(name)
                     return tensor if rows is None else tensor[slice(*rows)]
-                first, last = self.rows[part][name]
-                low, high = (first, last) if rows is None else (max(first, rows[0]), min(last, rows[1]))
-                if low < high:
-                    found.append(file.get_slice(name)[low - first : high - first])
+                found.append(file.get_slice(name)[low - first : high - first])
         if found:
             return torch.cat(found)
         with safe_open(self.parts[self.where[name][0]], framework="pt") as file:  # no rows are this process's
@@ -59,8 +62,10 @@ class Saved:
 class Checkpoints:
     """The checkpoint files of one run."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks = ALONE):
-        self.folder, self.keep, self.ranks = folder, keep, ranks
+    def __init__(self, folder: Path, keep: int, ranks: Ranks = ALONE, every: int = 1):
+        """Kept are the newest, and of those at every so manieth step the `keep` newest: one that was written because
+        time had passed takes the place of none of these."""
+        self.folder, self.keep, self.ranks, self.every = folder, keep, ranks, every
 
     def steps(self) -> list[tuple[int, list[Path]]]:
         """Step and parts of what is complete, oldest first; unfinished writes do not count."""
@@ -85,6 +90,7 @@ class Checkpoints:
         if self.ranks.rank < count:
             own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
             facts = {**(about if self.ranks.first else {}), "step": state.step, "passed": state.passed}
+            facts["rollbacks"] = state.rollbacks
             facts |= {"unfit": int(state.unfit), "rows": divided}
             if count > 1:
                 facts["save"] = self.ranks.share(lambda: secrets.token_hex(8))
@@ -94,26 +100,35 @@ class Checkpoints:
             if not failure and self.ranks.rank < count:
                 path.unlink(missing_ok=True)  # a part alone is of no use
             raise UserError(f"cannot write the checkpoint {failures[0]}")
-        if self.ranks.first:
-            self._clear()
+        self.ranks.share(lambda: self._clear(state.step))
 
-    def _clear(self) -> None:
-        """Remove the oldest, and what killed processes left behind."""
-        kept = {path for _, parts in self.steps()[-self.keep :] for path in parts}
+    def _clear(self, newest: int) -> None:
+        """Remove the oldest, and what killed processes left behind; nothing, before the newest is seen to be whole."""
+        deadline = time.monotonic() + SEEN_WITHIN
+        while newest not in (steps := dict(self.steps())):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{self.folder} does not show the parts of step {newest} that other processes wrote: --out must be "
+                    "on a disk that all machines share"
+                )
+            time.sleep(0.2)
+        lasting = [step for step in sorted(steps) if step % self.every == 0][-self.keep :]
+        kept = {path for step in {newest, *lasting} for path in steps[step]}
         for path in self.folder.iterdir():
             unfinished = path.suffix == ".partial" and NAME.match(path.name.removeprefix("."))
-            if unfinished or (NAME.fullmatch(path.name) and path not in kept):
+            match = NAME.fullmatch(path.name)
+            if unfinished or (match and path not in kept and int(match[1]) != newest):
                 path.unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
         """Why it could not be written; nothing, if it could."""
-        held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
-        facts["digest"] = digest(held, facts)
         try:
+            held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+            facts["digest"] = digest(held, facts)
             self.folder.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as temporary:
                 save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
-        except (SafetensorError, OSError) as error:
+        except Exception as error:  # whatever it is, the other processes must hear of it
             return f"{path}: {error}"
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +24,12 @@ class _Recorded:
 
 
 class GraphedUpdate:
-    """The same steps as those of `update`, to the bit; recorded anew whenever a checkpoint was taken over."""
+    """The same steps as those of `update`, to the bit; recorded anew whenever a checkpoint was taken over. Where they
+    cannot be recorded, `tell` is told so and they are done one kernel after the other."""
 
-    def __init__(self, update: Update):
-        self.update = update
+    def __init__(self, update: Update, tell: Callable[[str], None] = lambda _: None):
+        self.update, self.tell = update, tell
+        self.possible = True
         self.stream: torch.cuda.Stream | None = None
         self.recorded: _Recorded | None = None
         self.loads, self.plain = 0, 0
@@ -43,11 +46,17 @@ class GraphedUpdate:
         return self.update.around(state, lambda: self._change(state, batch))
 
     def _change(self, state: TrainState, batch: Prepared) -> Done:
-        if self.plain < PLAIN_STEPS:
+        if self.plain < PLAIN_STEPS or not self.possible:
             self.plain += 1
             return self._beside(state, batch)
         if self.recorded is None:
-            self.recorded = self._record(state, batch)
+            try:
+                self.recorded = self._record(state, batch)
+            except RuntimeError as error:
+                self.possible = False
+                self.tell(f"a step cannot be launched as one CUDA graph here, so its kernels are, one by one: {error}")
+                state.optimizer.zero_grad(set_to_none=True)
+                return self._beside(state, batch)
         for place, tensor in zip(_tensors(self.recorded.batch), _tensors(batch), strict=True):
             place.copy_(tensor)
         self.recorded.graph.replay()
@@ -68,7 +77,7 @@ class GraphedUpdate:
         pixels, targets, weights = (tensor.clone() for tensor in _tensors(batch))
         still = Prepared(pixels, targets, weights)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             done = self.update.change(state, still)
         return _Recorded(graph, still, done)
 

@@ -20,6 +20,8 @@ from vitrail.training.parallel import Ranks, divide_again, local_part
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 
+SAVING_SHARE = 50  # times as long as a checkpoint takes, at least, between two that only time asks for
+
 Evaluator = Callable[[torch.nn.Module], dict[str, float]]
 
 
@@ -63,32 +65,32 @@ class _Diverged(Exception):
 
 def run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
     """Train from state.step to plan.steps. On a signal: save, then raise Interrupted, at the next boundary."""
-    left = plan.rollbacks
     while True:
         try:
             return _run(state, update, plan, around)
         except _Diverged:
-            at = state.step
-            if not left:
+            at, place, times = state.step, state.step + state.passed, state.rollbacks + 1
+            if times > plan.rollbacks:
                 raise _no_way_on(at, plan) from None
-        left -= 1
         around.restore(state)
         # The batches on the way to the trouble are passed over: with them, it would only come again.
-        state.passed += at - state.step
+        state.passed, state.rollbacks = place - state.step, times
         state.unfit.zero_()
         around.watcher.rewind(state.step)
         around.watcher.log(
             {
                 "step": state.step,
                 "event": f"at step {at} the numbers were not finite any more: back to step {state.step}, "
-                f"with other images ({left} more such returns before the run ends)",
+                f"with other images ({plan.rollbacks - times} more such returns before the run ends)",
             }
         )
 
 
 def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
     pace, watcher = Pace(around.ranks), around.watcher
-    saved_at = time.monotonic()
+    saved_at, took = time.monotonic(), 0.0  # the last checkpoint, and the seconds it took
+    # On several machines a word between all of them takes a while, and a step need not wait for it.
+    agree_every = 1 if around.ranks.world == around.ranks.beside else plan.log_every
     state.model.train()
     for batch in pace.waiting(around.batches(state.step, state.passed)):
         pace.add(update(state, batch), len(batch))
@@ -103,19 +105,23 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
             if int(state.unfit) >= plan.bad_steps:
                 raise _Diverged
         try:
-            late = time.monotonic() - saved_at > plan.checkpoint_seconds
-            caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
-            if caught:
-                raise Interrupted(caught)
+            due = 0
+            if step % agree_every == 0 or last:
+                late = time.monotonic() - saved_at > max(plan.checkpoint_seconds, SAVING_SHARE * took)
+                caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
+                if caught:
+                    raise Interrupted(caught)
             if step % plan.evaluate_every == 0 or last:
                 evaluate(state, around, pace)
         except Interrupted:
             _save_finite(state, around)
             raise
         if step % plan.checkpoint_every == 0 or last or due:
+            since = time.monotonic()
             with pace.paused():
                 _save_finite(state, around)
             saved_at = time.monotonic()
+            took = saved_at - since
 
 
 def _save_finite(state: TrainState, around: Surroundings) -> None:

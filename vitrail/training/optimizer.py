@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
@@ -32,8 +33,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     if config.name == "muon":
-        return Muon(groups, config.lr, momentum=config.momentum, betas=config.betas, eps=config.eps)
-    return SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+        momentum = 0.95 if config.momentum is None else config.momentum
+        return Muon(groups, config.lr, momentum=momentum, betas=config.betas, eps=config.eps)
+    momentum = 0.9 if config.momentum is None else config.momentum
+    return SGD(groups, lr=config.lr, momentum=momentum, fused=True)
 
 
 class SGD(torch.optim.SGD):
@@ -143,7 +146,7 @@ def freeze(model: nn.Module, what: int | str) -> None:
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The rate of a step; each group takes its own share of it."""
     for group in optimizer.param_groups:
-        rate = lr * group.get("lr_scale", 1.0)
+        rate = float(np.float32(lr * group.get("lr_scale", 1.0)))  # the number that a CUDA graph reads, too
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:

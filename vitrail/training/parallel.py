@@ -25,6 +25,7 @@ from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
 
 T = TypeVar("T")
+STALL = datetime.timedelta(hours=1)  # in training, until one that does not answer is given up
 PATIENCE = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
 FAILED = "vitrail failed"  # how many processes did
 FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
@@ -124,7 +125,8 @@ def joined() -> Iterator[Ranks]:
         torch.cuda.set_device(local)
     store, rank, world = next(rendezvous("env://"))
     store = _of_this_launch(store, rank, world)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=world)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=STALL)
     with _told_once():
         yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
     dist.barrier()  # not after a failure: others may never come
@@ -183,15 +185,14 @@ def end_process() -> None:
         os._exit(0)
 
 
-def choose_parallel(asked: str, parameters: int, ranks: Ranks, device: torch.device) -> Literal["none", "ddp", "fsdp"]:
-    """How the processes of a run share the network."""
+def choose_parallel(asked: str, held: int, ranks: Ranks, device: torch.device) -> Literal["none", "ddp", "fsdp"]:
+    """How the processes of a run share the network; `held`: bytes of weights, gradients, moments and average."""
     if ranks.world == 1:
         return "none"
     if asked in ("ddp", "fsdp"):
         return "ddp" if asked == "ddp" else "fsdp"
     if device.type != "cuda":
         return "ddp"
-    held = 4 * 4 * parameters  # float32 weights, gradients and two moments
     return "fsdp" if held > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory else "ddp"
 
 

@@ -24,6 +24,7 @@ class TrainState:
     average: Average | None = None
     step: int = 0
     passed: int = 0  # batches that were passed over after going back: step s takes batch s + passed
+    rollbacks: int = 0  # how often it went back
     unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
     network: nn.Module | None = None  # the model compiled or distributed, where it is
     loads: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
@@ -61,7 +62,7 @@ class TrainState:
             key, _, parameter_name = name.removeprefix("optimizer/").partition("/")
             parameter = parameters[parameter_name]
             self.optimizer.state[parameter][key] = self._moment(parameter, name, read)
-        self.step, self.passed = facts["step"], facts["passed"]
+        self.step, self.passed, self.rollbacks = facts["step"], facts["passed"], facts["rollbacks"]
         self.unfit.fill_(facts["unfit"])
         self.loads += 1
 

@@ -55,7 +55,7 @@ class Update:
         weight = batch.weights.sum()
         everybody = self.ranks.sum(weight.clone())
         # Gradients are averaged over processes, where a sum is wanted.
-        loss, right = self._gradients(state, batch, self.ranks.world / everybody.clamp(min=1))
+        loss, right = self._gradients(state, batch, self.ranks.world / everybody.clamp(min=1e-9))
         grads = [p.grad for p in state.model.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(grads))
         finite = torch.isfinite(norm)

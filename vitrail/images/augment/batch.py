@@ -14,6 +14,7 @@ from vitrail.config import AugmentConfig
 from vitrail.images.augment.distort import distort
 from vitrail.images.augment.policy import layers_for
 from vitrail.images.randomness import Stream, bits, uniform
+from vitrail.images.transfer import on_device
 
 ERASING_ATTEMPTS = 10  # timm's
 ERASED_AREA = (0.02, 1 / 3)
@@ -40,7 +41,7 @@ def _shift(pixels: Tensor, share: float, draws: np.ndarray) -> Tensor:
         most = min(round(share * length), length - 1)
         moved = np.arange(length) + np.floor(draw * (2 * most + 1)).astype(np.int64)[:, None] - most  # (B, length)
         inside = length - 1 - np.abs(length - 1 - np.abs(moved))
-        index = torch.from_numpy(inside).to(pixels.device, non_blocking=True)
+        index = on_device(inside, pixels.device)
         index = index[:, None, :, None] if axis == -2 else index[:, None, None, :]
         pixels = pixels.gather(axis, index.expand(pixels.shape))
     return pixels
@@ -53,7 +54,7 @@ def _flip(pixels: Tensor, axis: int, coin: np.ndarray) -> Tensor:
         for row in np.flatnonzero(coin).tolist():
             pixels[row] = pixels[row].flip(axis)
         return pixels
-    mirrored = torch.from_numpy(coin).to(pixels.device, non_blocking=True)[:, None, None, None]
+    mirrored = on_device(coin, pixels.device)[:, None, None, None]
     return torch.where(mirrored, pixels.flip(axis), pixels)
 
 

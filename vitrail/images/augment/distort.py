@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.images.augment.policy import BOX_ONE, BOX_PASSES, Arguments, Layer, Op
+from vitrail.images.transfer import on_device
 
 FILL = 128  # where there is no image
 LUMA = (19595.0, 38470.0, 7471.0)  # over 65536: Pillow's grey; all sums stay below 2**24, exact in float32
@@ -64,7 +65,7 @@ def distort(pixels: Tensor, layers: Sequence[Layer]) -> Tensor:
 
 
 def _on(like: Tensor, values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values).to(like.device, non_blocking=True)
+    return on_device(values, like.device)
 
 
 def _runs(kinds: np.ndarray, most: int) -> Iterator[tuple[int, int, int]]:
@@ -104,7 +105,13 @@ def _histogram(flat: Tensor) -> Tensor:
         return torch.stack(counts).view(*flat.shape[:2], 256)
     ones = torch.ones((), device=flat.device, dtype=torch.int64).expand_as(flat)
     zeros = torch.zeros(*flat.shape[:2], 256, device=flat.device, dtype=torch.int64)
-    return zeros.scatter_add_(2, flat.to(torch.int64), ones)
+    # Whole numbers add up to the same in any order; in deterministic mode torch would sort them all the same.
+    asked = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        return zeros.scatter_add_(2, flat.to(torch.int64), ones)
+    finally:
+        torch.use_deterministic_algorithms(asked)
 
 
 def _look_up(tables: Tensor, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitrail.config import AugmentConfig
 from vitrail.images.randomness import Stream, bits, uniform
+from vitrail.images.transfer import on_device
 
 
 def mix(
@@ -71,12 +72,12 @@ def shares(
 
 
 def _column(values: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32)).to(like.device, non_blocking=True)[:, None]
+    return on_device(values.astype(np.float32), like.device)[:, None]
 
 
 def _inside(boxes: np.ndarray, like: Tensor) -> Tensor:
     """1 where a box is and 0 elsewhere."""
-    edges = torch.from_numpy(boxes).to(like.device, non_blocking=True)[:, :, None]  # (B, 4, 1)
+    edges = on_device(boxes, like.device)[:, :, None]  # (B, 4, 1)
     rows, columns = (torch.arange(length, device=like.device) for length in like.shape[-2:])
     down = (rows >= edges[:, 0]) & (rows < edges[:, 1])  # (B, H)
     right = (columns >= edges[:, 2]) & (columns < edges[:, 3])  # (B, W)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vitrail.images.loading.loader import Batch, EvaluationLoader, TrainingOrder
+from vitrail.images.transfer import on_device
 
 
 class ResidentLoader:
@@ -30,7 +31,7 @@ class ResidentLoader:
         for first in range(start, stop, together):
             rows = [self.order(step) for step in range(first, min(first + together, stop))]
             sample = torch.from_numpy(np.concatenate([row.samples for row in rows]))
-            index = sample.to(kept.pixels.device, non_blocking=True)
+            index = on_device(sample.numpy(), kept.pixels.device)
             own = np.concatenate([row.samples[self.order.extra :] for row in rows]).tolist() if failed else []
             yield Batch(
                 kept.pixels[index],
