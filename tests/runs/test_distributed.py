@@ -203,7 +203,8 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
     for world in worlds[:-1]:
         stopped = processes.start(world, tmp_path, _stopped, next(stops), *command)
         assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
-        assert stopped.errors() == f"stopped and saved; go on with: vitrail train --resume --out {out}\n"
+        how = "vitrail" if world == 1 else "torchrun ... -m vitrail"
+        assert stopped.errors() == f"stopped and saved; go on with: {how} train --resume --out {out}\n"
         command = resume(out)
     last = processes.start(worlds[-1], tmp_path, _with_one_unreadable, *command)
     assert last.codes() == [0] * worlds[-1], last.errors()
@@ -213,7 +214,7 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
 
 MOMENTS = {  # what is under way, in which call, and the step that is saved
     "step": (Update, "_gradients", 9, 9),
-    "evaluation": (batches, "run_network", 1, 15),
+    "evaluation": (batches, "normalise", 16, 15),
     "checkpoint": (checkpoint, "save_file", 4, 7),
     "end": (finish, "measure", 1, 30),
 }
@@ -248,7 +249,7 @@ def test_a_signal_saves_once_and_is_told_once(photos, tiny, tmp_path, uninterrup
     command = arguments(photos, tiny, out, *EXACT, *settings)
     stopped = processes.start(world, tmp_path, _signalled, moment, which, *command)
     assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
-    assert stopped.errors() == f"stopped and saved; go on with: vitrail train --resume --out {out}\n"
+    assert stopped.errors() == f"stopped and saved; go on with: torchrun ... -m vitrail train --resume --out {out}\n"
     assert Checkpoints(out / "checkpoints", 2).steps()[-1][0] == MOMENTS[moment][3]
     vitrail(world, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted(kind)), weights(out))
@@ -282,7 +283,9 @@ def test_torchrun_and_its_processes_are_stopped_at_once(photos, tiny, tmp_path, 
             os.kill(number, signal.SIGTERM)
         _, errors = started.communicate(timeout=60)
     assert started.returncode != 0
-    assert errors.count(f"stopped and saved; go on with: vitrail train --resume --out {out}\n") == 1, errors
+    assert errors.count(f"stopped and saved; go on with: torchrun ... -m vitrail train --resume --out {out}\n") == 1, (
+        errors
+    )
     assert "goes on from step" in vitrail(2, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted("ddp")), weights(out))
 

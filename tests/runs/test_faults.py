@@ -274,6 +274,8 @@ def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, who
     for setting, sentence in (
         ("optimizer.lr=0.5", r"started with optimizer.lr=[\d.e-]+, and not 0.5"),
         ("train.batch_size=16", "started with train.batch_size=8, and not 16"),
+        ("train.ema=0", r"started with train.ema=0\.\d+, and not 0"),
+        ("augment.flip=false", "started with augment.flip=True, and not False"),
     ):
         with pytest.raises(UserError, match=sentence):
             start(out, setting, resume=True)
@@ -281,8 +283,9 @@ def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, who
         start(out, data=tmp_path, resume=True)
     start(out, resume=True)
     assert_same_bits(whole, weights(out))
+    assert start(out, resume=True).scores["n"] == 9  # there is nothing left to do, which is fine for a job script
     with pytest.raises(UserError, match="is finished"):
-        start(out, resume=True)
+        train(out=out, resume=True, console=quiet)
 
 
 def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, photos, monkeypatch):

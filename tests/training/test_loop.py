@@ -38,7 +38,8 @@ class Log:
     def save(self, state):
         self.saved.append(state.step)
         self.kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "unfit": int(state.unfit)}
+        self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "evaluated": state.evaluated}
+        self.facts["unfit"] = int(state.unfit)
 
     def restore(self, state):
         state.load(self.kept.keys(), lambda name, rows: self.kept[name], self.facts)

@@ -118,7 +118,7 @@ def test_plain_lines_come_every_half_minute_and_tell_the_time_left(clock: Clock)
     # A row every 10 s: the first is late for the half minute before it, then each one past 30 s; and the evaluation.
     assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == [100, 500, 900, 1300, 1700, 2000]
     assert all(line.endswith(" h left") for line in lines[:-1])
-    assert lines[-1].endswith("held-out 25.0%  lr 0.0003  4000 images/s  3.3 h left")  # 118,000 steps of 0.1 s
+    assert lines[-1].endswith("held-out patches 25.0%  lr 0.0003  4000 images/s  3.3 h left")  # 118,000 steps of 0.1 s
 
 
 def test_going_back_forgets_what_was_measured_but_not_what_happened(tmp_path: Path, clock: Clock) -> None:

@@ -64,8 +64,8 @@ class AugmentConfig(Schema):
     # anywhere, as if resized to 256 and cut to 224; part: that share of both sides, anywhere, as BiT cuts 128 of 160;
     # shift: as in evaluation, then moved by up to `shift` of the sides, the border mirrored; none: as in evaluation
     crop: Literal["inception", "random_resized", "resmall", "part", "shift", "none"] = "inception"
-    part: Share = 0.875
-    shift: Share = 0.125  # 4 of CIFAR's 32 pixels
+    part: float = Field(default=0.875, ge=0.05, le=1)
+    shift: float = Field(default=0.125, ge=0, le=0.5)  # 4 of CIFAR's 32 pixels
     area: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
     aspect: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True

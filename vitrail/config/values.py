@@ -21,13 +21,21 @@ def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
     try:
         return schema.model_validate(dict(values))
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"] if part not in ("vit", "resnet"))
-        if problem["type"] == "extra_forbidden":
+        problems = error.errors()
+        key = _key(problems[0]["loc"])
+        if problems[0]["type"] == "extra_forbidden":
             known = key_paths(schema)
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
+        # A key that takes values of several kinds has a problem with each of them.
+        said = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in problems if _key(p["loc"]) == key)
         about = f"'{key}' " if key else ""
-        raise UserError(f"{where}: {about}{problem['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{where}: {about}{', or '.join(said)}") from None
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    """The dotted key of a problem, without pydantic's words for the kinds of value it tried."""
+    tried = ("vit", "resnet", "int", "float", "bool", "str")
+    return ".".join(str(part) for part in place if part not in tried and "[" not in str(part))
 
 
 def network_config(values: Mapping[str, Any], where: str) -> NetworkConfig:

@@ -34,7 +34,9 @@ class Loss:
     """Sums over a batch, scalars on its device; whoever trains divides by the sum of the weights of the whole step."""
 
     total: Tensor  # each image's loss times its weight
-    right: Tensor  # the weights of the images that the network got right, or the mean share of an image's parts it did
+    # The weights of the images that the network got right, or the mean share of an image's parts that it did; not a
+    # number where nothing is right or wrong
+    right: Tensor
 
 
 Objective = Callable[[nn.Module, Prepared], Loss]  # it runs the network itself

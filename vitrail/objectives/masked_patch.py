@@ -56,7 +56,7 @@ class MaskedPatch:
         predicted = predicted.float()
         if self.target == "pixels":
             errors = (predicted - targets).square().mean((1, 2))
-            return Loss((errors * weights).sum(), torch.zeros_like(weights).sum())
+            return Loss((errors * weights).sum(), torch.full_like(weights, torch.nan).sum())  # no pixel is just right
         logits = predicted.unflatten(-1, (-1, COLORS))  # (B, M, parts, 512)
         errors = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
         right = (logits.argmax(-1) == targets).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -162,7 +163,8 @@ def classification_evaluator(plan: Plan, objective: Classification, ranks: Ranks
             held.between(len(batch))
         loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
         if not count:
-            raise UserError("none of the images held out to measure on can be read any more")
+            gone = "none of the images held out to measure on can be read any more"
+            raise UserError(f"{gone}; put them back and go on with --resume")
         row = {"val_loss": loss / count}
         if not plan.dataset.several:
             return row | {"val_top1": right / count}
@@ -189,6 +191,7 @@ def masked_evaluator(plan: Plan, objective: Objective, ranks: Ranks, interrupts:
             sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
             held.between(len(batch))
         loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
-        return {"val_loss": loss / max(count, 1), "val_accuracy": right / max(count, 1)}
+        row = {"val_loss": loss / max(count, 1)}
+        return row | {"val_accuracy": right / max(count, 1)} if math.isfinite(right) else row
 
     return evaluate

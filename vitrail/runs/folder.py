@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitrail.errors import UserError
+from vitrail.images.files import is_image_name
+from vitrail.runs.plan import Plan
 from vitrail.runs.show import data_name
 
 try:
@@ -42,6 +44,23 @@ def check_free(out: str | Path | None, overwrite: bool) -> None:
     raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
 
 
+def check_beside(folder: Path, plan: Plan) -> None:
+    """That a run does not write among its own images, or over the teacher it needs again to go on."""
+    place, root = folder.resolve(), Path(plan.dataset.root).resolve()
+    inside = root.is_dir() and (place == root or root in place.parents)
+    if inside and folder.is_dir() and any(is_image_name(path.name) for path in folder.rglob("*")):
+        raise UserError(f"--out {folder} lies among the images to train on: choose another folder")
+    teacher = plan.config.objective.teacher
+    if teacher and place in (Path(teacher).resolve(), *Path(teacher).resolve().parents):
+        raise UserError(f"--out {folder} holds the teacher: choose another folder")
+
+
+def clear(folder: Path) -> None:
+    """Remove an earlier run."""
+    for path in (folder / name for name in FILES):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def choose_folder(out: str | Path | None, root: str) -> Path:
     """The folder that was asked for, or a new one in runs/ with the name of the data."""
     if out is not None:
@@ -54,9 +73,8 @@ def choose_folder(out: str | Path | None, root: str) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, clear: bool = False) -> Iterator[None]:
-    """The folder for this launch alone, and `clear` of an earlier run. The lock ends with its process, however that
-    ends."""
+def claimed(folder: Path) -> Iterator[None]:
+    """The folder for this launch alone. The lock ends with its process, however that ends."""
     there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +91,6 @@ def claimed(folder: Path, clear: bool = False) -> Iterator[None]:
                 raise UserError(f"another launch is at work in {folder}: {advice}") from None
             # else the file system knows no locks
         try:
-            for path in (folder / name for name in FILES if clear):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             yield
         finally:
             (folder / LOCK).unlink(missing_ok=True)

@@ -38,6 +38,7 @@ from vitrail.runs.choose import (
     choose_warmup,
 )
 from vitrail.runs.network import network_from, new_network
+from vitrail.runs.sense import check_purpose, check_resolved
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
+TABLES = ("preprocess", "objective.class_weights")
 SMALL_STEP = 1.5e13  # FLOP: about 50 ms of a fast GPU; its host takes as long to launch the kernels of a step
 
 
@@ -81,8 +83,9 @@ class Plan:
         return _facts(self.dataset, self.device, self.weights)
 
 
-def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None) -> Plan:
-    """Resolve a request. What the user said stands; the rest is chosen from the data and the machine."""
+def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None, world: int = 1) -> Plan:
+    """Resolve a request, for so many processes. What the user said stands; the rest is chosen from the data and the
+    machine."""
     given = given_settings(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
@@ -92,7 +95,7 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    _check_purpose(early, weights)
+    check_purpose(early, weights)
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
@@ -111,7 +114,7 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
     if settings.config.objective.teacher and Path(settings.config.objective.teacher).exists():
         settings.set("objective.teacher", str(Path(settings.config.objective.teacher).absolute()))
-    _check_purpose(settings.config, weights)  # the recipe may have been chosen since
+    check_purpose(settings.config, weights)  # the recipe may have been chosen since
     if dataset.several and settings.config.kind != "masked":
         if settings.config.kind == "probe":
             raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
@@ -126,24 +129,8 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
         settings.fix_compile(device, 6.0 * macs(model) * settings.config.train.batch_size)
         settings.fix_steps(facts.images)
         settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
+        check_resolved(settings.config, device.type, world)
     return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
-
-
-def _check_purpose(config: RunConfig, weights: Weights | None) -> None:
-    """What a kind of run needs, and what would be of no use to it."""
-    if config.kind == "probe" and weights is None:
-        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
-    if config.objective.teacher_share is not None and not config.objective.teacher:
-        raise UserError("objective.teacher_share needs a teacher: add --set objective.teacher=WEIGHTS")
-    if config.kind != "masked":
-        return
-    start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
-    if start.get("kind") == "resnet" or start.get("axial"):
-        raise UserError("masked patches are for Vision Transformers and hybrids: choose another --model")
-    if config.objective.teacher:
-        raise UserError("masked-patch pre-training classifies nothing: leave out objective.teacher")
-    if config.optimizer.freeze or config.lora.rank:
-        raise UserError("masked-patch pre-training trains the whole network: leave out optimizer.freeze and lora.rank")
 
 
 class _Settings:
@@ -265,7 +252,7 @@ def given_settings(request: Request) -> dict[str, Any]:
     given = parse_overrides(request.overrides)
     known = key_paths(RunConfig)
     for path in leaves(given):
-        if not any(path == key or path.startswith("preprocess.") for key in known):
+        if path not in known:
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
     if {"steps", "epochs"} <= given.get("train", {}).keys():
         raise UserError("train.steps and train.epochs both say how long to train: set one of them")
@@ -282,14 +269,16 @@ def given_settings(request: Request) -> dict[str, Any]:
 
 def _refuse_unused(given: dict[str, Any]) -> None:
     """A probe trains no network: settings of training would be promises that nothing keeps."""
-    used = ("data.", "model.", "preprocess.", "probe.", "train.seed", "train.device")
+    used = ("data.", "model.", "preprocess", "probe.", "train.seed", "train.device")
     for path in leaves(given):
         if not path.startswith(used):
             raise UserError(f"the probe recipe does not use {path}: leave it out")
 
 
 def leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys of all settings; one whose value is a table, such as preprocess, is one setting."""
     found: list[str] = []
     for key, value in nested.items():
-        found += leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+        path = prefix + key
+        found += leaves(value, f"{path}.") if isinstance(value, dict) and path not in TABLES else [path]
     return found

@@ -14,9 +14,10 @@ import numpy as np
 import PIL
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
+from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, read_recipe_file, validate
 from vitrail.errors import UserError
 from vitrail.images.dataset import Dataset
 from vitrail.infer.device import choose_device
@@ -26,6 +27,12 @@ from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupts
+
+# What a user may leave to the run, whose config.toml then has what it chose.
+CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
+# What tensors of a checkpoint are shaped by.
+FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
+         "precision.parameters")  # fmt: skip
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
@@ -65,7 +72,15 @@ def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is anything to go on from, or to lose."""
-    return bool(Checkpoints(folder / "checkpoints", 1).steps()) or (folder / "model.safetensors").is_file()
+    if Checkpoints(folder / "checkpoints", 1).steps() or is_finished(folder):
+        return True
+    if any((folder / "checkpoints").glob("step_*")):
+        raise UserError(f"no checkpoint in {folder / 'checkpoints'} has all its parts: start again with --overwrite")
+    return False
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file()
 
 
 def check_same(folder: Path, request: Request) -> None:
@@ -83,12 +98,16 @@ def check_same(folder: Path, request: Request) -> None:
         if path and Path(path).expanduser().exists():
             given[section][key] = str(Path(path).expanduser().absolute())
     if request.recipe is not None:
+        if request.recipe.endswith(".toml"):  # what stands there was said, and may have changed since
+            own = read_recipe_file(request.recipe)
+            own.pop("base", None)
+            given = merge(own, given)
         given["recipe"] = request.recipe
     asked = validate(RunConfig, merge(stored, given), str(file)).model_dump()
     before = validate(RunConfig, stored, str(file)).model_dump()
     for path in leaves(given):
         new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (asked, before))
-        if new != old and new not in ("auto", 0):  # those two leave it to the run
+        if (new, type(new)) != (old, type(old)) and new != CHOSEN.get(path, ...):
             raise UserError(
                 f"the run in {folder} was started with {path}={old}, and not {new}: leave it out to go on, "
                 "or choose another --out"
@@ -119,7 +138,15 @@ def read_run(
                 f"{folder / 'config.toml'} was changed after the run was started; a resumed run keeps its settings: "
                 "put them back, add --accept-changes, or start a new run with --recipe and another --out"
             )
-        console.print(f"[yellow]the settings changed ({changed_settings(config, written)})[/]")
+        changed = changed_settings(config, written)
+        fixed = sorted(key for key in changed if key.startswith(FIXED))
+        if fixed:
+            raise UserError(
+                f"{fixed[0]} cannot change in a run that has begun, since its checkpoint depends on it: put it back to "
+                f"{changed[fixed[0]][0]}, or start a new run with another --out"
+            )
+        told = "; ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+        console.print(f"[yellow]the settings changed ({escape(told)})[/]")
         config = written
     for sentence in damaged:
         console.print(f"[yellow]{sentence}[/]")
@@ -150,9 +177,9 @@ def _same_data(
     return dataset
 
 
-def changed_settings(before: RunConfig, after: RunConfig) -> str:
+def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
     old, new = (dict(_flat(config.model_dump(mode="json"))) for config in (before, after))
-    return "; ".join(f"{key} {old.get(key)} -> {new.get(key)}" for key in new if old.get(key) != new.get(key))
+    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

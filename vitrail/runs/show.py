@@ -50,7 +50,8 @@ def scanning(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int
 
 def show_data(console: Console, dataset: Dataset) -> None:
     counts = ", ".join(f"{len(samples):,} {name}" for name, samples in dataset.splits.items())
-    console.print(f"{len(dataset.classes)} classes; images: {counts}")
+    classes = f"{len(dataset.classes)} classes; " if len(dataset.classes) > 1 else ""
+    console.print(f"{classes}images: {counts}")
     for note in dataset.notes:
         console.print(f"[dim]{escape(note)}[/]")
 

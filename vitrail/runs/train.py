@@ -23,17 +23,17 @@ from vitrail.model.build import Network, build
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit, pattern
-from vitrail.runs.folder import check_free, choose_folder, claimed
+from vitrail.runs.folder import check_beside, check_free, choose_folder, claimed, clear
 from vitrail.runs.learner import Task, learner, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
-from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, read_run
+from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
 from vitrail.runs.room import micro_batch_for
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
 from vitrail.training.checkpoint import Saved
-from vitrail.training.events import require_tensorboard
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.parallel import Ranks, joined
+from vitrail.weights.bundle import read_card
 from vitrail.weights.resize import adapt
 
 
@@ -42,7 +42,7 @@ class TrainResult:
     folder: Path
     weights: Path
     report: Path | None  # none after masked-patch pre-training, which classifies nothing
-    scores: Scores | TagScores | dict[str, float]
+    scores: Scores | TagScores | dict[str, Any]
 
 
 def train(
@@ -70,10 +70,14 @@ def train(
     with joined() as ranks, Interrupts() as interrupts:
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
+        if resume and overwrite:
+            raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
         again = resume or (restarted and out is not None)
         if again and ranks.share(lambda: _goes_on(request, out)):
             folder = Path(str(out))
+            if request != Request(None) and is_finished(folder):
+                return ranks.share(lambda: _finished(folder, request, console))
             with ExitStack() as held:
                 ranks.share(lambda: held.enter_context(claimed(folder)))
                 return _go_on(folder, request, accept_changes, console, interrupts, ranks)
@@ -82,8 +86,9 @@ def train(
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite or again)
             with scanning(console, interrupts) as scanned:
-                own.append(make_plan(request, scanned))
+                own.append(make_plan(request, scanned, ranks.world))
             folder = choose_folder(out, own[0].dataset.root)
+            check_beside(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
             show_data(console, own[0].dataset)
             show_decisions(console, own[0].decisions)
@@ -91,10 +96,18 @@ def train(
 
         plan, folder = ranks.share(begin)
         launch = Launch(folder, {}, console, interrupts, ranks)
-        clear = overwrite or again  # again: a run without a checkpoint, which has nothing to lose
         with ExitStack() as held:
-            ranks.share(lambda: held.enter_context(claimed(folder, clear)))
+            ranks.share(lambda: held.enter_context(claimed(folder)))
             return _start(own[0] if own else plan, launch)
+
+
+def _finished(folder: Path, request: Request, console: Console) -> TrainResult:
+    """The same command again, when there is nothing left to do: a job that was started once more ends well."""
+    check_same(folder, request)
+    weights = folder / "model.safetensors"
+    console.print(f"the run in [bold]{escape(str(folder))}[/] is finished: its weights are {escape(str(weights))}")
+    report = folder / "report.html"
+    return TrainResult(folder, weights, report if report.is_file() else None, read_card(weights).metrics)
 
 
 def _goes_on(request: Request, out: str | Path | None) -> bool:
@@ -134,8 +147,6 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
     net.to(plan.device)
     if plan.config.kind == "probe":
         return _probe(plan, net, launch)
-    if plan.config.train.tensorboard:
-        require_tensorboard()
     task = make_task(plan)
     # The baseline needs the network as it is, before anything is put around it.
     found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
@@ -176,7 +187,8 @@ def _fit_and_finish(
         state, seconds = fit(plan, module, task, launch, saved)
         return launch.ranks.share(lambda: _finish(plan, state, launch, seconds))
     except Interrupted as stopped:
-        stopped.advice = f" and saved; go on with: vitrail train --resume --out {shlex.quote(str(launch.folder))}"
+        command = "vitrail" if launch.ranks.world == 1 else "torchrun ... -m vitrail"
+        stopped.advice = f" and saved; go on with: {command} train --resume --out {shlex.quote(str(launch.folder))}"
         raise
 
 
@@ -191,9 +203,9 @@ def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float
 
 
 def _begin(folder: Path, plan: Plan) -> None:
-    """From here on the folder holds a run."""
+    """From here on the folder holds this run, and no earlier one."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        clear(folder)
         write_config(folder / "config.toml", plan.config)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error

@@ -90,7 +90,7 @@ class Checkpoints:
         if self.ranks.rank < count:
             own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
             facts = {**(about if self.ranks.first else {}), "step": state.step, "passed": state.passed}
-            facts["rollbacks"] = state.rollbacks
+            facts |= {"rollbacks": state.rollbacks, "evaluated": state.evaluated}
             facts |= {"unfit": int(state.unfit), "rows": divided}
             if count > 1:
                 facts["save"] = self.ranks.share(lambda: secrets.token_hex(8))

@@ -92,6 +92,8 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
     # On several machines a word between all of them takes a while, and a step need not wait for it.
     agree_every = 1 if around.ranks.world == around.ranks.beside else plan.log_every
     state.model.train()
+    if state.step and state.evaluated < state.step and _evaluation_due(state.step, plan):
+        _evaluate_or_save(state, around, pace)  # a signal came before it
     for batch in pace.waiting(around.batches(state.step, state.passed)):
         pace.add(update(state, batch), len(batch))
         step, last = state.step, state.step == plan.steps
@@ -102,8 +104,8 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
             watcher.log({"step": step, **row, "lr": update.learning_rate(step - 1)})
             if skipped:
                 watcher.log({"step": step, "event": _skipped(int(skipped))})
-            if int(state.unfit) >= plan.bad_steps:
-                raise _Diverged
+        if (step % plan.log_every == 0 or step % plan.bad_steps == 0) and int(state.unfit) >= plan.bad_steps:
+            raise _Diverged
         try:
             due = 0
             if step % agree_every == 0 or last:
@@ -111,17 +113,29 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
                 caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
                 if caught:
                     raise Interrupted(caught)
-            if step % plan.evaluate_every == 0 or last:
-                evaluate(state, around, pace)
         except Interrupted:
             _save_finite(state, around)
             raise
+        if _evaluation_due(step, plan):
+            _evaluate_or_save(state, around, pace)
         if step % plan.checkpoint_every == 0 or last or due:
             since = time.monotonic()
             with pace.paused():
                 _save_finite(state, around)
             saved_at = time.monotonic()
             took = saved_at - since
+
+
+def _evaluation_due(step: int, plan: LoopPlan) -> bool:
+    return step % plan.evaluate_every == 0 or step == plan.steps
+
+
+def _evaluate_or_save(state: TrainState, around: Surroundings, pace: Pace) -> None:
+    try:
+        evaluate(state, around, pace)
+    except Interrupted:
+        _save_finite(state, around)
+        raise
 
 
 def _save_finite(state: TrainState, around: Surroundings) -> None:
@@ -141,6 +155,9 @@ def evaluate(state: TrainState, around: Surroundings, pace: Pace) -> None:
         finally:
             state.model.train()
             divide_again(state.model)
+    if not math.isfinite(row.get("val_loss", 0.0)):
+        raise _Diverged
+    state.evaluated = state.step
     around.watcher.log({"step": state.step, **row})
 
 

@@ -137,7 +137,8 @@ def freeze(model: nn.Module, what: int | str) -> None:
     else:
         count = count_blocks(model)
         if not isinstance(what, int) or not 0 <= what <= count:
-            raise UserError(f"optimizer.freeze is 'backbone' or a number of blocks from 0 to {count}, not {what}")
+            blocks = f" or a number of blocks from 0 to {count}" if count else ", since a ResNet has no blocks"
+            raise UserError(f"optimizer.freeze is 'backbone'{blocks}; not {what}")
         frozen = [p for name, p in model.named_parameters() if what and depth(name, count) <= what]
     for parameter in frozen:
         parameter.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,9 +59,9 @@ class Pace:
         if skipped < len(self.done):
             row |= {
                 "loss": loss / max(weight, 1e-9),
-                "accuracy": round(right / max(weight, 1e-9), 6),
                 "grad_norm": norm,
             }
+            row |= {"accuracy": round(right / max(weight, 1e-9), 6)} if math.isfinite(right) else {}
         row |= {
             "images_per_second": self.images * self.ranks.world / seconds,
             "data_wait": round(min(1.0, self.waited / seconds), 4),

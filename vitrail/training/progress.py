@@ -23,7 +23,7 @@ SETTLED = 50  # steps before waiting is judged: the first ones wait for everythi
 BAR = 8  # columns: the numbers say more
 SHOWN = ("loss", "train", "held-out", "lr", "speed", "flops", "wait")  # from left to right
 DROPPED = ("lr", "train", "flops", "wait", "speed", "held-out")  # the first ones first, where a line is too narrow
-HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out"}
+HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out patches"}
 
 
 class MetricsLog:

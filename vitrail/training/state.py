@@ -27,6 +27,7 @@ class TrainState:
     rollbacks: int = 0  # how often it went back
     unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
     network: nn.Module | None = None  # the model compiled or distributed, where it is
+    evaluated: int = 0  # the last step that was measured on held-out images
     loads: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
 
     @property
@@ -63,6 +64,7 @@ class TrainState:
             parameter = parameters[parameter_name]
             self.optimizer.state[parameter][key] = self._moment(parameter, name, read)
         self.step, self.passed, self.rollbacks = facts["step"], facts["passed"], facts["rollbacks"]
+        self.evaluated = facts["evaluated"]
         self.unfit.fill_(facts["unfit"])
         self.loads += 1
 

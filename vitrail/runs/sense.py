@@ -1,0 +1,81 @@
+"""Settings that do not go together, told in one sentence before they cost time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitrail.config import RunConfig
+from vitrail.errors import UserError
+from vitrail.model.variants import parse
+from vitrail.training.events import require_tensorboard
+from vitrail.training.schedule import warmup_steps
+from vitrail.weights.read import Weights
+
+
+def check_purpose(config: RunConfig, weights: Weights | None) -> None:
+    """What a kind of run needs, and what would be of no use to it; known before the data is read."""
+    if config.kind == "probe" and weights is None:
+        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
+    if config.train.tensorboard:
+        require_tensorboard()
+    _check_teacher(config)
+    if config.lora.rank and config.optimizer.freeze:
+        raise UserError("lora.rank and optimizer.freeze both say what is not trained: set one of them")
+    if weights is None and (config.lora.rank or config.optimizer.freeze):
+        what = "lora.rank" if config.lora.rank else "optimizer.freeze"
+        raise UserError(f"{what} leaves weights as they are, and random ones are of no use: add --from WEIGHTS")
+    start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
+    if config.train.recompute and start.get("kind") == "resnet":
+        raise UserError("train.recompute is for the blocks of a Transformer: leave it out for a ResNet")
+    if config.kind == "masked":
+        _check_masked(config, resnet=start.get("kind") == "resnet" or bool(start.get("axial")))
+
+
+def _check_teacher(config: RunConfig) -> None:
+    objective = config.objective
+    if objective.teacher:
+        name = objective.teacher
+        if not name.startswith("hf-hub:") and not Path(name).expanduser().exists():
+            raise UserError(f"there are no weights at objective.teacher '{name}'")
+        return
+    for key, given in (
+        ("teacher_share", objective.teacher_share is not None),
+        ("teacher_answers", objective.teacher_answers != "soft"),
+        ("temperature", objective.temperature != 1.0),
+    ):
+        if given:
+            raise UserError(f"objective.{key} needs a teacher: add --set objective.teacher=WEIGHTS")
+
+
+def _check_masked(config: RunConfig, resnet: bool) -> None:
+    if resnet:
+        raise UserError("masked patches are for Vision Transformers and hybrids: choose another --model")
+    if config.objective.teacher or config.objective.class_weights != "none":
+        raise UserError("masked-patch pre-training classifies nothing: leave out the settings of objective")
+    if config.optimizer.freeze or config.lora.rank:
+        raise UserError("masked-patch pre-training trains the whole network: leave out optimizer.freeze and lora.rank")
+
+
+def check_resolved(config: RunConfig, device: str, world: int) -> None:
+    """What can be told once everything is chosen."""
+    train, precision, schedule = config.train, config.precision, config.schedule
+    if train.compile == "graphs" and device != "cuda":
+        raise UserError("train.compile=graphs is for NVIDIA GPUs: use off or network")
+    for name in ("parameters", "residual"):
+        if getattr(precision, name) == "bf16" and precision.compute != "bf16":
+            raise UserError(f"precision.{name}=bf16 needs precision.compute=bf16, which is {precision.compute} here")
+    if train.batch_size % world:
+        raise UserError(
+            f"a batch of {train.batch_size} does not divide among {world} processes: change train.batch_size"
+        )
+    if config.augment.repeats > train.batch_size:
+        raise UserError(f"augment.repeats={config.augment.repeats} is more than the batch of {train.batch_size} images")
+    if schedule.shape in ("cosine", "linear") and schedule.end > config.optimizer.lr:
+        raise UserError(f"schedule.end={schedule.end:g} is above the learning rate {config.optimizer.lr:g}")
+    steps = train.steps or 0
+    cooldown = round(schedule.cooldown * steps) if schedule.cooldown < 1 else int(schedule.cooldown)
+    if warmup_steps(schedule, steps) + cooldown > steps:
+        raise UserError(
+            f"warm-up and cool-down are longer than the run of {steps:,} steps: lower schedule.warmup or "
+            "schedule.cooldown, or train for longer"
+        )
