@@ -34,10 +34,10 @@ demo: setup
 	@$(BIN)/vitrail demo
 
 test: lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/gpu
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
 
 quick: dev
-	@$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/gpu -m "not slow"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu -m "not slow"
 
 lint: dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -17,7 +17,8 @@ from vitrail.runs.train import train
 
 # Everything that could drift: dropout, mixup, crops, flips, averaging, momentum.
 RUN = [
-    *SMALL,
+    "train.batch_size=8",
+    "precision.compute=fp32",
     "train.steps=60",
     "train.ema=0.9",
     "model.dropout=0.1",
@@ -35,6 +36,10 @@ def command(*arguments):
     return [sys.executable, "-m", "vitrail", "train", *map(str, arguments)]
 
 
+def start(tiny):
+    return ["--from", tiny, "--recipe", "scratch"]
+
+
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -46,22 +51,22 @@ def assert_same_bits(left, right):
 
 
 @pytest.fixture(scope="module")
-def reference(photos, tmp_path_factory):
+def reference(photos, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference") / "run"
-    done = vitrail("train", photos, "--out", folder, *SETTINGS)
+    done = vitrail("train", photos, *start(tiny), "--out", folder, *SETTINGS)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_kill_9_at_random_moments_changes_not_one_bit(photos, tmp_path, reference):
+def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, reference):
     out = tmp_path / "killed"
     chance = random.Random(1)
-    kills, arguments = 0, [photos, "--out", out, *SETTINGS]
+    kills, arguments = 0, [photos, *start(tiny), "--out", out, *SETTINGS]
     for _ in range(30):
         process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _wait_for_checkpoint(out, process)
         try:
-            process.wait(timeout=chance.uniform(0.0, 1.0) if kills < 4 else 120)
+            process.wait(timeout=chance.uniform(0.0, 0.15) if kills < 4 else 120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -85,10 +90,13 @@ def _wait_for_checkpoint(out, process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tmp_path, reference, number):
+def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_path, reference, number):
     out = tmp_path / "stopped"
     process = subprocess.Popen(
-        command(photos, "--out", out, *SETTINGS), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(photos, *start(tiny), "--out", out, *SETTINGS),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     _wait_for_checkpoint(out, process)
     process.send_signal(number)
@@ -101,14 +109,14 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tmp_path, re
     assert_same_bits(weights(reference), weights(out))
 
 
-def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tmp_path, reference):
+def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tiny, tmp_path, reference):
     """Across thread counts sums are ordered differently: the promise is logits within 1e-3, not bits."""
     import os
 
     import vitrail as package
 
     two = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the cores alone
-    done = vitrail("train", photos, "--out", tmp_path / "two", *SETTINGS, env=two)
+    done = vitrail("train", photos, *start(tiny), "--out", tmp_path / "two", *SETTINGS, env=two)
     assert done.returncode == 0, done.stderr
     images = sorted(photos.rglob("*.png"))[::5]
     pixels = torch.stack([package.load(reference).pixels(image) for image in images])
