@@ -106,16 +106,13 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
                 watcher.log({"step": step, "event": _skipped(int(skipped))})
         if (step % plan.log_every == 0 or step % plan.bad_steps == 0) and int(state.unfit) >= plan.bad_steps:
             raise _Diverged
-        try:
-            due = 0
-            if step % agree_every == 0 or last:
-                late = time.monotonic() - saved_at > max(plan.checkpoint_seconds, SAVING_SHARE * took)
-                caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
-                if caught:
-                    raise Interrupted(caught)
-        except Interrupted:
-            _save_finite(state, around)
-            raise
+        due = 0
+        if step % agree_every == 0 or last:
+            late = time.monotonic() - saved_at > max(plan.checkpoint_seconds, SAVING_SHARE * took)
+            caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
+            if caught:
+                _save_finite(state, around)
+                raise Interrupted(caught)
         if _evaluation_due(step, plan):
             _evaluate_or_save(state, around, pace)
         if step % plan.checkpoint_every == 0 or last or due:
