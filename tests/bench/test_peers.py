@@ -15,6 +15,8 @@ from bench.peers import PEERS, NotComparable, build_ours, build_peer, disagreeme
 from bench.variants import CHANGES, TIMM_CONSTANTS, variant
 from vitrail.config import ModelConfig, ResNetConfig, StemConfig
 
+pytestmark = pytest.mark.slow  # networks of other libraries are built
+
 TINY = ModelConfig(width=48, depth=2, mlp_dim=96, heads=3, patch=(8, 8), image_size=(32, 32), num_classes=7, gelu="erf")
 STEM = StemConfig(width=32, **TIMM_CONSTANTS)
 RESNET = ResNetConfig(kind="resnet", blocks=(1, 2), width=32, image_size=(32, 32), num_classes=7, **TIMM_CONSTANTS)

@@ -60,6 +60,7 @@ def test_the_interval_covers_and_shrinks() -> None:
     assert chance.mean_ap == pytest.approx(chance.chance, abs=0.03)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_of_rare_labels() -> None:
     """The truth: the same classifier on very many images."""
 

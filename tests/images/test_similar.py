@@ -15,6 +15,8 @@ from vitrail.images.decode import decode
 from vitrail.images.similar import ALIKE, MAYBE, join, look, near_groups, near_pairs
 from vitrail.images.sources.read import read_source
 
+pytestmark = pytest.mark.slow  # all pairs of many pictures
+
 PHOTOS = list(generated(30, (150, 200)))
 
 

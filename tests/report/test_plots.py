@@ -16,6 +16,8 @@ from PIL import Image
 from vitrail.evaluate.calibration import bin_confidence
 from vitrail.report import plots
 
+pytestmark = pytest.mark.slow  # pictures are drawn
+
 HISTORY = [
     *({"step": step, "loss": 2.0 - step / 200, "lr": 1e-3, "images_per_second": 80.0} for step in range(10, 201, 10)),
     *({"step": step, "val_top1": step / 250, "val_loss": 2.1 - step / 200} for step in range(50, 201, 50)),

@@ -3,9 +3,9 @@ import errno
 import pytest
 import torch
 
-from vitrail.config import OptimizerConfig
+from vitrail.config import ModelConfig, OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.model.build import create
+from vitrail.model.build import build
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.optimizer import build_optimizer
@@ -14,7 +14,7 @@ from vitrail.training.state import TrainState
 
 def trained_state(steps, seed=0, name="adamw"):
     torch.manual_seed(seed)
-    net = create("Ti/8", 3, 16)
+    net = build(ModelConfig(width=24, depth=2, mlp_dim=48, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3))
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
     advance(state, steps)
     return state

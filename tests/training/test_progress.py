@@ -280,6 +280,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Events(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.modules['tensorflow'] = None\n"

@@ -18,6 +18,8 @@ from vitrail.weights import to_huggingface
 from vitrail.weights.peers import transformers_folder
 from vitrail.weights.read import read_weights
 
+pytestmark = pytest.mark.slow  # networks of transformers are built
+
 transformers = pytest.importorskip("transformers")
 
 SMALL = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [2, 1]}
