@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,12 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file
 
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.model.build import build
+from vitrail.training.interrupt import Interrupted
+from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import Card, write_bundle
 
 # A network small enough for tests: four patches of a 16 px image.
@@ -57,3 +63,30 @@ def vitrail(*arguments: object, timeout: float = 120, **options: object) -> subp
     """The command line in a process of its own, as a user runs it."""
     command = [sys.executable, "-m", "vitrail", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)  # type: ignore[call-overload]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The result of a run."""
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@contextmanager
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run in this process gets a SIGTERM after that step, and ends with it."""
+    shown = TrainingProgress.step
+
+    def stop(self: TrainingProgress, number: int) -> None:
+        shown(self, number)
+        if number == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", stop)
+        with pytest.raises(Interrupted):
+            yield

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests import ranks as processes
+from tests.runs.conftest import assert_same_bits, weights
 from vitrail.images.decode import BadImage
 from vitrail.images.loading.loader import Maker
 from vitrail.runs import batches, finish
@@ -56,16 +56,6 @@ def arguments(data, tiny, out, *settings):
 
 def resume(out):
     return ["train", "--resume", "--out", out]
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_bits(left, right):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def vitrail(world, folder, command, timeout=90):

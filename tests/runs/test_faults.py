@@ -11,9 +11,8 @@ from multiprocessing import active_children
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
 
-from tests.runs.conftest import draw
+from tests.runs.conftest import assert_same_bits, draw, stopped_at, weights
 from vitrail.config import read_recipe
 from vitrail.errors import UserError
 from vitrail.runs import batches, finish, fit
@@ -21,7 +20,6 @@ from vitrail.runs import train as module
 from vitrail.runs.train import train
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.events import Events
-from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import Update
 
@@ -60,16 +58,6 @@ def whole(photos, tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
     train(photos, from_=tiny, recipe="scratch", out=out, overrides=SETTINGS, console=Console(quiet=True))
     return weights(out)
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_bits(left, right):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def assert_loads(out):
@@ -211,17 +199,8 @@ def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_
     saved = assert_loads(whole)
     assert saved.facts["step"] == 8 and saved.facts["passed"] == 3
 
-    step = TrainingProgress.step
-
-    def stop_after_going_back(self, number):
-        step(self, number)
-        if number == 7:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop_after_going_back)
-        with pytest.raises(Interrupted):
-            start(stopped, *BACK)
+    with stopped_at(7, monkeypatch):  # after going back
+        start(stopped, *BACK)
     assert assert_loads(stopped).facts["passed"] == 3
     train(out=stopped, resume=True, console=quiet)
     assert_same_bits(weights(whole), weights(stopped))
@@ -260,17 +239,9 @@ def test_a_killed_worker_ends_the_run_and_it_goes_on(start, quiet, tmp_path, who
 
 
 def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, whole, monkeypatch, photos):
-    out, step = tmp_path / "run", TrainingProgress.step
-
-    def stop(self, number):
-        step(self, number)
-        if number == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop)
-        with pytest.raises(Interrupted):
-            start(out, resume=True)  # there is nothing yet: it starts
+    out = tmp_path / "run"
+    with stopped_at(3, monkeypatch):
+        start(out, resume=True)  # there is nothing yet: it starts
     for setting, sentence in (
         ("optimizer.lr=0.5", r"started with optimizer.lr=[\d.e-]+, and not 0.5"),
         ("train.batch_size=16", "started with train.batch_size=8, and not 16"),
@@ -289,18 +260,10 @@ def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, who
 
 
 def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, photos, monkeypatch):
-    data, out, step = tmp_path / "photos", tmp_path / "run", TrainingProgress.step
+    data, out = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(photos, data)
-
-    def stop(self, number):
-        step(self, number)
-        if number == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop)
-        with pytest.raises(Interrupted):
-            start(out, data=data)
+    with stopped_at(3, monkeypatch):
+        start(out, data=data)
     text = (out / "config.toml").read_text()
     (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
     draw(data / "red", (200, 90, 90), 4)

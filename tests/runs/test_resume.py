@@ -8,9 +8,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.runs.conftest import SMALL, draw, vitrail
+from tests.runs.conftest import SMALL, assert_same_bits, draw, stopped_at, vitrail, weights
 from vitrail.errors import UserError
 from vitrail.runs import train as module
 from vitrail.runs.train import train
@@ -38,16 +37,6 @@ def command(*arguments):
 
 def start(tiny):
     return ["--from", tiny, "--recipe", "scratch"]
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_bits(left, right):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 @pytest.fixture(scope="module")
@@ -127,22 +116,10 @@ def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tiny,
 @pytest.fixture
 def unfinished(photos, tmp_path, quiet, monkeypatch):
     """A run that was stopped by a signal after its fourth step."""
-    from vitrail.training.interrupt import Interrupted
-    from vitrail.training.progress import TrainingProgress
-
     data = tmp_path / "photos"
     shutil.copytree(photos, data)
-    step = TrainingProgress.step
-
-    def stop_at_four(self, number):
-        step(self, number)
-        if number == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop_at_four)
-        with pytest.raises(Interrupted):
-            train(data, out=tmp_path / "run", overrides=[*SMALL, "train.steps=10"], console=quiet)
+    with stopped_at(4, monkeypatch):
+        train(data, out=tmp_path / "run", overrides=[*SMALL, "train.steps=10"], console=quiet)
     return data, tmp_path / "run"
 
 

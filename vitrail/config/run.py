@@ -173,7 +173,7 @@ class TrainConfig(Schema):
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # under torchrun: whole copies, or weights divided among all
     # auto: the network on a GPU, where small ones are launched as CUDA graphs; under fsdp always the blocks
     compile: Literal["auto", "off", "blocks", "network", "graphs"] = "auto"
-    recompute: bool = False  # blocks forget what the backward pass needs and compute it again: less memory, 1/3 slower
+    recompute: bool = False  # blocks forget what the backward pass needs and compute it again: less memory, more work
     log_every: int = Field(default=10, gt=0)
     evaluate_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run
     checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and about once a minute

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.images.randomness import step_seed
-from vitrail.model.cost import macs, parameters
+from vitrail.model.cost import macs
 from vitrail.model.estimate import peak_of
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.report.plots import draw_curves
 from vitrail.runs.batches import Targets, TrainingBatches
 from vitrail.runs.learner import Task
 from vitrail.runs.plan import Plan
+from vitrail.runs.room import parallel_for
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.events import Events, told_if_it_fails
@@ -29,7 +30,7 @@ from vitrail.training.graph import GraphedUpdate
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import Ranks, choose_parallel, compile_blocks, distribute, whole
+from vitrail.training.parallel import Ranks, compile_blocks, distribute, whole
 from vitrail.training.precision import autocast, repeatable
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.schedule import learning_rate
@@ -113,8 +114,7 @@ def weights_of(model: nn.Module, ranks: Ranks) -> dict[str, Tensor]:
 def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
     """The module with its optimizer and average, distributed and compiled as the plan says."""
     config = plan.config
-    held = parameters(plan.model) * (20 if config.train.ema else 16)
-    how = choose_parallel(config.train.parallel, held, ranks, plan.device)
+    how = parallel_for(plan, ranks)
     by_blocks = config.train.compile == "blocks" or how == "fsdp"  # which hangs its work between blocks
     if config.train.compile != "off" and by_blocks:
         compile_blocks(module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 from torch import nn
@@ -23,10 +24,19 @@ BATCHES = 4  # as large as a batch of floats, on their way to the network
 SPARE = 0.05  # of a GPU's memory
 
 
+def held_bytes(plan: Plan) -> int:
+    """Of float32 weights, gradients, two moments and the average, where there is one."""
+    return 4 * parameters(plan.model) * (5 if plan.config.train.ema else 4)
+
+
+def parallel_for(plan: Plan, ranks: Ranks) -> Literal["none", "ddp", "fsdp"]:
+    """How the processes of a run share its network."""
+    return choose_parallel(plan.config.train.parallel, held_bytes(plan), ranks, plan.device)
+
+
 def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, ranks: Ranks) -> int:
     """The most images at a time, up to those of `pattern`, that this process has memory for."""
-    held = 4 * parameters(plan.model) * (5 if plan.config.train.ema else 4)
-    divided = choose_parallel(plan.config.train.parallel, held, ranks, plan.device) == "fsdp"
+    held, divided = held_bytes(plan), parallel_for(plan, ranks) == "fsdp"
     if plan.device.type == "cuda" and not divided:
         return _divisor(len(pattern), _tried(plan, module, objective, pattern))
     if plan.device.type == "cuda":  # the network is not divided yet, and as it is it may not even fit
