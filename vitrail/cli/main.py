@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.cli import data, networks, training
+from vitrail.cli import data, measuring, networks, training
 from vitrail.errors import UserError
 
 app = App(
@@ -36,6 +36,8 @@ for command in (
     data.check,
     training.train,
     training.evaluate,
+    measuring.fewshot,
+    measuring.knn,
     training.predict,
     data.pack,
     networks.plan,

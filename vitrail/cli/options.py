@@ -23,3 +23,15 @@ def _size(_kind: object, tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 ImageSize = Annotated[tuple[int, int], Parameter(converter=_size, n_tokens=1)]
+
+
+def _shots(_kind: object, tokens: Sequence[Token]) -> tuple[int | None, ...]:
+    """1,5,all as (1, 5, None)."""
+    words = [word for token in tokens for word in token.value.split(",")]
+    for word in words:
+        if word != "all" and not re.fullmatch(r"[1-9]\d{0,6}", word):
+            raise UserError(f"shots are numbers of images with commas between, as 1,5,10 or 5,all, not '{word}'")
+    return tuple(dict.fromkeys(None if word == "all" else int(word) for word in words))
+
+
+Shots = Annotated[tuple[int | None, ...], Parameter(converter=_shots, n_tokens=1)]

@@ -1,7 +1,7 @@
 """Few-shot accuracy of frozen features: regularised least squares to targets of -1 and 1, in closed form.
 
-The paper's measure (section 4.1), as its authors' code has it. With X (N, D), standardised by its own mean and deviation
-and with a constant feature at the end, and Y (N, K), the solution is
+The paper's measure (section 4.1), as its authors' code has it. With X (N, D), standardised by its own mean and
+deviation and with a constant feature at the end, and Y (N, K), the solution is
 
     W = (X'X + l I)^-1 X'Y    if there are more images than features,
     W = X' (XX' + l I)^-1 Y   if there are fewer.

@@ -12,6 +12,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.calibration import bin_confidence
 
 CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
+RESAMPLES = 2000  # of the bootstrap
 
 Interval = tuple[float, float]
 
@@ -49,7 +50,7 @@ class Scores:
 
 
 def score(
-    logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = 2000, seed: int = 0
+    logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = RESAMPLES, seed: int = 0
 ) -> Scores:
     """Judge (N, K) logits against (N,) labels.
 
@@ -79,9 +80,9 @@ def score(
     return Scores(
         n=n,
         top1=float(correct.mean()),
-        top1_interval=_interval(correct, bootstrap, rng),
+        top1_interval=share_interval(int(correct.sum()), n, bootstrap, rng),
         top5=None if hits5 is None else float(hits5.mean()),
-        top5_interval=None if hits5 is None else _interval(hits5, bootstrap, rng),
+        top5_interval=None if hits5 is None else share_interval(int(hits5.sum()), n, bootstrap, rng),
         balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
         nll=float(truth_nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
@@ -145,18 +146,18 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _interval(hits: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
-    """95 % percentile bootstrap over images of the mean of `hits`.
+def share_interval(hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random.Generator | None = None) -> Interval:
+    """95 % percentile bootstrap over images of the share of `hits` among `n`.
 
     Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
     distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where all
     are right or all wrong, Wilson's interval stands in.
     """
-    if hits.all() or not hits.any():
-        bound = 1 / (1 + 1.96**2 / len(hits))
-        return (bound, 1.0) if hits.all() else (0.0, 1 - bound)
-    means = rng.binomial(len(hits), hits.mean(), size=bootstrap) / len(hits)
-    low, high = np.quantile(means, [0.025, 0.975])
+    if hits in (0, n):
+        bound = 1 / (1 + 1.96**2 / n)
+        return (bound, 1.0) if hits else (0.0, 1 - bound)
+    rng = rng or np.random.Generator(np.random.PCG64(0))
+    low, high = np.quantile(rng.binomial(n, hits / n, size=bootstrap) / n, [0.025, 0.975])
     return float(low), float(high)
 
 
