@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn import metrics as oracle
 
 from vitrail.errors import UserError
@@ -162,3 +163,29 @@ def test_a_large_evaluation_is_quick_and_small() -> None:
     got = score(logits, rng.integers(1000, size=10_000), names(1000))
     assert got.confusion.dtype == np.int32 and got.confusion.sum() == 10_000
     assert got.top5 is not None and got.top5 == pytest.approx(0.005, abs=0.003)
+
+
+def test_intervals_are_those_of_a_bootstrap_over_images() -> None:
+    logits, labels = sample(150, 4, 3)
+    labels[: 150 - 30] = np.where(labels[:120] == 3, 0, labels[:120])  # one class is rare
+    got = score(logits, labels, names(4))
+    predicted, p = logits.argmax(axis=1), softmax(logits)
+    nll = -np.log(p[np.arange(150), labels])
+
+    def resampled(statistic: object, *data: np.ndarray) -> tuple[float, float]:
+        options = {"paired": True, "vectorized": False, "n_resamples": 2000, "method": "percentile"}
+        found = stats.bootstrap(data, statistic, rng=np.random.default_rng(1), **options)
+        return tuple(found.confidence_interval)
+
+    def balanced(truth: np.ndarray, said: np.ndarray) -> float:
+        return np.mean([(said[truth == label] == label).mean() for label in np.unique(truth)])
+
+    np.testing.assert_allclose(got.balanced_interval, resampled(balanced, labels, predicted), atol=0.012)
+    np.testing.assert_allclose(got.nll_interval, resampled(np.mean, nll), atol=0.02)
+    assert got.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(labels, predicted))
+
+
+def test_a_class_that_is_all_right_or_all_wrong_leaves_some_doubt() -> None:
+    logits, labels = np.eye(3)[[0, 1, 1]].repeat(8, axis=0) * 9, np.array([0, 1, 2]).repeat(8)
+    low, high = score(logits, labels, names(3)).balanced_interval or (0, 0)
+    assert low < 2 / 3 < high

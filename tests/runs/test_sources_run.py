@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_an_image_of_weight_zero_is_measured_all_the_same(tagged, run, quiet, tm
     (tmp_path / "list.csv").write_text("\n".join([lines[0], *rows]))
     scores = evaluate(run.weights, tmp_path / "list.csv", split="all", report=tmp_path / "r.html", console=quiet)
     assert scores.n == len(rows) - len(open_dataset(tagged).splits["train"])  # those trained on are left out
+
+
+def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_path):
+    weights = tmp_path / "model.safetensors"
+    shutil.copy(run.weights, weights)
+    scores = evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
+    card = vitrail.load(weights).card
+    assert card.answering.thresholds == tuple(scores.tuned.thresholds)
+    assert len(card.answering.thresholds) == len(card.classes)
+    samples = open_dataset(tagged).splits["val"]
+    for one in vitrail.load(weights).predict([samples.read(i) for i in range(len(samples))], top=len(card.classes)):
+        least = dict(zip(card.classes, card.answering.thresholds, strict=True))
+        assert set(one.labels) == {name for name, p in one.top if p >= least[name]}
+    with pytest.raises(UserError, match="give an image one label"):
+        evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
 
 
 def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):

@@ -35,7 +35,7 @@ for command in (
     training.demo,
     data.check,
     training.train,
-    training.evaluate,
+    measuring.evaluate,
     measuring.fewshot,
     measuring.knn,
     training.predict,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -101,67 +101,6 @@ def train(
     end_process()
 
 
-def evaluate(
-    weights: str,
-    data: str,
-    /,
-    *,
-    split: Literal["train", "val", "test", "all", "real"] | None = None,
-    image_size: ImageSize | None = None,
-    report: str | None = None,
-    quarantine: str | None = None,
-    device: Device = "auto",
-    json: bool = False,
-) -> None:
-    """Measure weights on images: accuracy with its interval, per class, confusion, calibration, and a report.
-
-    A folder that the weights were trained on is measured on its held-out part only.
-
-    Examples:
-
-    vitrail evaluate runs/photos more_photos/
-
-    vitrail evaluate runs/photos photos/ --json
-
-    Parameters
-    ----------
-    weights
-        A weights file, a run folder, or hf-hub:owner/name.
-    data
-        Anything `train` takes.
-    split
-        Which images, where the data has splits.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    report
-        Where to write the HTML report; beside the weights if not given.
-    quarantine
-        A list of images to leave out, as `vitrail check` writes it.
-    device
-        cpu, cuda, or auto.
-    json
-        Print the numbers as JSON.
-    """
-    from vitrail.runs.evaluate import evaluate
-    from vitrail.runs.show import make_console
-
-    console = make_console(stderr=json)
-    scores = evaluate(
-        weights,
-        data,
-        split=split,
-        image_size=image_size,
-        report=report,
-        quarantine=quarantine,
-        device=device,
-        console=console,
-    )
-    if json:
-        import json as format_json
-
-        print(format_json.dumps(scores.to_dict()))
-
-
 def predict(
     weights: str,
     /,
@@ -192,7 +131,8 @@ def predict(
     top
         How many classes to show for each image.
     threshold
-        Below this probability the answer is "none of these"; 0, or 0.5 where images can have several labels.
+        Below this probability the answer is "none of these"; if not given what `evaluate --write` found, else 0, or 0.5
+        where images can have several labels.
     json
         One JSON object a line.
     csv

@@ -53,3 +53,11 @@ def bin_confidence(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) 
         ece=float(np.abs(correct_sum - confidence_sum).sum() / len(confidence)),
         overconfidence=float((confidence_sum.sum() - correct_sum.sum()) / len(confidence)),
     )
+
+
+def chance_error(confidence: np.ndarray, rng: np.random.Generator, resamples: int = 200, bins: int = 15) -> float:
+    """What calibration error is no sign of a fault: 95 % of classifiers that are perfectly calibrated and state these
+    probabilities measure less, for no other reason than that images are few."""
+    confidence = confidence.clip(0, 1)
+    drawn = (rng.random(len(confidence)) < confidence for _ in range(resamples))
+    return float(np.quantile([bin_confidence(confidence, right, bins).ece for right in drawn], 0.95))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.errors import UserError
-from vitrail.evaluate.calibration import bin_confidence
+from vitrail.evaluate.calibration import bin_confidence, chance_error
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.tuning import Tuning
 
 CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
 RESAMPLES = 2000  # of the bootstrap
+BOOTSTRAP_DRAWS = 200_000_000  # of single images: beyond, fewer resamples are drawn
 
 Interval = tuple[float, float]
 
@@ -40,13 +44,18 @@ class Scores:
     ece: float
     per_class: list[ClassScore]
     confusion: np.ndarray  # (K, K) int32: rows are the truth, columns the prediction
+    balanced_interval: Interval | None = None  # 95 %, as are those before it
+    nll_interval: Interval | None = None
+    ece_chance: float | None = None  # 95 % of perfectly calibrated classifiers as confident as this have less
+    tuned: Tuning | None = None  # what temperature and abstention would change
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion")}
+        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion", "tuned")}
         intervals = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
         per_class = [asdict(one) for one in self.per_class]
-        return {**values, **intervals, "per_class": per_class, "confusion": self.confusion.tolist()}
+        tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
+        return {**values, **intervals, "per_class": per_class, "confusion": self.confusion.tolist(), **tuned}
 
 
 def score(
@@ -64,8 +73,8 @@ def score(
     predicted = np.empty(n, dtype=np.int64)
     confidence, truth_nll = np.empty(n), np.empty(n)
     rank = np.empty(n, dtype=np.int64)  # classes that rank before the true one
-    for rows in _chunks(n, k):
-        log_p = _log_softmax(logits[rows])
+    for rows in chunks(n, k):
+        log_p = log_softmax(logits[rows])
         truth = np.take_along_axis(log_p, labels[rows, None], axis=1)
         predicted[rows] = log_p.argmax(axis=1)
         confidence[rows] = np.exp(log_p.max(axis=1))
@@ -88,12 +97,15 @@ def score(
         ece=bin_confidence(confidence, correct).ece,
         per_class=per_class,
         confusion=confusion,
+        balanced_interval=_balanced_interval(confusion, bootstrap, rng),
+        nll_interval=mean_interval(truth_nll, bootstrap, rng),
+        ece_chance=chance_error(confidence, rng),
     )
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """(N, K) logits -> probabilities in float64."""
-    return np.exp(_log_softmax(np.asarray(logits)))
+    return np.exp(log_softmax(np.asarray(logits)))
 
 
 def confident_mistakes(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
@@ -110,7 +122,7 @@ def least_certain(logits: np.ndarray, k: int) -> np.ndarray:
 
 def _confidence(logits: np.ndarray) -> np.ndarray:
     """(N,) probability of the predicted class."""
-    parts = [np.exp(_log_softmax(logits[rows]).max(axis=1)) for rows in _chunks(*logits.shape)]
+    parts = [np.exp(log_softmax(logits[rows]).max(axis=1)) for rows in chunks(*logits.shape)]
     return np.concatenate([*parts, np.empty(0)])
 
 
@@ -125,7 +137,7 @@ def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
         raise ValueError(f"labels are {labels.dtype}, not integers")
     if labels.min() < 0 or labels.max() >= k:
         raise UserError(f"labels run from {labels.min()} to {labels.max()} but the network knows classes 0 to {k - 1}")
-    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in _chunks(n, k))
+    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in chunks(n, k))
     if bad:
         raise UserError(
             f"the network's output is not a finite number for {bad} of {n} images; the weights or the inputs are broken"
@@ -133,13 +145,13 @@ def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     return logits, labels.astype(np.int64)
 
 
-def _chunks(n: int, k: int) -> Iterator[slice]:
+def chunks(n: int, k: int) -> Iterator[slice]:
     rows = max(1, CHUNK_VALUES // max(1, k))
     for start in range(0, n, rows):
         yield slice(start, min(n, start + rows))
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -158,6 +170,30 @@ def share_interval(hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random
         return (bound, 1.0) if hits else (0.0, 1 - bound)
     rng = rng or np.random.Generator(np.random.PCG64(0))
     low, high = np.quantile(rng.binomial(n, hits / n, size=bootstrap) / n, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def mean_interval(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
+    """95 % percentile bootstrap over images of the mean of (N,) values."""
+    n = len(values)
+    bootstrap = max(100, min(bootstrap, BOOTSTRAP_DRAWS // n))
+    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ values / n for _ in range(bootstrap)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _balanced_interval(confusion: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
+    """The same for balanced accuracy. Resampling images makes the right and the wrong ones of every class one draw of a
+    multinomial variable; a class that is not drawn at all is left out of the mean."""
+    right, actual = np.diagonal(confusion), confusion.sum(axis=1)
+    present = actual > 0
+    cells = np.concatenate([right[present], (actual - right)[present]])
+    drawn = rng.multinomial(actual.sum(), cells / cells.sum(), size=bootstrap).reshape(bootstrap, 2, -1)
+    with np.errstate(invalid="ignore"):
+        recalls = drawn[:, 0] / drawn.sum(axis=1)
+    if not ((right > 0) & (right < actual)).any():  # every class is all right or all wrong: resamples do not differ
+        recalls = rng.beta(right[present] + 0.5, (actual - right)[present] + 0.5, size=(bootstrap, present.sum()))
+    low, high = np.quantile(np.nanmean(recalls, axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from vitrail.errors import UserError
 from vitrail.evaluate.calibration import Reliability, bin_confidence
 from vitrail.evaluate.metrics import Interval
 
+if TYPE_CHECKING:
+    from vitrail.evaluate.tuning import TagTuning
+
 THRESHOLD = 0.5
+FEWEST = 5  # images with a label, for a threshold of its own
 RESAMPLES = 200
 BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer resamples are drawn
 
@@ -35,20 +39,32 @@ class TagScores:
     mean_ap: float  # over the labels that some image has
     mean_ap_interval: Interval  # 95 %
     chance: float  # the mean average precision of a random ranking
-    micro_f1: float | None  # of all decisions at a probability of one half
+    micro_f1: float | None  # of all decisions
     exact: float  # share of images with every label right
     nll: float  # mean over images of the summed binary cross-entropy, in nats
     per_class: list[TagScore]
+    tuned: TagTuning | None = None  # what temperature and thresholds would change
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {key: value for key, value in vars(self).items() if key != "per_class"}
+        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "tuned")}
         interval = {"mean_ap_interval": list(self.mean_ap_interval)}
-        return {**values, **interval, "per_class": [asdict(one) for one in self.per_class]}
+        tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
+        return {**values, **interval, "per_class": [asdict(one) for one in self.per_class], **tuned}
 
 
-def score_tags(logits: np.ndarray, truth: np.ndarray, classes: Sequence[str], *, seed: int = 0) -> TagScores:
-    """Judge (N, K) logits, each through a sigmoid, against (N, K) zeros and ones."""
+def score_tags(
+    logits: np.ndarray,
+    truth: np.ndarray,
+    classes: Sequence[str],
+    *,
+    thresholds: np.ndarray | float = THRESHOLD,
+    seed: int = 0,
+) -> TagScores:
+    """Judge (N, K) logits, each through a sigmoid, against (N, K) zeros and ones.
+
+    A label is given from its threshold on, one for all or (K,).
+    """
     truth = np.asarray(truth).astype(bool)
     if logits.shape != truth.shape or truth.shape[1] != len(classes):
         raise UserError(f"the network gives {logits.shape[1]} values per image but there are {truth.shape[1]} labels")
@@ -57,7 +73,7 @@ def score_tags(logits: np.ndarray, truth: np.ndarray, classes: Sequence[str], *,
     if not truth.any():
         raise UserError("none of the measured images has a label")
     logits = logits.astype(np.float64)
-    decided = sigmoid(logits) >= THRESHOLD
+    decided = sigmoid(logits) >= thresholds
     per_class = [_tag(name, logits[:, k], truth[:, k], decided[:, k]) for k, name in enumerate(classes)]
     right = (decided & truth).sum()
     return TagScores(
@@ -111,6 +127,33 @@ def worst_tags(logits: np.ndarray, truth: np.ndarray, k: int) -> list[tuple[int,
     by = against[np.arange(len(truth)), label]
     rows = np.argsort(-by, kind="stable")[:k]
     return [(int(row), int(label[row])) for row in rows if by[row] > 0]
+
+
+def best_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """(K,) thresholds of the highest F1 for each label; a half for a label that too few images have.
+
+    A threshold lies halfway between the last probability that is taken and the first that is not.
+    """
+    found = np.full(truth.shape[1], THRESHOLD)
+    for label in range(truth.shape[1]):
+        if truth[:, label].sum() < FEWEST:
+            continue
+        order = np.argsort(-probabilities[:, label], kind="stable")
+        p, hits = probabilities[order, label], np.cumsum(truth[order, label])
+        f1 = 2 * hits / (np.arange(1, len(p) + 1) + hits[-1])
+        f1[:-1][p[:-1] == p[1:]] = -1  # equal ones are taken together
+        best = int(f1.argmax())
+        found[label] = (p[best] + (p[best + 1] if best + 1 < len(p) else 0.0)) / 2
+    return found
+
+
+def f1_scores(decided: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+    """Over all decisions together, and the mean over the labels that some image has."""
+    right, sums = (decided & truth).sum(axis=0), decided.sum(axis=0) + truth.sum(axis=0)
+    used = truth.any(axis=0)
+    return float(2 * right.sum() / max(1, sums.sum())), float(
+        (2 * right[used] / sums[used]).mean()
+    ) if used.any() else 0.0
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

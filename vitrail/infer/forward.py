@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Preprocess
-from vitrail.errors import UserError
 from vitrail.images.loading.loader import Batch
 from vitrail.images.preprocess import normalise
 
@@ -36,7 +35,8 @@ def run_network(
     autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     between: Callable[[int], None] | None = None,
 ) -> Outputs:
-    """Apply `forward` (a network, or its forward_features) to every batch. `between` hears how many are done."""
+    """Apply `forward` (a network, or its forward_features) to every batch; of several processes, this one's. `between`
+    hears how many are done."""
     values, labels, samples, failures = [], [], [], []
     done = 0
     for batch in batches:
@@ -50,9 +50,6 @@ def run_network(
         done += len(batch)
         if between is not None:
             between(done)
-    if not any(len(rows) for rows in labels):
-        name, reason = failures[0] if failures else ("the data", "there are no images")
-        raise UserError(f"no image could be read, first {name}: {reason}")
     return Outputs(torch.cat(values), torch.cat(labels), torch.cat(samples), failures)
 
 

@@ -56,7 +56,8 @@ class Classifier:
     ) -> list[Prediction]:
         """One Prediction per image, in order; below `threshold` the label is "none of these".
 
-        The threshold is 0 if not given, and 1/2 for weights that give an image any number of labels.
+        If not given, the threshold is the one that `vitrail evaluate --write` found for these weights; else 0, and 1/2
+        for weights that give an image any number of labels.
         """
         if isinstance(images, str | Path | bytes | np.ndarray):
             images = [images]  # one image, and not the characters of its name
@@ -83,22 +84,32 @@ class Classifier:
         """Predictions for a batch of uint8 inputs (B, C, H, W)."""
         if top < 1:
             raise UserError(f"top is how many classes to show, at least 1, not {top}")
-        several = self.card.several
-        least = threshold if threshold is not None else 0.5 if several else 0.0
-        if not 0 <= least <= 1:
-            raise UserError(f"threshold is a probability, from 0 to 1, not {least:g}")
+        several, answering = self.card.several, self.card.answering
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
         classes = self.classes
         if not classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
+        logits = logits / answering.temperature
         chances = logits.sigmoid() if several else logits.softmax(-1)
         best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
         found = []
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
-            labels = tuple(name for name, p in (ranked if several else ranked[:1]) if p >= least)
+            least = [self._least(i, threshold) for i in (indices if several else indices[:1])]
+            labels = tuple(name for (name, p), own in zip(ranked, least, strict=False) if p >= own)
             found.append(Prediction(", ".join(labels) or NONE_OF_THESE, ranked[0][1], ranked[:top], labels))
         return found
+
+    def _least(self, label: int, asked: float | None) -> float:
+        """The probability from which on a label is given."""
+        answering = self.card.answering
+        if asked is not None:
+            return asked
+        if not self.card.several:
+            return answering.threshold
+        return answering.thresholds[label] if answering.thresholds else 0.5
 
 
 def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:

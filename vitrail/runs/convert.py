@@ -20,7 +20,7 @@ from vitrail.errors import UserError
 from vitrail.runs.show import make_console
 from vitrail.training.interrupt import Interrupted
 from vitrail.weights import google, to_google, to_timm
-from vitrail.weights.bundle import Card
+from vitrail.weights.bundle import Answering, Card
 from vitrail.weights.peers import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
 from vitrail.weights.place import free_place, staged
 from vitrail.weights.read import Weights, read_tensors, read_weights
@@ -227,6 +227,7 @@ def _left_out(card: Card, to: LayoutName) -> list[str]:
     model, foreign = card.model, to != "vitrail"
     dropped = isinstance(model, ModelConfig) and (model.dropout or model.drop_path)
     others = {
+        "the temperature and thresholds of its answers": foreign and card.answering != Answering(),
         "the background colour": foreign and set(card.preprocess.background) != {255},
         "dropout and drop_path, which matter to training alone": foreign and dropped,
         "the image size (give it with --image-size when reading)": to == "google" and _not_told(model),

@@ -17,12 +17,15 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
 from vitrail.images.decode import MAX_PIXELS
+from vitrail.infer.forward import device_of
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.measure import Measurement, measure
+from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
+from vitrail.runs.tune import own_file, show_tuning, tuned, write_answering
 from vitrail.training.interrupt import Interrupts
+from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
 
 
@@ -34,6 +37,8 @@ def evaluate(
     image_size: Size | None = None,
     report: str | Path | None = None,
     quarantine: str | Path | None = None,
+    target_accuracy: float | None = None,
+    write: bool = False,
     device: str = "auto",
     console: Console | None = None,
 ) -> Scores | TagScores:
@@ -41,27 +46,54 @@ def evaluate(
 
     Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
     used whole, unless it is the very data the weights were trained on: then only the part training never saw.
+    `target_accuracy` asks for the threshold above which so many answers are right. With `write`, what was tuned goes
+    into the weights file: the temperature, that threshold, or the thresholds of several labels.
     """
-    console = console or make_console()
-    classifier = load(weights, image_size=image_size, device=device)
-    card = classifier.card
+    with joined() as ranks, Interrupts() as interrupts:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        classifier = load(weights, image_size=image_size, device=device)
+        card = classifier.card
+        path = Path(report) if report is not None else _beside(weights, str(data))
+        _check(weights, card, path, target_accuracy, write)
+
+        def look() -> tuple[Dataset, Samples, str]:
+            with scanning(console, interrupts) as scanned:
+                return _images(str(data), card, split, str(quarantine or ""), scanned)
+
+        dataset, samples, words = ranks.share(look)
+        show_data(console, dataset)
+        place, settings = device_of(classifier.net), DataConfig()
+        temperature = card.answering.temperature
+        out = logits_of(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
+
+        def tell() -> Scores | TagScores:
+            thresholds = card.answering.thresholds
+            found = judge(out, words, samples, card.preprocess, settings, several=card.several, thresholds=thresholds)
+            found = tuned(found, card, target_accuracy)
+            show_scores(console, found.scores, found.sentence)
+            show_tuning(console, found.scores)
+            write_report(path, _facts(weights, data, dataset, card, found, quarantine))
+            console.print(f"report: [bold]{escape(str(path))}[/]")
+            if write:
+                console.print(f"written into [bold]{escape(str(write_answering(weights, card, found)))}[/]")
+            return found.scores
+
+        return ranks.share(tell)
+
+
+def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool) -> None:
+    """What would fail after the work is told before it."""
     if not card.classes:
         raise _no_names(weights, card.model.num_classes)
-    path = Path(report) if report is not None else _beside(weights, str(data))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(f"cannot write the report to {path}: name a file in a folder that exists (--report)")
-    with Interrupts() as interrupts:
-        with scanning(console, interrupts) as scanned:
-            dataset, samples, words = _images(str(data), card, split, str(quarantine or ""), scanned)
-        show_data(console, dataset)
-        place = next(classifier.net.parameters()).device
-        found = measure(
-            classifier.net, words, samples, card.preprocess, DataConfig(), place, interrupts, several=card.several
-        )
-    show_scores(console, found.scores, found.sentence)
-    write_report(path, _facts(weights, data, dataset, card, found, quarantine))
-    console.print(f"report: [bold]{escape(str(path))}[/]")
-    return found.scores
+    if report.is_dir() or not report.absolute().parent.is_dir():
+        raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
+    if target is not None and not 0 < target < 1:
+        raise UserError(f"--target-accuracy is a share between 0 and 1, as 0.95, not {target:g}")
+    if target is not None and card.several:
+        raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
+    if write:
+        own_file(weights)
 
 
 def _images(

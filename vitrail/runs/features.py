@@ -75,9 +75,8 @@ class Extractor:
         loader = evaluation_loader(Reader(samples, self.spec, data.max_pixels), BATCH, data.workers, device, place)
         with repeatable(device), self._bar(what, len(loader)) as advance, _Kept(self.cache) as kept:
             for batch in loader:
-                if (batch.weights > 0).any():
-                    out = run_network(self.forward, [batch], self.spec, device)
-                    kept.add(samples.digests[out.sample.numpy()], out.values.numpy())
+                out = run_network(self.forward, [batch], self.spec, device)
+                kept.add(samples.digests[out.sample.numpy()], out.values.numpy())
                 advance()
                 self.interrupts.check(ranks)
 
@@ -103,7 +102,8 @@ class _Kept:
     def _write(self) -> None:
         digests, values = zip(*self.held, strict=True)
         self.held = []
-        self.cache.add(np.concatenate(digests), np.concatenate(values))
+        if sum(map(len, digests)):
+            self.cache.add(np.concatenate(digests), np.concatenate(values))
 
     def __enter__(self) -> _Kept:
         return self

@@ -12,13 +12,14 @@ from torch import nn
 from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
 from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
-from vitrail.evaluate.tags import TagScores, score_tags, sigmoid, tag_reliability, worst_tags
+from vitrail.evaluate.tags import THRESHOLD, TagScores, score_tags, sigmoid, tag_reliability, worst_tags
 from vitrail.images.dataset import Samples
 from vitrail.images.decode import BadImage
 from vitrail.infer.forward import Outputs
 from vitrail.report.page import Picture
 from vitrail.runs.outputs import outputs_of, reader_of
 from vitrail.training.interrupt import Interrupts
+from vitrail.training.parallel import ALONE, Ranks
 from vitrail.training.precision import repeatable
 
 MISTAKES, UNCERTAIN = 12, 6  # pictures in a report
@@ -47,19 +48,49 @@ def measure(
     *,
     several: bool,
 ) -> Measurement:
-    """Score a network in float32 on every image of a split; `split` says in words which that is.
+    """Score a network in float32 on every image of a split; `split` says in words which that is."""
+    out = logits_of(net, samples, spec, data, device, interrupts)
+    return judge(out, split, samples, spec, data, several=several)
 
-    `several`: it gives an image any number of labels. One that gives one label is right, where an image has a set of
-    them, with any of the set.
-    """
+
+def logits_of(
+    net: nn.Module,
+    samples: Samples,
+    spec: Preprocess,
+    data: DataConfig,
+    device: torch.device,
+    interrupts: Interrupts,
+    ranks: Ranks = ALONE,
+    temperature: float = 1.0,
+) -> Outputs:
+    """What a network says of every image of a split, in float32."""
     net.eval()
     with repeatable(device):
-        out = outputs_of(net, samples, spec, data, device, interrupts)
+        out = outputs_of(net, samples, spec, data, device, interrupts, ranks)
+    return out if temperature == 1 else replace(out, values=out.values / temperature)
+
+
+def judge(
+    out: Outputs,
+    split: str,
+    samples: Samples,
+    spec: Preprocess,
+    data: DataConfig,
+    *,
+    several: bool,
+    thresholds: Sequence[float] = (),
+) -> Measurement:
+    """Score logits, and find the pictures that explain them.
+
+    `several`: they give an image any number of labels, each from its threshold on. Those that give one label are right,
+    where an image has a set of them, with any of the set.
+    """
     logits, labels = out.values.numpy(), out.labels.numpy()
     left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
     sentence = f"Measured on {len(labels):,} images of the {split}{left_out}."
     if labels.ndim == 2 and several:
-        return _measure_tags(sentence, out, samples, spec, data)
+        least = np.array(thresholds or [THRESHOLD] * len(samples.classes))
+        return _judge_tags(sentence, out, samples, spec, data, least)
     if labels.ndim == 2:  # any label of the set is right: the one that ranks first decides, for top-1 and top-5 alike
         labels = np.where(labels > 0, logits, -np.inf).argmax(axis=1)
         out = replace(out, labels=torch.from_numpy(labels))
@@ -76,7 +107,9 @@ def measure(
     )
 
 
-def _measure_tags(sentence: str, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig) -> Measurement:
+def _judge_tags(
+    sentence: str, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig, thresholds: np.ndarray
+) -> Measurement:
     """The same for images with any number of labels."""
     logits, truth, classes = out.values.numpy(), out.labels.numpy(), samples.classes
     probabilities = sigmoid(logits.astype(np.float64))
@@ -90,7 +123,7 @@ def _measure_tags(sentence: str, out: Outputs, samples: Samples, spec: Preproces
             pictures.append(Picture(reader.image(index), samples.name(index), true[0], said[0], said[1], true[1]))
         except BadImage:  # it was readable a moment ago
             continue
-    scores = score_tags(logits, truth, classes)
+    scores = score_tags(logits, truth, classes, thresholds=thresholds)
     return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures, [])
 
 

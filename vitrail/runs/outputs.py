@@ -10,13 +10,14 @@ from torch import Tensor
 from vitrail.config import DataConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.images.loading.cache import PixelCache, StoredPixelCache
-from vitrail.images.loading.loader import Loader, evaluation_loader
+from vitrail.images.loading.loader import Loader, Place, evaluation_loader
 from vitrail.images.loading.memory import available_memory
 from vitrail.images.loading.reader import Reader
 from vitrail.images.samples import Samples
 from vitrail.images.scan import cores
 from vitrail.infer.forward import Outputs, run_network
 from vitrail.training.interrupt import Interrupts
+from vitrail.training.parallel import ALONE, Ranks
 
 IN_MEMORY = 32 << 30  # decoded bytes up to which images are kept without being asked
 SHARE = 0.4  # of the memory that is left, at most
@@ -61,10 +62,22 @@ def outputs_of(
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
+    ranks: Ranks = ALONE,
 ) -> Outputs:
+    """Of every image that can be read, in order. Of several processes each takes a part of the images, and all get all:
+    what stands in a batch, and so every bit, does not hang on their number."""
     reader = Reader(samples, spec, data.max_pixels)  # every image once: there is nothing to keep them for
-    loader = evaluation_loader(reader, 64, data.workers, device)
-    return run_network(forward, loader, spec, device, between=lambda _: interrupts.check())
+    loader = evaluation_loader(reader, 64, data.workers, device, Place(ranks.rank, ranks.world, ranks.beside))
+    parts = ranks.gather(run_network(forward, loader, spec, device, between=lambda _: interrupts.check(ranks)))
+    values, labels, sample = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("values", "labels", "sample")
+    )
+    failures = sorted(failure for part in parts for failure in part.failures)
+    if not len(sample):
+        name, reason = failures[0] if failures else ("the data", "there are no images")
+        raise UserError(f"no image could be read, first {name}: {reason}")
+    order = sample.argsort()
+    return Outputs(values[order], labels[order], sample[order], failures)
 
 
 def waiting_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:

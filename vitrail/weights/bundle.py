@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -32,6 +33,15 @@ FAR_MORE = 100  # times what a file holds: a network that large is not even buil
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # kinds of numbers that weights are; their bytes
 
 
+class Answering(Schema):
+    """How logits become answers: what was found after training, and is no weight."""
+
+    temperature: float = Field(default=1.0, gt=0)  # logits are divided by it
+    threshold: float = Field(default=0.0, ge=0, le=1)  # of one label: below this probability, none of these
+    thresholds: tuple[float, ...] = ()  # of any number of labels: one each; empty: a half
+    measured_on: str = ""
+
+
 class Card(Schema):
     """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
 
@@ -40,6 +50,7 @@ class Card(Schema):
     preprocess: Preprocess
     classes: tuple[str, ...] = ()  # in the order of the logits; empty: the weights came without names
     several: bool = False  # an image can have any number of the classes: each logit stands for itself
+    answering: Answering = Answering()
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
     data: dict[str, Any] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -51,6 +62,8 @@ class Card(Schema):
     def _consistent(self) -> Card:
         if self.classes and len(self.classes) != self.model.num_classes:
             raise ValueError(f"{len(self.classes)} class names for {self.model.num_classes} logits")
+        if self.answering.thresholds and len(self.answering.thresholds) != self.model.num_classes:
+            raise ValueError(f"{len(self.answering.thresholds)} thresholds for {self.model.num_classes} logits")
         if self.preprocess.size != self.model.image_size:
             made, taken = ("x".join(map(str, size)) for size in (self.preprocess.size, self.model.image_size))
             raise ValueError(f"preprocessing makes {made} images, and the network takes {taken}")
@@ -213,3 +226,18 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
             save_file(tensors, temporary, metadata={KEY: card.model_dump_json()})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error
+
+
+def replace_card(path: str | Path, card: Card) -> None:
+    """Give a weights file another card; its tensors stay as they are, to the byte."""
+    read_card(path)  # that it is one of ours, and whole
+    try:
+        with open(path, "rb") as file, whole_file(Path(path)) as temporary, temporary.open("wb") as new:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header["__metadata__"] = {KEY: card.model_dump_json()}
+            text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+            new.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, new, 1 << 24)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror or error}") from error

@@ -1,0 +1,121 @@
+"""`vitrail evaluate`: what is written back is what answers, and any number of processes measures the same."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from tests import ranks as processes
+from tests.runs.conftest import draw
+from vitrail.errors import UserError
+from vitrail.runs.evaluate import evaluate
+from vitrail.runs.train import train
+from vitrail.runs.tune import own_file
+from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """131 images, which neither 2 nor 3 divide, in three batches; one class is hard to tell from another."""
+    root = tmp_path_factory.mktemp("evaluate") / "birds"
+    for name, colour, count in (("red", (140, 90, 90), 47), ("rose", (136, 94, 92), 41), ("blue", (90, 90, 140), 43)):
+        draw(root / name, colour, count)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """Weights for the classes of `data`, trained for a few steps on other images of them."""
+    root = tmp_path_factory.mktemp("trained")
+    for name, colour in (("red", (150, 90, 90)), ("rose", (141, 95, 95)), ("blue", (90, 95, 150))):
+        draw(root / "birds" / name, colour, 10)
+    with open(root / "log", "w") as log:
+        overrides = ("train.steps=25", "precision.compute=fp32", "optimizer.lr=3e-3", "data.workers=0")
+        options = {"from_": tiny, "recipe": "scratch", "overrides": overrides, "console": Console(file=log)}
+        return train(root / "birds", out=root / "run", **options).folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy to write into."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_path):
+    options = {"report": tmp_path / "r.html", "device": "cpu", "console": quiet}
+    tensors = load_file(run / "model.safetensors")
+    picture = next((data / "red").iterdir())
+    before = vitrail.load(run).predict([picture])[0]
+    first = evaluate(run, data, target_accuracy=0.6, write=True, **options)
+    card = read_card(run / "model.safetensors")
+    assert card.answering.temperature == pytest.approx(first.tuned.temperature)
+    assert card.answering.threshold == first.tuned.abstention.threshold
+    assert "Measured on 131 images" in card.answering.measured_on
+    after = load_file(run / "model.safetensors")
+    assert after.keys() == tensors.keys() and all(torch.equal(after[name], tensors[name]) for name in after)
+    # The same class, with another probability: that of the logits divided by the temperature.
+    answer = vitrail.load(run).predict([picture])[0]
+    log_odds = [torch.tensor([p for _, p in sorted(one.top)]).log() for one in (before, answer)]
+    scaled = [values - values.mean() for values in log_odds]
+    torch.testing.assert_close(scaled[0] / card.answering.temperature, scaled[1], atol=1e-4, rtol=1e-4)
+    assert vitrail.load(run).predict([picture], threshold=1.0)[0].label == "none of these"
+    # Measured again, nothing is left to tune, and what is measured is what answers.
+    second = evaluate(run, data, **options)
+    assert second.tuned.temperature == pytest.approx(1, abs=1e-4)
+    assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
+
+
+def test_a_written_threshold_abstains(run, data):
+    card = read_card(run / "model.safetensors")
+    replace_card(run / "model.safetensors", card.model_copy(update={"answering": Answering(threshold=1.0)}))
+    picture = next((data / "red").iterdir())
+    assert vitrail.load(run).predict([picture])[0].labels == ()
+    assert vitrail.load(run).predict([picture], threshold=0.0)[0].labels != ()
+
+
+def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
+    path = run / "model.safetensors"
+    card = read_card(path)
+    replace_card(path, card.model_copy(update={"licence": "ünï" * 7}))
+    assert read_card(path).licence == "ünï" * 7
+    replace_card(path, card)
+    assert read_card(path) == card
+    assert [other.name for other in run.iterdir() if "partial" in other.name] == []
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        replace_card(tmp_path / "foreign.safetensors", card)
+    half = {name: tensor.half() for name, tensor in load_file(path).items()}
+    save_file(half, path, metadata={KEY: card.model_dump_json()})
+    replace_card(path, card)
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # not blown up on the way
+
+
+def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path):
+    for options, words in [
+        ({"target_accuracy": 95}, "between 0 and 1, as 0.95"),
+        ({"report": tmp_path / "no" / "where.html"}, "cannot write the report"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            evaluate(run, data, console=quiet, **options)
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        own_file(tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="vitrail convert hf-hub:some/thing FILE"):
+        own_file("hf-hub:some/thing")
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_measures_the_same(run, data, tmp_path):
+    said = []
+    for world in (1, 2, 3):
+        command = ["evaluate", run, data, "--json", "--device", "cpu", "--target-accuracy", "0.6"]
+        started = processes.start(world, tmp_path, processes.vitrail, *command, "--report", tmp_path / f"{world}.html")
+        assert started.codes() == [0] * world, started.errors()
+        said.append(json.loads(started.said()))
+    assert said[0] == said[1] == said[2]
+    assert said[0]["n"] == 131 and said[0]["balanced_interval"][0] < said[0]["balanced_accuracy"]

@@ -1,0 +1,77 @@
+"""When to answer "none of these": accuracy against the share of images that get an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import UserError
+
+SURE = 1.6449  # standard deviations: one-sided 95 %
+FEWEST = 30  # answers that a threshold has to leave: fewer say nothing
+POINTS = 101  # of a curve that is written down
+CANDIDATES = 20  # thresholds looked at; the more of them, the likelier one is good by luck
+
+
+@dataclass(frozen=True, eq=False)
+class Coverage:
+    """For every threshold, from the highest on: which share of the images is answered, and which share of it right."""
+
+    threshold: np.ndarray  # (m,): answered if the probability is at least this
+    coverage: np.ndarray  # (m,)
+    accuracy: np.ndarray  # (m,)
+    risk: float  # mean share of wrong answers over all coverages (the area under the risk-coverage curve)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; of many thresholds some that are even in coverage."""
+        last = len(self.coverage) - 1
+        places = np.unique(np.searchsorted(self.coverage, np.linspace(0, 1, POINTS)).clip(0, last))
+        curve = {name: getattr(self, name)[places].tolist() for name in ("threshold", "coverage", "accuracy")}
+        return {**curve, "risk": self.risk}
+
+
+def coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> Coverage:
+    """From the probability of each answer and whether it was right, (N,) each."""
+    if not len(confidence):
+        raise UserError("a coverage curve needs at least one image")
+    order = np.argsort(-confidence, kind="stable")
+    sorted_confidence, right = confidence[order], np.cumsum(correct[order])
+    answered = np.arange(1, len(order) + 1)
+    ends = np.flatnonzero(np.append(np.diff(sorted_confidence) != 0, True))  # equal ones are answered together
+    accuracy = right[ends] / answered[ends]
+    steps = np.diff(answered[ends], prepend=0)
+    return Coverage(
+        sorted_confidence[ends],
+        answered[ends] / len(order),
+        accuracy,
+        float((steps * (1 - accuracy)).sum() / len(order)),
+    )
+
+
+def threshold_for(confidence: np.ndarray, correct: np.ndarray, accuracy: float) -> float | None:
+    """The lowest threshold above which answers are right with at least this `accuracy`; none if there is no such.
+
+    Of 20 thresholds, even in coverage, the lowest for which Wilson's lower bound (95 %, one-sided) of the accuracy
+    reaches it, all higher ones reaching it too: on new images of the same kind it then holds, but for bad luck.
+    """
+    if not 0 < accuracy < 1:
+        raise UserError(f"the accuracy to reach is a share between 0 and 1, not {accuracy:g}")
+    curve = coverage_curve(confidence, correct)
+    found = None
+    for share in np.linspace(0, 1, CANDIDATES + 1)[1:]:
+        place = min(int(np.searchsorted(curve.coverage, share)), len(curve.coverage) - 1)
+        answered = curve.coverage[place] * len(confidence)
+        if answered < FEWEST:
+            continue
+        if lower_bound(curve.accuracy[place], answered) < accuracy:
+            break
+        found = float(curve.threshold[place])
+    return found
+
+
+def lower_bound(share: float, n: float) -> float:
+    """Wilson's, for a share seen in n cases."""
+    centre = share + SURE**2 / (2 * n)
+    return float((centre - SURE * np.sqrt(share * (1 - share) / n + (SURE / (2 * n)) ** 2)) / (1 + SURE**2 / n))
