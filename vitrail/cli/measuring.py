@@ -194,6 +194,46 @@ def knn(
     end_process()
 
 
+def compare(
+    *runs: str,
+    data: str | None = None,
+    split: Literal["train", "val", "test", "all", "real"] | None = None,
+    device: Device = "auto",
+    json: bool = False,
+) -> None:
+    """Compare runs on the same images, with a paired test that tells a difference from chance.
+
+    Every run is compared with the first one. Images that any of them was trained on are left out.
+
+    Examples:
+
+    vitrail compare runs/photos runs/photos-2
+
+    vitrail compare runs/photos runs/photos-2 --data more_photos/
+
+    Parameters
+    ----------
+    runs
+        Run folders or weights files, two or more.
+    data
+        Images to compare on, anything `train` takes; those the first run held out, if not given.
+    split
+        Which images, where the data has splits.
+    device
+        cpu, cuda, or auto.
+    json
+        Print the numbers as JSON.
+    """
+    from vitrail.runs.compare import compare
+    from vitrail.runs.show import make_console
+    from vitrail.training.parallel import end_process
+
+    found = compare(runs, data=data, split=split, device=device, console=make_console(stderr=json))
+    if json:
+        _print_json([row.to_dict() for row in found])
+    end_process()
+
+
 def _print_json(values: object) -> None:
     """Of several processes only the first prints."""
     import json

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from vitrail.config import DataConfig, Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
-from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
-from vitrail.images.decode import MAX_PIXELS
+from vitrail.images.dataset import Dataset, Samples
 from vitrail.infer.forward import device_of
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
@@ -24,6 +21,7 @@ from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import own_file, show_tuning, tuned, write_answering
+from vitrail.runs.unseen import check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
@@ -59,7 +57,7 @@ def evaluate(
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
-                return _images(str(data), card, split, str(quarantine or ""), scanned)
+                return unseen_images(str(data), [card], split, str(quarantine or ""), scanned)
 
         dataset, samples, words = ranks.share(look)
         show_data(console, dataset)
@@ -84,8 +82,7 @@ def evaluate(
 
 def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool) -> None:
     """What would fail after the work is told before it."""
-    if not card.classes:
-        raise _no_names(weights, card.model.num_classes)
+    check_names(weights, card)
     if report.is_dir() or not report.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
     if target is not None and not 0 < target < 1:
@@ -94,52 +91,6 @@ def _check(weights: str | Path, card: Card, report: Path, target: float | None, 
         raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
     if write:
         own_file(weights)
-
-
-def _images(
-    data: str, card: Card, split: str | None, quarantine: str, scanned: Callable[[int, int], None]
-) -> tuple[Dataset, Samples, str]:
-    """The dataset, the images to measure on, and what they are, in words. Images of the training are left out."""
-    trained = card.data
-    limits = {"max_pixels": trained.get("max_pixels", MAX_PIXELS), "quarantine": quarantine}
-    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limits)
-    if dataset.fingerprint == trained.get("fingerprint"):
-        rule = {key: trained[key] for key in ("holdout", "monitor", "split_seed")}
-        rule["alike"] = trained.get("alike", False)  # weights from before it was a rule
-        dataset = open_dataset(data, classes=card.classes, **rule, **limits)
-        name = split or ("test" if "test" in dataset.splits else "val")
-        words = {"val": "held-out split: these weights were trained on the rest of this folder"}
-    else:
-        name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
-        words = {"all": "folder"}
-    if name not in dataset.splits:
-        known = list(dataset.splits)
-        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
-    samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
-    if name == "real" and not card.several:
-        sentence += ", where any label of an image's set is right"
-    elif (samples.sets is not None) != card.several:
-        ours, theirs = ("several labels", "one") if card.several else ("one label", "any number")
-        raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
-    seen, beyond = seen_in(samples, trained.get("trained_on", []))
-    if name == "train" or not seen.any():  # asked for the training images, one gets them
-        return dataset, samples, sentence
-    doubtful = beyond if dataset.fingerprint != trained.get("fingerprint") else np.zeros_like(seen)
-    kept = ~(seen | doubtful)
-    if not kept.any():
-        raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
-    left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
-    if doubtful.any():
-        left_out += f", and {int(doubtful.sum()):,} more that cannot be told from such"
-    return dataset, samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
-
-
-def _no_names(weights: str | Path, count: int) -> UserError:
-    """Why weights cannot be measured on folders named after classes."""
-    advice = f"train one on your data with `vitrail train DATA --from {weights}`"
-    if not count:
-        return UserError(f"{weights} has no classifier: {advice}")
-    return UserError(f"{weights} has {count:,} classes without names, which no folder can be matched with: {advice}")
 
 
 def _beside(weights: str | Path, data: str) -> Path:

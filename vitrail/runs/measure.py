@@ -91,9 +91,8 @@ def judge(
     if labels.ndim == 2 and several:
         least = np.array(thresholds or [THRESHOLD] * len(samples.classes))
         return _judge_tags(sentence, out, samples, spec, data, least)
-    if labels.ndim == 2:  # any label of the set is right: the one that ranks first decides, for top-1 and top-5 alike
-        labels = np.where(labels > 0, logits, -np.inf).argmax(axis=1)
-        out = replace(out, labels=torch.from_numpy(labels))
+    out = with_one_label(out)
+    labels = out.labels.numpy()
     scores = score(logits, labels, samples.classes)
     probabilities = softmax(logits)
     pictures = _Pictures(samples, out, probabilities, spec, data)
@@ -105,6 +104,14 @@ def judge(
         pictures.of(confident_mistakes(logits, labels, MISTAKES).tolist()),
         pictures.of(least_certain(logits, UNCERTAIN).tolist()),
     )
+
+
+def with_one_label(out: Outputs) -> Outputs:
+    """Where any label of a set is right, the one that ranks first decides, for top-1 and top-5 alike."""
+    if out.labels.ndim == 1:
+        return out
+    best = torch.where(out.labels > 0, out.values, -torch.inf).argmax(dim=1)
+    return replace(out, labels=best)
 
 
 def _judge_tags(

@@ -1,0 +1,225 @@
+"""`vitrail compare`: runs side by side on the same images, with a test that says whether a difference is one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vitrail.config import DataConfig
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import Scores, score
+from vitrail.evaluate.paired import Paired, compare_right, compare_tags, holm
+from vitrail.evaluate.tags import THRESHOLD, TagScores, score_tags
+from vitrail.images.dataset import Samples
+from vitrail.infer.forward import Outputs, device_of
+from vitrail.infer.predict import load
+from vitrail.model.cost import macs, parameters
+from vitrail.runs.measure import logits_of, with_one_label
+from vitrail.runs.show import make_console, scanning
+from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.parallel import Ranks, joined
+from vitrail.weights.bundle import Card
+from vitrail.weights.read import read_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One of several runs; all but the first with what sets them apart from the first."""
+
+    name: str
+    scores: Scores | TagScores
+    parameters: int
+    gmacs: float
+    settings: dict[str, Any]  # of its recipe: those that are not the same in all
+    against_first: Paired | None
+
+    def to_dict(self) -> dict[str, Any]:
+        scores = {k: v for k, v in self.scores.to_dict().items() if k not in ("per_class", "confusion")}
+        paired = None if self.against_first is None else asdict(self.against_first)
+        return {
+            "name": self.name,
+            "scores": scores,
+            "parameters": self.parameters,
+            "gmacs": self.gmacs,
+            "settings": self.settings,
+            "against_first": paired,
+        }
+
+
+def compare(
+    runs: Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> list[Compared]:
+    """Measure all `runs` on the same images, which none of them was trained on.
+
+    Without `data`, the images are those that the first run kept from its own training.
+    """
+    names = [str(run) for run in runs]
+    if len(names) < 2:
+        raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
+    if len(set(names)) < len(names):
+        raise UserError("a run is named twice")
+    with joined() as ranks, Interrupts() as interrupts:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        cards = [read_weights(name).card for name in names]
+        _check_alike(names, cards)
+        source = str(data) if data is not None else _data_of(names[0])
+
+        def look() -> tuple[Samples, str]:
+            with scanning(console, interrupts) as scanned:
+                return unseen_images(source, cards, split, "", scanned)[1:]
+
+        samples, words = ranks.share(look)
+        found = [
+            _logits(name, card, samples, device, interrupts, ranks) for name, card in zip(names, cards, strict=True)
+        ]
+
+        def judge() -> list[Compared]:
+            compared = _compare(names, cards, found, samples)
+            _show(console, compared)
+            console.print(f"[dim]Measured on {compared[0].scores.n:,} images of the {words}.[/]")
+            return compared
+
+        return ranks.share(judge)
+
+
+def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
+    for name, card in zip(names, cards, strict=True):
+        check_names(name, card)
+        if set(card.classes) != set(cards[0].classes):
+            odd = sorted(set(card.classes) ^ set(cards[0].classes))[0]
+            raise UserError(f"{names[0]} and {name} do not know the same classes: only one of them knows '{odd}'")
+        if card.several != cards[0].several:
+            raise UserError(f"of {names[0]} and {name}, one gives an image one label and the other any number")
+
+
+def _data_of(name: str) -> str:
+    """Where the images of a run lie, by its config.toml."""
+    path = Path(name) / "config.toml"
+    try:
+        where = str(tomllib.loads(path.read_text(encoding="utf-8"))["data"]["path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
+    if not Path(where).expanduser().exists():
+        raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
+    return where
+
+
+def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: Interrupts, ranks: Ranks) -> Outputs:
+    """What one network says, with its classes in the order of the samples."""
+    classifier = load(name, device=device)
+    out = logits_of(
+        classifier.net,
+        samples,
+        card.preprocess,
+        DataConfig(),
+        device_of(classifier.net),
+        interrupts,
+        ranks,
+        card.answering.temperature,
+    )
+    return replace(out, values=out.values[:, [card.classes.index(known) for known in samples.classes]])
+
+
+def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Outputs], samples: Samples) -> list[Compared]:
+    if any(len(out.sample) != len(found[0].sample) or (out.sample != found[0].sample).any() for out in found):
+        raise UserError("an image could be read for one run and not for another: look at the data with `vitrail check`")
+    differing = differences([card.recipe for card in cards])
+    rows: list[Compared] = []
+    for name, card, out, settings in zip(names, cards, found, differing, strict=True):
+        paired = None if not rows else _paired(found[0], out, card.several)
+        scores = _scores(out, card, samples.classes)
+        rows.append(Compared(name, scores, parameters(card.model), macs(card.model) / 1e9, settings, paired))
+    tests = [row.against_first for row in rows if row.against_first is not None]
+    raised = iter(holm([one.p for one in tests if one.p is not None]))
+    return [
+        row
+        if row.against_first is None or row.against_first.p is None
+        else replace(row, against_first=replace(row.against_first, p=next(raised)))
+        for row in rows
+    ]
+
+
+def _scores(out: Outputs, card: Card, classes: Sequence[str]) -> Scores | TagScores:
+    if not card.several:
+        out = with_one_label(out)
+        return score(out.values.numpy(), out.labels.numpy(), classes)
+    least = dict(zip(card.classes, card.answering.thresholds or [THRESHOLD] * len(classes), strict=True))
+    thresholds = np.array([least[name] for name in classes])
+    return score_tags(out.values.numpy(), out.labels.numpy(), classes, thresholds=thresholds)
+
+
+def _paired(first: Outputs, second: Outputs, several: bool) -> Paired:
+    if several:
+        return compare_tags(first.values.numpy(), second.values.numpy(), first.labels.numpy())
+    first, second = with_one_label(first), with_one_label(second)
+    right = [(out.values.argmax(dim=1) == out.labels).numpy() for out in (first, second)]
+    return compare_right(right[0], right[1])
+
+
+def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each recipe, the settings that are not the same in all of them; none where a recipe does not say."""
+    flat = [_flat(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    odd = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
+    return [{key: one.get(key) for key in odd} for one in flat]
+
+
+def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return found
+
+
+def _show(console: Console, rows: Sequence[Compared]) -> None:
+    table = Table(box=None, pad_edge=False)
+    several = isinstance(rows[0].scores, TagScores)
+    headings = ["mAP", "F1"] if several else ["top-1", "balanced", "log-loss", "cal. error"]
+    table.add_column("run", no_wrap=True)
+    for heading in (*headings, "parameters", "GMAC"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(escape(row.name), *_numbers(row.scores), f"{row.parameters / 1e6:.1f} M", f"{row.gmacs:.2f}")
+    console.print(table)
+    for row in rows[1:]:
+        console.print(sentence(row, rows[0].name))
+    for key in rows[0].settings:
+        said = ", ".join(str(row.settings[key]) if row.settings[key] is not None else "–" for row in rows)
+        console.print(f"[dim]{escape(key)}: {escape(said)}[/]")
+
+
+def _numbers(scores: Scores | TagScores) -> list[str]:
+    if isinstance(scores, TagScores):
+        return [f"{scores.mean_ap:.1%}", "–" if scores.micro_f1 is None else f"{scores.micro_f1:.1%}"]
+    return [f"{scores.top1:.1%}", f"{scores.balanced_accuracy:.1%}", f"{scores.nll:.3f}", f"{scores.ece:.1%}"]
+
+
+def sentence(row: Compared, first: str) -> str:
+    """Whether a run is better than the first one, in words."""
+    paired = row.against_first
+    assert paired is not None
+    low, high = (100 * bound for bound in paired.interval)
+    if not paired.different:
+        verdict = "these images cannot tell them apart"
+    else:
+        verdict = f"[bold]{escape(row.name if paired.difference > 0 else first)}[/] is better"
+    counts = ""
+    if paired.p is not None:
+        counts = f"; alone right on {paired.only_second:,} images against {paired.only_first:,}, p = {paired.p:.2g}"
+    change = f"{100 * paired.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}{counts})"
+    return f"{escape(row.name)} against {escape(first)}: {change}: {verdict}"

@@ -1,0 +1,76 @@
+"""Images to measure weights on: those that none of them was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.errors import UserError, did_you_mean
+from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
+from vitrail.images.decode import MAX_PIXELS
+from vitrail.weights.bundle import Card
+
+
+def unseen_images(
+    data: str, cards: Sequence[Card], split: str | None, quarantine: str, scanned: Callable[[int, int], None]
+) -> tuple[Dataset, Samples, str]:
+    """The dataset, the images to measure on, and what they are, in words. The classes are in the order of the first
+    card; images of the training of any are left out."""
+    card = cards[0]
+    limits = {"max_pixels": card.data.get("max_pixels", MAX_PIXELS), "quarantine": quarantine}
+    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limits)
+    own = next((card.data for card in cards if card.data.get("fingerprint") == dataset.fingerprint), None)
+    if own is not None:
+        rule = {key: own[key] for key in ("holdout", "monitor", "split_seed")}
+        rule["alike"] = own.get("alike", False)  # weights from before it was a rule
+        dataset = open_dataset(data, classes=card.classes, **rule, **limits)
+        name = split or ("test" if "test" in dataset.splits else "val")
+        words = {"val": "held-out split: these weights were trained on the rest of this folder"}
+    else:
+        name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
+        words = {"all": "folder"}
+    if name not in dataset.splits:
+        known = list(dataset.splits)
+        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
+    samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
+    if name == "real" and not card.several:
+        sentence += ", where any label of an image's set is right"
+    elif (samples.sets is not None) != card.several:
+        ours, theirs = ("several labels", "one") if card.several else ("one label", "any number")
+        raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
+    if name == "train":  # asked for the training images, one gets them
+        return dataset, samples, sentence
+    return dataset, *_without_trained(data, dataset, samples, sentence, cards)
+
+
+def _without_trained(
+    data: str, dataset: Dataset, samples: Samples, sentence: str, cards: Sequence[Card]
+) -> tuple[Samples, str]:
+    seen, doubtful = np.zeros(len(samples), bool), np.zeros(len(samples), bool)
+    for card in cards:
+        own, beyond = seen_in(samples, card.data.get("trained_on", []))
+        seen |= own
+        if own.any() and dataset.fingerprint != card.data.get("fingerprint"):
+            doubtful |= beyond
+    if not seen.any():
+        return samples, sentence
+    kept = ~(seen | doubtful)
+    if not kept.any():
+        raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
+    left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
+    more = int((doubtful & ~seen).sum())
+    if more:
+        left_out += f", and {more:,} more that cannot be told from such"
+    return samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
+
+
+def check_names(weights: str | Path, card: Card) -> None:
+    """That weights can be measured on folders named after classes."""
+    advice = f"train one on your data with `vitrail train DATA --from {weights}`"
+    count = card.model.num_classes
+    if not count:
+        raise UserError(f"{weights} has no classifier: {advice}")
+    if not card.classes:
+        raise UserError(f"{weights} has {count:,} classes without names, which no folder can be matched with: {advice}")
