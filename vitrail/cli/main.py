@@ -38,6 +38,7 @@ for command in (
     measuring.evaluate,
     measuring.fewshot,
     measuring.knn,
+    measuring.vtab,
     measuring.compare,
     training.predict,
     data.pack,

@@ -234,6 +234,60 @@ def compare(
     end_process()
 
 
+def vtab(
+    weights: str | None = None,
+    folder: str | None = None,
+    /,
+    *,
+    tasks: tuple[str, ...] = (),
+    image_size: ImageSize | None = None,
+    device: Device = "auto",
+    json: bool = False,
+) -> None:
+    """Measure weights on the tasks of VTAB-1k that lie in a folder; without weights, list all 19.
+
+    A task is a folder of its name: with the published lists train800.txt, val200.txt and test.txt, or, of some tasks,
+    with the data set as it is published. A linear probe on frozen features is fitted to 800 images, its penalty chosen
+    on 200, and the one fitted to all 1,000 is measured on the test images.
+
+    Examples:
+
+    vitrail vtab
+
+    vitrail vtab runs/photos vtab-1k/ --tasks dtd --tasks eurosat
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, or hf-hub:owner/name.
+    folder
+        What holds a folder for each task.
+    tasks
+        Only these, by the names of their folders; may be repeated.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
+    device
+        cpu, cuda, or auto.
+    json
+        Print the numbers as JSON.
+    """
+    from vitrail.errors import UserError
+    from vitrail.runs.show import make_console
+    from vitrail.runs.vtab import list_tasks, show_tasks, vtab
+    from vitrail.training.parallel import end_process
+
+    console = make_console(stderr=json)
+    if weights is None:
+        _print_json(list_tasks()) if json else show_tasks(console)
+        return
+    if folder is None:
+        raise UserError("say where the tasks lie: vitrail vtab WEIGHTS FOLDER")
+    found = vtab(weights, folder, tasks=tasks, image_size=image_size, device=device, console=console)
+    if json:
+        _print_json(found.to_dict())
+    end_process()
+
+
 def _print_json(values: object) -> None:
     """Of several processes only the first prints."""
     import json

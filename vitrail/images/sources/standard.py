@@ -12,6 +12,7 @@ from vitrail.images.sources.catalogue import Catalogue, count, some
 from vitrail.images.sources.cifar import is_tar, read_cifar, read_cifar_tar
 from vitrail.images.sources.imagenet import read_imagenet, read_tiny
 from vitrail.images.sources.layout import place as class_folders
+from vitrail.images.sources.listed import read_textures, read_thousand
 from vitrail.images.sources.oxford import read_flowers, read_pets
 from vitrail.images.sources.sidefiles import Root
 
@@ -31,6 +32,7 @@ FOLDERS = frozenset(
         "caltech101",
         CALTECH,
         "tiny-imagenet-200",
+        "dtd",
     }
 )
 DEEPEST = 2  # caltech-101/101_ObjectCategories
@@ -53,7 +55,16 @@ def read_caltech(root: Root, notes: list[str]) -> Catalogue | None:
 
 
 Reader = Callable[[Root, list[str]], Catalogue | None]
-READERS: tuple[Reader, ...] = (read_cifar, read_flowers, read_pets, read_caltech, read_tiny, read_imagenet)
+READERS: tuple[Reader, ...] = (
+    read_cifar,
+    read_flowers,
+    read_pets,
+    read_thousand,
+    read_textures,
+    read_caltech,
+    read_tiny,
+    read_imagenet,
+)
 
 
 def read_standard(place: Path, notes: list[str]) -> Catalogue | None:

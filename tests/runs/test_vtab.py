@@ -1,0 +1,118 @@
+"""`vitrail vtab`: the protocol on tasks in the layout of lists, of class folders, and with splits of their own."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import ranks as processes
+from tests.runs.conftest import draw, vitrail
+from vitrail.errors import UserError
+from vitrail.evaluate.vtab import TASKS
+from vitrail.images.dataset import open_dataset
+from vitrail.runs import vtab as run
+from vitrail.runs.vtab import thousand, vtab
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """The protocol with 16 and 8 images."""
+    monkeypatch.setattr(run, "TRAIN", 16)
+    monkeypatch.setattr(run, "VAL", 8)
+
+
+def lists(root, counts=(16, 8, 7), classes=2):
+    """A task in the layout of lists: bright and dark pictures."""
+    rng = np.random.default_rng(0)
+    for name, folder, count in zip(("train800", "val200", "test"), ("train800", "val200", "test"), counts, strict=True):
+        (root / "images" / folder).mkdir(parents=True)
+        lines = []
+        for number in range(count):
+            label = number % classes
+            pixels = rng.integers(60 * label, 60 * label + 90, (16, 16, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "images" / folder / f"{number:06d}.png")
+            lines.append(f"images/{folder}/{number:06d}.png {label}\n")
+        (root / f"{name}.txt").write_text("".join(lines))
+    return root
+
+
+def task(key):
+    return next(one for one in TASKS if one.key == key)
+
+
+def test_published_lists_are_taken_as_they_are(tiny, tmp_path, quiet, few):
+    lists(tmp_path / "patch_camelyon")
+    found = vtab(tiny, tmp_path, device="cpu", console=quiet)
+    (score,) = found.scores
+    assert score.key == "patch_camelyon" and score.published and score.tested == 7
+    assert score.accuracy > 0.8  # bright and dark
+    assert found.summary.groups["specialized"] == score.accuracy and not found.summary.complete
+    assert len(found.missing) == 18 and "HDF5" not in json.dumps(found.missing)
+    assert "TFRecord" in found.missing["dmlab"]
+    assert "7 test images, and the task has 32,768" in score.notes
+
+
+def test_no_test_image_is_learned_from(tmp_path, few):
+    for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
+        draw(tmp_path / "eurosat" / name, colour, 50)
+    data = open_dataset(tmp_path / "eurosat", split=False)
+    train, val, test = thousand(data, task("eurosat"))
+    assert (len(train), len(val), len(test)) == (16, 8, 20)  # of 60, 20 and 20
+    digests = [set(one.digests.tolist()) for one in (train, val, test)]
+    assert not digests[0] & digests[1] and not digests[0] & digests[2] and not digests[1] & digests[2]
+    again = thousand(open_dataset(tmp_path / "eurosat", split=False), task("eurosat"))
+    assert [set(one.digests.tolist()) for one in again] == digests
+    with pytest.raises(UserError, match="comes without a split, and DTD has one"):
+        thousand(data, task("dtd"))
+
+
+def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
+    for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
+        draw(tmp_path / name, colour, 54)
+    monkeypatch.setattr(run, "VAL", 6)
+    test = thousand(open_dataset(tmp_path, split=False), task("caltech101"))[2]
+    assert np.bincount(test.labels).tolist() == [24, 24]
+    monkeypatch.setattr(run, "TRAIN", 800)
+    with pytest.raises(UserError, match="54 images to train and 6 to validate on, and VTAB-1k takes 800 and 6"):
+        thousand(open_dataset(tmp_path, split=False), task("caltech101"))
+
+
+def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
+    for arguments, words in [
+        ((tiny, tmp_path / "nowhere"), "is not a folder"),
+        ((tiny, tmp_path), "holds no task of VTAB-1k"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            vtab(*arguments, console=quiet)
+    with pytest.raises(UserError, match="no task 'dtdd'; did you mean 'dtd'"):
+        vtab(tiny, tmp_path, tasks=("dtdd",), console=quiet)
+
+
+def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few, monkeypatch):
+    lists(tmp_path / "patch_camelyon")
+    sizes, fit = [], run.fit_probe
+    monkeypatch.setattr(run, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named))
+    vtab(tiny, tmp_path, device="cpu", console=quiet)
+    assert sizes == [16] * 5 + [24]
+
+
+@pytest.mark.slow
+def test_all_tasks_are_listed_without_weights():
+    done = vitrail("vtab", "--json")
+    assert done.returncode == 0 and len(json.loads(done.stdout)) == 19
+    assert "Clevr-Count" in vitrail("vtab").stdout
+    assert "say where the tasks lie" in vitrail("vtab", "weights").stderr
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_finds_the_same(tiny, tmp_path, monkeypatch):
+    lists(tmp_path / "tasks" / "patch_camelyon", (800, 200, 131))
+    said = []
+    for world in (1, 2, 3):
+        monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / f"cache_{world}"))
+        command = ["vtab", tiny, tmp_path / "tasks", "--json", "--device", "cpu"]
+        started = processes.start(world, tmp_path, processes.vitrail, *command)
+        assert started.codes() == [0] * world, started.errors()
+        said.append(json.loads(started.said()))
+    assert said[0] == said[1] == said[2] and said[0]["scores"][0]["tested"] == 131

@@ -1,0 +1,241 @@
+"""`vitrail vtab`: weights on the tasks of VTAB-1k that lie in a folder, by a linear probe on frozen features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from vitrail.config import ProbeConfig, Size
+from vitrail.errors import UserError, did_you_mean
+from vitrail.evaluate.metrics import Interval, share_interval
+from vitrail.evaluate.probe import Probe, fit_probe
+from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
+from vitrail.images.dataset import Dataset, Samples, open_dataset
+from vitrail.infer.predict import load
+from vitrail.runs.features import Extractor, Features
+from vitrail.runs.show import make_console, scanning
+from vitrail.training.interrupt import Interrupts
+from vitrail.training.parallel import joined
+
+NAMES = ("train", "val", "test")
+LISTS = "Read as a task of VTAB-1k with its published lists."
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    key: str
+    group: str
+    accuracy: float
+    interval: Interval  # 95 %
+    tested: int
+    penalty: float  # chosen on the 200
+    published: bool  # whether the 1,000 images are the published ones
+    notes: list[str]  # in what it is not the published task
+
+
+@dataclass(frozen=True)
+class Vtab:
+    scores: list[TaskScore]
+    summary: Summary
+    missing: dict[str, str]  # task -> what is missing
+
+    def to_dict(self) -> dict[str, Any]:
+        summary = {**asdict(self.summary), "complete": self.summary.complete}
+        return {"scores": [asdict(one) for one in self.scores], "summary": summary, "missing": self.missing}
+
+
+def vtab(
+    weights: str | Path,
+    folder: str | Path,
+    *,
+    tasks: Sequence[str] = (),
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Vtab:
+    """Measure `weights` on every task that has a folder of its name in `folder`, or on some of them.
+
+    The penalty of the probe is chosen by training on 800 images and measuring on 200; then all 1,000 are trained on,
+    and the test split is measured once.
+    """
+    wanted = _wanted(tasks)
+    with joined() as ranks, Interrupts() as interrupts:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
+        if not places:
+            known = ", ".join(task.key for task in wanted)
+            raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
+        classifier = load(weights, image_size=image_size, device=device)
+        extractor = Extractor(classifier, console, interrupts, ranks)
+        scores = []
+        for task, place in places.items():
+            dataset, splits = ranks.share(partial(_open, task, place, console, interrupts))
+            found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
+            score = ranks.share(partial(_score, task, dataset, found))
+            scores.append(score)
+            console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
+        result = Vtab(
+            scores,
+            summarise({one.key: one.accuracy for one in scores}),
+            {task.key: what_is_missing(task) for task in wanted if task not in places},
+        )
+        _show(console, result)
+        return result
+
+
+def _open(
+    task: Task, place: Path, console: Console, interrupts: Interrupts
+) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
+    with scanning(console, interrupts) as scanned:
+        dataset = open_dataset(place, split=False, progress=scanned)
+    return dataset, thousand(dataset, task)
+
+
+def _wanted(keys: Sequence[str]) -> list[Task]:
+    known = {task.key: task for task in TASKS}
+    for key in keys:
+        if key not in known:
+            raise UserError(f"VTAB has no task '{key}'{did_you_mean(key, known) or '; it has ' + ', '.join(known)}")
+    return [task for task in TASKS if not keys or task.key in keys]
+
+
+def _place(folder: Path, task: Task) -> Path | None:
+    if not folder.is_dir():
+        raise UserError(f"'{folder}' is not a folder: give the one that holds a folder for each task")
+    names = (task.key, f"{task.key}.zip", f"{task.key}.tar.gz", f"{task.key}.parquet")
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def what_is_missing(task: Task) -> str:
+    """What it would take to run a task that is not there."""
+    lists = "train800.txt, val200.txt and test.txt beside its images"
+    if task.missing:
+        return f"{lists}; as it is published it cannot be read: {task.missing}"
+    return f"{lists}, or the data set as it is published"
+
+
+def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
+    """The 800, the 200 and the test images. Where they are not published, they are drawn by the content of the images:
+    the same ones whatever their names and order."""
+    splits = dataset.splits
+    if dataset.several:
+        raise UserError(f"the images of '{dataset.root}' have any number of labels, and those of {task.name} have one")
+    if "all" in splits:
+        train, val, test = _parted(splits["all"], task, dataset)
+    elif "train" in splits and "test" in splits:
+        train, test = splits["train"], splits["test"]
+        if "val" in splits:
+            val = splits["val"]
+        else:
+            order = _order(train)
+            last = int(len(order) * task.learned)
+            train, val = train.subset(order[:last]), train.subset(order[last:])
+    else:
+        raise UserError(f"'{dataset.root}' has the splits {', '.join(splits)}: {task.name} needs train and test")
+    if len(train) < TRAIN or len(val) < VAL:
+        raise UserError(
+            f"'{dataset.root}' has {len(train):,} images to train and {len(val):,} to validate on, and VTAB-1k takes "
+            f"{TRAIN} and {VAL}"
+        )
+    return train.subset(_order(train)[:TRAIN]), val.subset(_order(val)[:VAL]), test
+
+
+def _parted(samples: Samples, task: Task, dataset: Dataset) -> tuple[Samples, Samples, Samples]:
+    order = _order(samples)
+    if task.per_class:
+        own = [order[samples.labels[order] == label][: task.per_class] for label in range(len(samples.classes))]
+        learned = np.concatenate(own)
+        learned = learned[_order(samples.subset(learned))]
+        last = int(len(learned) * task.learned)
+        rest = np.setdiff1d(order, learned)
+        return samples.subset(learned[:last]), samples.subset(learned[last:]), samples.subset(rest)
+    if task.parts is None:
+        raise UserError(f"'{dataset.root}' comes without a split, and {task.name} has one: {task.split}")
+    first, second = (int(len(order) * share) for share in (task.parts[0], task.parts[0] + task.parts[1]))
+    return samples.subset(order[:first]), samples.subset(order[first:second]), samples.subset(order[second:])
+
+
+def _order(samples: Samples) -> np.ndarray:
+    return np.argsort(samples.firsts, kind="stable")
+
+
+def _score(task: Task, dataset: Dataset, splits: Sequence[Features]) -> TaskScore:
+    train, val, test = splits
+    x, y = train.take(np.arange(len(train.samples)))
+    x_val, y_val = val.take(np.arange(len(val.samples)))
+    classes, settings = len(dataset.classes), ProbeConfig()
+
+    def fit(features: Tensor, labels: Tensor, penalty: float) -> Probe:
+        return fit_probe(features, labels, classes, penalties=(penalty,), iterations=settings.iterations)
+
+    tried = {penalty: _right(fit(x, y, penalty), x_val, y_val) for penalty in sorted(settings.penalties, reverse=True)}
+    best = max(tried, key=lambda penalty: tried[penalty])  # the strongest of equals
+    probe = fit(torch.cat([x, x_val]), torch.cat([y, y_val]), best)
+    right = tested = 0
+    for values, truth in test.parts():
+        right += _right(probe, values, truth)
+        tested += len(truth)
+    published = LISTS in dataset.notes
+    notes = [] if published else ["the 1,000 images are drawn anew: compare it in kind, not to the digit"]
+    if classes != task.classes:
+        notes.append(f"{classes} classes, and the task has {task.classes}")
+    if tested != task.test:
+        notes.append(f"{tested:,} test images, and the task has {task.test:,}")
+    interval = share_interval(right, tested)
+    return TaskScore(task.key, task.group, right / tested, interval, tested, best, published, notes)
+
+
+def _right(probe: Probe, features: Tensor, labels: Tensor) -> int:
+    return int(((features @ probe.weight.T + probe.bias).argmax(dim=1) == labels).sum())
+
+
+def _show(console: Console, result: Vtab) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "group", "top-1", "test images", "penalty"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("task", "group") else "right")
+    names = {task.key: task.name for task in TASKS}
+    for one in result.scores:
+        half = 100 * (one.interval[1] - one.interval[0]) / 2
+        table.add_row(
+            names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", f"{one.penalty:g}"
+        )
+    console.print(table)
+    for one in result.scores:
+        for note in one.notes:
+            console.print(f"[dim]{names[one.key]}: {escape(note)}[/]")
+    if result.missing:
+        left = ", ".join(result.missing)
+        console.print(f"[dim]not run, for want of a folder: {left}; `vitrail vtab` tells what each needs[/]")
+    groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
+    what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(TASKS)} tasks"
+    console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by a linear probe on frozen features")
+
+
+def show_tasks(console: Console) -> None:
+    """The table of all tasks."""
+    table = Table(box=None, pad_edge=False)
+    headings = ("folder", "task", "group", "classes", "test", "without")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="right" if heading in headings[3:5] else "left")
+    for task in TASKS:
+        without = ", ".join(name for name, may in (("flip", task.flip), ("crop", task.crop)) if not may)
+        table.add_row(task.key, task.name, task.group, str(task.classes), f"{task.test:,}", without)
+    console.print(table)
+    for task in TASKS:
+        console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
+        console.print(f"  needs {what_is_missing(task)}")
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    return [asdict(task) for task in TASKS]
