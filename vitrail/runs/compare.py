@@ -198,9 +198,12 @@ def _show(console: Console, rows: Sequence[Compared]) -> None:
     console.print(table)
     for row in rows[1:]:
         console.print(sentence(row, rows[0].name))
-    for key in rows[0].settings:
-        said = ", ".join(str(row.settings[key]) if row.settings[key] is not None else "–" for row in rows)
+    stated = [key for key in rows[0].settings if all(row.settings[key] is not None for row in rows)]
+    for key in stated:
+        said = " | ".join(str(row.settings[key]) for row in rows)
         console.print(f"[dim]{escape(key)}: {escape(said)}[/]")
+    if others := len(rows[0].settings) - len(stated):
+        console.print(f"[dim]and {others} settings that not all of them state[/]")
 
 
 def _numbers(scores: Scores | TagScores) -> list[str]:

@@ -33,6 +33,7 @@ class Features:
 
     cache: FeatureCache
     samples: Samples
+    interrupts: Interrupts
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features and labels of some images, in their order."""
@@ -42,6 +43,7 @@ class Features:
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and labels of all images, a part at a time."""
         for rows, values in self.cache.rows(self.samples.digests):
+            self.interrupts.check()
             yield torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows])
 
 
@@ -66,7 +68,7 @@ class Extractor:
                 raise UserError(f"none of the {left:,} images of {what} gave features: can they and the cache be read?")
             if left:
                 self.console.print(f"[dim]{left:,} images of {what} could not be read and are left out[/]")
-        return Features(self.cache, samples)
+        return Features(self.cache, samples, self.interrupts)
 
     @torch.no_grad()
     def _run(self, samples: Samples, what: str) -> None:

@@ -140,6 +140,7 @@ def _tasks(
         train, test = dataset.splits["train"], dataset.splits["test" if "test" in dataset.splits else "val"]
         show_transfer(extractor.console, name, dataset, train, test, card)
         classes = len(dataset.classes)
+        _note_fewer(extractor.console, name, train, classes, shots)
         chosen = {
             (number, seed): choose_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
         }
@@ -149,6 +150,15 @@ def _tasks(
             extractor.of(train, np.concatenate(list(chosen.values())), f"{name}, train"),
             extractor.of(test, what=f"{name}, test"),
             chosen,
+        )
+
+
+def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots: Sequence[int | None]) -> None:
+    fewest = int(np.bincount(train.labels, minlength=classes).min())
+    more = [str(number) for number in shots if number is not None and number > fewest]
+    if more:
+        console.print(
+            f"[dim]{escape(name)} has classes with {fewest} images to learn from: {', '.join(more)} shots take all[/]"
         )
 
 

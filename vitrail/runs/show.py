@@ -78,6 +78,6 @@ def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) 
     top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
     console.print(
         f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
-        f"calibration error {scores.ece:.1%}",
+        f"balanced {scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}",
     )
     console.print(f"[dim]{measured_on}[/]")

@@ -39,7 +39,9 @@ def show_tuning(console: Console, scores: Scores | TagScores) -> None:
     assert isinstance(scores, Scores)
     if scores.tuned is None:
         return
-    if scores.ece - scores.tuned.ece > WORTH:
+    if scores.ece_chance is not None and scores.ece <= scores.ece_chance:
+        console.print("[dim]a calibration error this small is no more than so few images give by chance[/]")
+    elif scores.ece - scores.tuned.ece > WORTH:
         console.print(
             f"[dim]a temperature of {scores.tuned.temperature:.2f} would take the calibration error from "
             f"{scores.ece:.1%} to {scores.tuned.ece:.1%}, on images it was not fitted on[/]"
