@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import ranks as processes
-from tests.runs.conftest import SMALL, draw
+from tests.runs.conftest import draw
 from vitrail.errors import UserError
 from vitrail.runs.compare import compare, differences
 from vitrail.runs.evaluate import evaluate
@@ -16,15 +16,16 @@ from vitrail.weights.bundle import read_card, write_bundle
 
 
 @pytest.fixture(scope="module")
-def runs(photos, tmp_path_factory):
+def runs(photos, tiny, tmp_path_factory):
     """One that was trained, and one that takes classes for each other."""
     from rich.console import Console
 
     root = tmp_path_factory.mktemp("compare")
     with open(root / "log", "w") as log:
         for name, steps, rate in (("good", 40, 3e-3), ("poor", 1, 1e-6)):
-            overrides = (*SMALL, f"train.steps={steps}", f"optimizer.lr={rate}", "data.workers=0")
-            train(photos, recipe="scratch", out=root / name, overrides=overrides, console=Console(file=log))
+            overrides = (f"train.steps={steps}", f"optimizer.lr={rate}", "data.workers=0", "precision.compute=fp32")
+            options = {"from_": tiny, "recipe": "scratch", "console": Console(file=log)}
+            train(photos, out=root / name, overrides=overrides, **options)
     poor = root / "poor" / "model.safetensors"
     state = load_file(poor)
     turned = {name: state[name].roll(1, 0) for name in ("head.weight", "head.bias")}

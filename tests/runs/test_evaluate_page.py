@@ -3,38 +3,42 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.runs.conftest import SMALL, draw
+from tests import ranks as processes
+from tests.runs.conftest import draw
 from tests.runs.test_vtab import lists
 from vitrail.runs.train import train
 
-PAGE = (Path(__file__).parents[1] / "docs" / "evaluate.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+QUICK = ("train.steps=2", "precision.compute=fp32", "data.workers=0")
 COMMANDS = re.findall(r"^\$ (vitrail .*)$", PAGE, re.M)
 
 
 @pytest.mark.slow
-def test_every_command_runs(tmp_path):
+def test_every_command_runs(tiny, tmp_path):
     for name, colour in {"heron": (200, 60, 60), "egret": (60, 60, 200)}.items():
         draw(tmp_path / "photos" / name, colour, 20)
         draw(tmp_path / "more_photos" / name, colour, 8, size=18)
     lists(tmp_path / "vtab-1k" / "patch_camelyon", (800, 200, 20))
     with open(os.devnull, "w") as nowhere:
         for out in ("photos", "photos-2"):
-            overrides = (*SMALL, "train.steps=2")
-            train(tmp_path / "photos", out=tmp_path / "runs" / out, overrides=overrides, console=Console(file=nowhere))
+            options = {"overrides": QUICK, "from_": tiny, "recipe": "scratch", "console": Console(file=nowhere)}
+            train(tmp_path / "photos", out=tmp_path / "runs" / out, **options)
     assert {command.split()[1] for command in COMMANDS} == {"evaluate", "compare", "fewshot", "knn", "vtab"}
     for command in COMMANDS:
-        words = [sys.executable, "-m", *shlex.split(command)]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, command + done.stdout + done.stderr
+        started = processes.start(1, tmp_path / "said", _in_folder, tmp_path, *shlex.split(command)[1:])
+        assert started.codes() == [0], command + started.errors()
+
+
+def _in_folder(folder, *words):
+    os.chdir(folder)
+    processes.vitrail(*words)
 
 
 def test_links_point_to_files_that_exist():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
-        assert (Path(__file__).parents[1] / "docs" / target).is_file(), target
+        assert (Path(__file__).parents[2] / "docs" / target).is_file(), target
