@@ -116,3 +116,25 @@ def test_any_number_of_processes_finds_the_same(tiny, tmp_path, monkeypatch):
         assert started.codes() == [0] * world, started.errors()
         said.append(json.loads(started.said()))
     assert said[0] == said[1] == said[2] and said[0]["scores"][0]["tested"] == 131
+
+
+def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
+    rng = np.random.default_rng(0)
+    root = tmp_path / "clevr_count"
+    for split, count in (("train", 80), ("val", 9)):
+        (root / "images" / split).mkdir(parents=True)
+        (root / "scenes").mkdir(exist_ok=True)
+        written = []
+        for number in range(count):
+            name, objects = f"CLEVR_{split}_{number:06d}.png", 3 + number % 8
+            pixels = rng.integers(0, 9 + 30 * (number % 8), (16, 16, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "images" / split / name)
+            written.append({"image_filename": name, "objects": [{"pixel_coords": [0, 0, 7 + number % 5]}] * objects})
+        (root / "scenes" / f"CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": written}))
+    (tmp_path / "clevr_dist").symlink_to(root)
+    found = vtab(tiny, tmp_path, device="cpu", console=quiet)
+    assert [(one.key, one.tested, one.published) for one in found.scores] == [
+        ("clevr_count", 9, False),
+        ("clevr_dist", 9, False),
+    ]
+    assert not any("classes, and the task has" in note for one in found.scores for note in one.notes)

@@ -37,7 +37,6 @@ _NINE = "90 % and 10 % of the published training images"
 _FOLDERS = (0.6, 0.2, 0.2)
 _SPRITES = "dSprites is one .npz of bitmaps, which is not read"
 _NORB = "Small NORB is .mat files in a format of its own, which is not read"
-_CLEVR = "the scenes of CLEVR (scenes/*.json), which hold the labels, are not read"
 
 TASKS: tuple[Task, ...] = (
     Task(
@@ -124,7 +123,6 @@ TASKS: tuple[Task, ...] = (
         15_000,
         "how many objects, less 3",
         f"{_NINE}; the validation images test",
-        missing=_CLEVR,
         crop=False,
     ),
     Task(
@@ -135,7 +133,6 @@ TASKS: tuple[Task, ...] = (
         15_000,
         "the depth of the closest object: up to 8, 8.5, 9, 9.5, 10, beyond",
         f"{_NINE}; the validation images test",
-        missing=_CLEVR,
         crop=False,
     ),
     Task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,6 +71,7 @@ def open_dataset(
     labelled: bool = True,
     quarantine: str | Path = "",
     progress: Progress | None = None,
+    read: Callable[[Path, list[str]], Catalogue | None] | None = None,
 ) -> Dataset:
     """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
 
@@ -79,13 +80,14 @@ def open_dataset(
     training class as "val", so that nothing looks at the test images before the end; with `alike`, images that look
     alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order the data
     states or that of their code points; unless `labelled`, there is one class of all images. With `split` off, unsplit
-    data is one split "all". Images that the list `quarantine` names are left out before all this.
+    data is one split "all". Images that the list `quarantine` names are left out before all this. `read` is for data
+    that can be read in another way than it would be; where it gives nothing, that way is taken.
     """
     for share in (holdout, monitor):
         if not 0 < share < 1:
             raise UserError(f"the share to hold out must be between 0 and 1, not {share}")
     notes: list[str] = []
-    source = read_source(path, notes, labelled)
+    source = (read(Path(path).expanduser(), notes) if read else None) or read_source(path, notes, labelled)
     needs_train = source.given_split and split
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1

@@ -104,8 +104,8 @@ def fewshot(
 
         def solve() -> list[FewShot]:
             found = []
-            for method in methods:
-                for number in shots:
+            for method in dict.fromkeys(methods):
+                for number in dict.fromkeys(shots):
                     interrupts.check()
                     with console.status(f"{method}, {_shots(number)}"):
                         counts = {

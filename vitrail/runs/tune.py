@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def own_file(weights: str | Path) -> Path:
             f"{weights} FILE.safetensors --to vitrail`"
         )
     read_card(path)  # tells what is wrong with it
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"--write needs a folder that can be written to, and that of '{path}' cannot")
     return path
 
 

@@ -21,12 +21,17 @@ from vitrail.evaluate.metrics import Interval, share_interval
 from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
 from vitrail.images.dataset import Dataset, Samples, open_dataset
+from vitrail.images.sources.clevr import read_clevr
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import make_console, scanning
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 
+READERS = {
+    "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
+    "clevr_dist": lambda place, notes: read_clevr(place, "distance", notes),
+}
 NAMES = ("train", "val", "test")
 LISTS = "Read as a task of VTAB-1k with its published lists."
 
@@ -98,7 +103,7 @@ def _open(
     task: Task, place: Path, console: Console, interrupts: Interrupts
 ) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
     with scanning(console, interrupts) as scanned:
-        dataset = open_dataset(place, split=False, progress=scanned)
+        dataset = open_dataset(place, split=False, progress=scanned, read=READERS.get(task.key))
     return dataset, thousand(dataset, task)
 
 
