@@ -12,7 +12,10 @@ import vitrail
 from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.errors import UserError
+from vitrail.evaluate.metrics import score
+from vitrail.infer.forward import Outputs
 from vitrail.runs.evaluate import evaluate
+from vitrail.runs.measure import with_one_label
 from vitrail.runs.train import train
 from vitrail.runs.tune import own_file
 from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
@@ -119,3 +122,31 @@ def test_any_number_of_processes_measures_the_same(run, data, tmp_path):
         said.append(json.loads(started.said()))
     assert said[0] == said[1] == said[2]
     assert said[0]["n"] == 131 and said[0]["balanced_interval"][0] < said[0]["balanced_accuracy"]
+
+
+@pytest.mark.slow
+def test_the_real_labels_are_scored_as_timm_does():
+    """All 50,000 images of ImageNet's validation set, of which 46,837 have labels; on 1,000 random numbers each."""
+    from timm.data.real_labels import RealLabelsImagenet
+
+    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 50_001)]
+    peer = RealLabelsImagenet(names, topk=(1, 5))
+    rows = [row for row in range(50_000) if peer.real_labels[names[row]]]
+    assert len(rows) == 46_837
+    generator, right = torch.Generator().manual_seed(0), {1: 0.0, 5: 0.0}
+    for start in range(0, len(rows), 5000):  # a part at a time: all of them are 190 MB
+        part = rows[start : start + 5000]
+        values = torch.randn(len(part), 1000, generator=generator)
+        marks = torch.zeros(len(part), 1000, dtype=torch.uint8)
+        for place, row in enumerate(part):
+            marks[place, peer.real_labels[names[row]]] = 1
+        values += 2 * marks  # better than chance
+        found = with_one_label(Outputs(values, marks, torch.arange(len(part)), []))
+        scores = score(found.values.numpy(), found.labels.numpy(), [str(label) for label in range(1000)], bootstrap=10)
+        right[1] += scores.top1 * scores.n
+        right[5] += (scores.top5 or 0) * scores.n
+        for place, row in enumerate(part):
+            peer.sample_idx = row
+            peer.add_result(values[place : place + 1])
+    for k in (1, 5):
+        assert 100 * right[k] / len(rows) == pytest.approx(peer.get_accuracy(k))
