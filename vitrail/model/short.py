@@ -31,9 +31,12 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
     return cast(Tensor, torch.ops.vitrail.short_attention(qkv, heads))
 
 
-@torch.compiler.assume_constant_result
 def _there() -> bool:
     return _loaded()
+
+
+# What torch.compiler.assume_constant_result sets, which would import the compiler for every user of a network.
+_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -39,6 +39,7 @@ from vitrail.runs.choose import (
 )
 from vitrail.runs.network import network_from, new_network
 from vitrail.runs.sense import check_purpose, check_resolved
+from vitrail.runs.start import find_start, is_open
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
@@ -83,9 +84,14 @@ class Plan:
         return _facts(self.dataset, self.device, self.weights)
 
 
-def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None, world: int = 1) -> Plan:
+def make_plan(
+    request: Request,
+    scanned: Callable[[int, int], None] | None = None,
+    world: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Plan:
     """Resolve a request, for so many processes. What the user said stands; the rest is chosen from the data and the
-    machine."""
+    machine. `tell` hears of what takes a while."""
     given = given_settings(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
@@ -99,8 +105,13 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
-    settings = _Settings(given)
+    settings, start = _Settings(given), early.model.weights
+    if is_open(request.recipe, given):
+        weights, start, decision = find_start(facts, tell)
+        settings.decisions.append(decision)
+        facts = _facts(dataset, device, weights)
     settings.take_recipe(request.recipe, facts)
+    settings.set("model.weights", start)
     if weights is None and not settings.config.model.name:
         settings.choose(choose_model(facts, settings.config.model.image_size))
     model, preprocess = network_of(settings.config, dataset, weights)

@@ -87,7 +87,7 @@ def train(
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite or again)
             with scanning(console, interrupts) as scanned:
-                own.append(make_plan(request, scanned, ranks.world))
+                own.append(make_plan(request, scanned, ranks.world, console.print))
             folder = choose_folder(out, own[0].dataset.root)
             check_beside(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
