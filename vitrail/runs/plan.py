@@ -223,7 +223,9 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         quarantine=data.quarantine,
         progress=scanned,
     )
-    if "val" not in dataset.splits:
+    if data.monitor == 0 and config.kind == "masked":
+        raise UserError("masked-patch pre-training is measured on watched images alone: use a data.monitor above 0")
+    if "val" not in dataset.splits and (data.monitor > 0 or "test" not in dataset.splits):
         needed = "every class needs two images or more that do not belong together"
         raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
     return dataset
