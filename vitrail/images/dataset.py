@@ -76,10 +76,11 @@ def open_dataset(
 
     Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
     or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
-    training class as "val" (0: none), so that nothing looks at the test images before the end; with `alike`, images
-    that look alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order the data
-    states or that of their code points; unless `labelled`, there is one class of all images. With `split` off, unsplit
-    data is one split "all". Images that the list `quarantine` names are left out before all this.
+    training class as "val", so that nothing looks at the test images before the end (0: none, and the images of a "val"
+    split are training images, too); with `alike`, images that look alike stay on one side. With `classes` (those of a
+    weights file) labels follow that order, else the order the data states or that of their code points; unless
+    `labelled`, there is one class of all images. With `split` off, unsplit data is one split "all". Images that the
+    list `quarantine` names are left out before all this.
     """
     if not 0 < holdout < 1:
         raise UserError(f"the share to hold out must be between 0 and 1, not {holdout}")
@@ -106,11 +107,12 @@ def open_dataset(
     digests = [found.digests[row].tobytes() for row in usable]
     firsts = images.firsts or digests  # an image keeps its side when it is made smaller
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
-    if split and "val" not in images.splits:
+    if split and monitor == 0 and "test" in images.splits:
+        images = replace(images, splits=["train" if name == "val" else name for name in images.splits])
+    elif split and "val" not in images.splits:
         share = monitor if "test" in images.splits else holdout
-        if share:
-            together = near_groups(found.looks[usable]) if alike else None
-            images = hold_out(images, firsts, together, share, split_seed, notes)
+        together = near_groups(found.looks[usable]) if alike else None
+        images = hold_out(images, firsts, together, share, split_seed, notes)
     if source.given_split or not split:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +225,11 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
     )
     if data.monitor == 0 and config.kind == "masked":
         raise UserError("masked-patch pre-training is measured on watched images alone: use a data.monitor above 0")
-    if "val" not in dataset.splits and (data.monitor > 0 or "test" not in dataset.splits):
+    if not data.test and "test" in dataset.splits:
+        dataset = replace(dataset, splits={name: part for name, part in dataset.splits.items() if name != "test"})
+    if data.monitor == 0 and not dataset.splits.keys() & {"val", "test"}:
+        raise UserError("data.monitor=0 and data.test=false leave nothing to measure on: set one of them")
+    if data.monitor > 0 and "val" not in dataset.splits:
         needed = "every class needs two images or more that do not belong together"
         raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
     return dataset
