@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import draw
+from vitrail.config import RunConfig, read_recipe
 from vitrail.errors import UserError
-from vitrail.runs.transfer import RATES, Transfer, transfer
+from vitrail.runs.transfer import Transfer, rates_of, transfer
 from vitrail.weights.bundle import read_card
 
 STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
@@ -30,7 +31,15 @@ def test_rows_are_written_as_the_paper_writes_them():
     found = Transfer({}, 0.01, [0.98, 0.985, 0.99])
     assert found.row == "98.50 ± 0.50" and found.deviation == pytest.approx(statistics.stdev([0.98, 0.985, 0.99]))
     assert Transfer({}, 0.01, [0.9876]).row == "98.76"
-    assert RATES == (0.001, 0.003, 0.01, 0.03)
+
+
+def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own():
+    assert rates_of("paper-finetune-cifar") == rates_of("paper-finetune") == (0.001, 0.003, 0.01, 0.03)
+    assert rates_of("paper-finetune-imagenet-518") == (0.003, 0.01, 0.03, 0.06)
+    assert rates_of("paper-finetune-vtab") == (0.01,)
+    low, middle, high = rates_of("finetune")
+    assert middle == RunConfig.model_validate(read_recipe("finetune")).optimizer.lr
+    assert high / middle == pytest.approx(3, rel=0.05) and middle / low == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.slow

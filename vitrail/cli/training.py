@@ -106,7 +106,7 @@ def transfer(
     /,
     *,
     from_: Annotated[str, Parameter(name="--from")],
-    recipe: str = "finetune",
+    recipe: str = "paper-finetune",
     rates: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (),
     seeds: int = 3,
     out: str | None = None,
@@ -130,9 +130,9 @@ def transfer(
     from_
         Weights to start from: a file, a run folder, or hf-hub:owner/name.
     recipe
-        A recipe for fine-tuning: finetune, or a row of the paper's Table 4 (paper-finetune-cifar, ...).
+        A recipe for fine-tuning: a row of the paper's Table 4 (paper-finetune-cifar, ...), what they share, or any other.
     rates
-        The learning rates to choose from; if not given, the paper's for this recipe.
+        The learning rates to choose from; if not given, the paper's, or three around that of another recipe.
     seeds
         Networks trained in the end.
     out

@@ -25,8 +25,13 @@ from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
 from vitrail.weights.bundle import read_card
 
-RATES = (0.001, 0.003, 0.01, 0.03)  # of the paper's Table 4, for all rows but these
-RATES_OF = {"paper-finetune-imagenet": (0.003, 0.01, 0.03, 0.06), "paper-finetune-vtab": (0.01,)}
+# The learning rates of the paper's Table 4, by the beginning of a recipe's name.
+RATES = {
+    "paper-finetune-imagenet": (0.003, 0.01, 0.03, 0.06),
+    "paper-finetune-vtab": (0.01,),
+    "paper-finetune": (0.001, 0.003, 0.01, 0.03),
+}
+AROUND = (1 / 3, 1.0, 3.0)  # times the rate of any other recipe
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def transfer(
     data: str | Path,
     *,
     from_: str | Path,
-    recipe: str = "finetune",
+    recipe: str = "paper-finetune",
     rates: Sequence[float] = (),
     seeds: int = 3,
     out: str | Path | None = None,
@@ -66,7 +71,7 @@ def transfer(
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
     console = console or make_console()
-    rates = tuple(rates) or next((grid for name, grid in RATES_OF.items() if recipe.startswith(name)), RATES)
+    rates = tuple(rates) or rates_of(recipe)
     _check(data, recipe, rates, seeds, overrides)
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
 
@@ -95,6 +100,15 @@ def transfer(
     found = Transfer(tried, best, test)
     _tell(found, str(data), str(from_), folder, console)
     return found
+
+
+def rates_of(recipe: str) -> tuple[float, ...]:
+    """What to choose from, if nobody says."""
+    for name, rates in RATES.items():
+        if recipe.startswith(name):
+            return rates
+    own = validate(RunConfig, read_recipe(recipe), recipe).optimizer.lr
+    return tuple(float(f"{factor * own:.2g}") for factor in AROUND)
 
 
 def _check(data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]) -> None:
