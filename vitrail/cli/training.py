@@ -130,7 +130,7 @@ def transfer(
     from_
         Weights to start from: a file, a run folder, or hf-hub:owner/name.
     recipe
-        A recipe for fine-tuning: a row of the paper's Table 4 (paper-finetune-cifar, ...), what they share, or any other.
+        A recipe for fine-tuning: a row of Table 4 (paper-finetune-cifar, ...), what they share, or any other.
     rates
         The learning rates to choose from; if not given, the paper's, or three around that of another recipe.
     seeds
