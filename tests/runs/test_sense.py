@@ -22,6 +22,7 @@ from vitrail.runs.train import train
         (["lora.rank=4"], "random ones are of no use: add --from"),
         (["optimizer.freeze=backbone"], "random ones are of no use: add --from"),
         (["train.recompute=true", "model.name=R50x1"], "for the blocks of a Transformer"),
+        (["model.initial=mimetic", "model.name=R50x1"], "a ResNet has no attention"),
         (["kind=masked", "model.name=R50x1"], "for Vision Transformers and hybrids"),
         (["kind=masked", "model.name=Axial-S/16"], "for Vision Transformers and hybrids"),
         (["kind=masked", "objective.class_weights=balanced"], "classifies nothing"),

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 import vitrail
-from tests.runs.conftest import SMALL
+from tests.runs.conftest import SMALL, draw
 from tests.runs.conftest import vitrail as command
 from vitrail.config import DataConfig
 from vitrail.errors import UserError
@@ -25,6 +25,7 @@ from vitrail.runs.measure import measure
 from vitrail.runs.pack import pack
 from vitrail.runs.train import train
 from vitrail.training.interrupt import Interrupts
+from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import read_card
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -161,3 +162,17 @@ def test_a_table_whose_splits_changed_is_other_data(tagged, tmp_path):
         return open_dataset(tmp_path / "list.csv").fingerprint
 
     assert fingerprint("train", "test") != fingerprint("test", "train")
+
+
+def test_all_training_images_are_trained_on_where_none_is_watched(tmp_path, quiet):
+    """The test images are measured once, at the end; on the way nothing is."""
+    for split, count in (("train", 9), ("test", 5)):
+        draw(tmp_path / "data" / split / "red", (200, 60, count), count)
+        draw(tmp_path / "data" / split / "blue", (60, count, 200), count)
+    steps = (*SMALL, "train.steps=6", "data.monitor=0")
+    result = train(tmp_path / "data", recipe="scratch", out=tmp_path / "run", overrides=steps, console=quiet)
+    card = read_card(result.weights)
+    assert card.data["images"] == {"train": 18, "test": 10} and card.metrics["n"] == 10
+    assert not any("val_top1" in row for row in read_metrics(tmp_path / "run" / "metrics.jsonl"))
+    again = evaluate(tmp_path / "run", tmp_path / "data", console=quiet)
+    assert again.n == 10 and again.top1 == card.metrics["top1"]

@@ -35,6 +35,7 @@ for command in (
     training.demo,
     data.check,
     training.train,
+    training.transfer,
     measuring.evaluate,
     measuring.fewshot,
     measuring.knn,

@@ -27,6 +27,7 @@ class ModelChoice(Schema):
 
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
     weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
+    initial: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
     image_size: Size | None = None  # none: the size of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
     pool: Pooling | None = None
@@ -48,7 +49,10 @@ class DataConfig(Schema):
     path: str = ""
     quarantine: str = ""  # a list of images to leave out, as `vitrail check` writes it
     holdout: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
-    monitor: float = Field(default=0.1, gt=0, lt=1)  # share of training images watched when only a test split is given
+    # share of training images that is watched when only a test split is given; 0: none is watched, and all but the
+    # test images are trained on, those of a validation split too
+    monitor: float = Field(default=0.1, ge=0, lt=1)
+    test: bool = True  # false: the test images are left alone, and the watched ones are measured on
     split_seed: int = 0
     alike: bool = True  # images that look alike are held out together, or not at all
     workers: int | None = Field(default=None, ge=0, le=256)  # none: chosen from the machine

@@ -77,15 +77,17 @@ def open_dataset(
 
     Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
     or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
-    training class as "val", so that nothing looks at the test images before the end; with `alike`, images that look
-    alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order the data
-    states or that of their code points; unless `labelled`, there is one class of all images. With `split` off, unsplit
-    data is one split "all". Images that the list `quarantine` names are left out before all this. `read` is for data
-    that can be read in another way than it would be; where it gives nothing, that way is taken.
+    training class as "val", so that nothing looks at the test images before the end (0: none, and the images of a "val"
+    split are training images, too); with `alike`, images that look alike stay on one side. With `classes` (those of a
+    weights file) labels follow that order, else the order the data states or that of their code points; unless
+    `labelled`, there is one class of all images. With `split` off, unsplit data is one split "all". Images that the
+    list `quarantine` names are left out before all this. `read` is for data that can be read in another way than it
+    would be; where it gives nothing, that way is taken.
     """
-    for share in (holdout, monitor):
-        if not 0 < share < 1:
-            raise UserError(f"the share to hold out must be between 0 and 1, not {share}")
+    if not 0 < holdout < 1:
+        raise UserError(f"the share to hold out must be between 0 and 1, not {holdout}")
+    if not 0 <= monitor < 1:
+        raise UserError(f"the share to watch must be 0 or between 0 and 1, not {monitor}")
     notes: list[str] = []
     source = (read(Path(path).expanduser(), notes) if read else None) or read_source(path, notes, labelled)
     needs_train = source.given_split and split
@@ -107,7 +109,9 @@ def open_dataset(
     digests = [found.digests[row].tobytes() for row in usable]
     firsts = images.firsts or digests  # an image keeps its side when it is made smaller
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
-    if split and "val" not in images.splits:
+    if split and monitor == 0 and "test" in images.splits:
+        images = replace(images, splits=["train" if name == "val" else name for name in images.splits])
+    elif split and "val" not in images.splits:
         share = monitor if "test" in images.splits else holdout
         together = near_groups(found.looks[usable]) if alike else None
         images = hold_out(images, firsts, together, share, split_seed, notes)

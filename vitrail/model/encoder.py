@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.config import ModelConfig
 from vitrail.model.initialise import normal_
 from vitrail.model.positions import RelativePositions
+from vitrail.model.short import is_short, short_attention
 
 Watch = Callable[[int, Tensor, Tensor], None]  # number of a block, what it gets and what it gives
 
@@ -38,7 +39,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
         """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
-        q, k, v = self.split(x)
+        qkv = self.qkv(x)
+        if keep is None and self.relative is None and is_short(qkv, self.heads):
+            return self.out(short_attention(qkv, self.heads))
+        q, k, v = self.apart(qkv)
         q = q[:, :, :keep]
         bias = None if self.relative is None else self.relative(q)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # scaled by 1/sqrt(D/heads)
@@ -46,8 +50,11 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, each (B, heads, T, D/heads)."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        return self.apart(self.qkv(x))
+
+    def apart(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        batch, tokens, width = qkv.shape
+        qkv = qkv.view(batch, tokens, 3, self.heads, width // (3 * self.heads))
         # Apart first, then transposed: their gradients then come together as the projection wants them, uncopied.
         return tuple(part.transpose(1, 2) for part in qkv.unbind(2))
 

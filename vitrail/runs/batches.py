@@ -26,6 +26,7 @@ from vitrail.images.loading.loader import (
 from vitrail.images.loading.reader import Reader
 from vitrail.images.loading.resident import ResidentLoader
 from vitrail.images.preprocess import normalise
+from vitrail.images.transfer import on_device
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.objectives.classification import Classification
 from vitrail.runs.outputs import reader_of, waiting_advice
@@ -38,7 +39,7 @@ from vitrail.training.progress import TrainingProgress
 
 Targets = Callable[[Tensor], Tensor]  # labels -> (B, K)
 RESIDENT = 8 << 30  # bytes of images that may be kept on a GPU
-TOGETHER = 1 << 24  # values of images that are changed at one go
+TOGETHER = 1 << 26  # values of images that are changed at one go, at most
 RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 
@@ -52,13 +53,10 @@ class TrainingBatches:
 
     def __call__(self, start: int, passed: int) -> Iterator[Prepared]:
         """Those of step `start` and all after it, with so many of the stream passed over."""
-        place, stop, together = start + passed, self.plan.steps + passed, 1
+        place, stop, together = start + passed, self.plan.steps + passed, self._together()
         if isinstance(self.loader, Loader):
             self._advise(self.loader, start)
-            upcoming = self.loader.from_step(place, stop)
-        else:
-            together = self._together()
-            upcoming = self.loader.from_step(place, stop, together)
+        upcoming = self.loader.from_step(place, stop, together)
         while place < stop:
             since = time.monotonic()
             batch = next(upcoming)
@@ -71,8 +69,11 @@ class TrainingBatches:
 
     def _together(self) -> int:
         """Steps whose images are changed at one go: small ones take a GPU less time than its host."""
+        if self.plan.device.type != "cuda":
+            return 1
+        values = min(TOGETHER, torch.cuda.get_device_properties(self.plan.device).total_memory >> 10)
         spec, rows = self.plan.preprocess, self.plan.config.train.batch_size
-        return max(1, min(16, TOGETHER // (rows * spec.channels * spec.size[0] * spec.size[1])))
+        return max(1, min(16, values // (rows * spec.channels * spec.size[0] * spec.size[1])))
 
     def _advise(self, loader: Loader, start: int) -> None:
         samples, batch_size = self.plan.dataset.splits["train"], self.plan.config.train.batch_size
@@ -116,8 +117,8 @@ def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets
     pixels = normalise(pixels, plan.preprocess)
     if augment.erasing:
         pixels = erase(pixels, augment, seed, batch.epoch, batch.sample)
-    targets = targets_of(batch.labels.to(plan.device, non_blocking=True))
-    weights = batch.weights.to(plan.device, non_blocking=True)
+    targets = targets_of(on_device(batch.labels.numpy(), plan.device))
+    weights = on_device(batch.weights.numpy(), plan.device)
     size = len(batch) // len(places)
     for number, place in enumerate(places):
         rows = slice(number * size, (number + 1) * size)

@@ -14,6 +14,7 @@ from rich.table import Table
 from vitrail.config import ModelConfig, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.model.cost import macs, parameters
 from vitrail.model.variants import AXIAL, BIT, HYBRIDS, PLAIN, configure
+from vitrail.weights.backbones import BACKBONES
 
 KINDS = {"Vision Transformers": PLAIN, "hybrids": HYBRIDS, "BiT ResNets": BIT, "axial": AXIAL}
 # Families of recipes by how their names begin, in the order to show them; what is left is for every day.
@@ -63,7 +64,12 @@ def show_models(console: Console) -> None:
         sizes = (str(row.get(key, "")) for key in ("width", "layers", "heads", "tokens"))
         table.add_row(row["model"], f"{row['parameters']:,}", f"{row['macs'] / 1e9:.2f}", *sizes)
     console.print(table)
-    console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8; more: vitrail plan MODEL[/]")
+    console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8; more: vitrail plan MODEL[/]\n")
+    console.print("[bold]pre-trained[/], for --from, and where a run is left to choose")
+    for backbone in BACKBONES:
+        console.print(f"  {backbone.spec}", soft_wrap=True)
+        facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
+        console.print(f"  [dim]{facts}, {backbone.licence}, learned from {backbone.learned}[/]")
 
 
 def family(name: str) -> str:

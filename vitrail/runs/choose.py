@@ -9,12 +9,14 @@ from typing import Any
 from vitrail.config import NetworkConfig, ObjectiveConfig, ScheduleConfig, Size, TrainConfig
 from vitrail.images.scan import cores
 from vitrail.model.cost import macs
+from vitrail.weights.backbones import BASE, SMALL, TINY, Backbone
 
 CPU_CORE_FLOPS = 60e9  # what one core sustains in training, to the nearest order
 GPU_FLOPS = 150e12
 CPU_SECONDS, GPU_SECONDS = 600.0, 1200.0  # how long a run may take when nobody said
 FEWEST_STEPS = 100
 PATCHES = (4, 8, 14, 16, 32, 1)  # those of the published networks; 1 divides every image
+FEW_FOR_BASE = 2_000  # images: the base network is three times as slow as the small one
 SMALL_DATA = 20_000  # images up to which a linear probe takes seconds
 
 
@@ -49,14 +51,23 @@ class Facts:
         return self.seconds * self.flops / (6 * macs(model)) / self.images
 
 
+def choose_backbone(facts: Facts) -> tuple[Backbone, str]:
+    """What to start from, and why."""
+    if facts.device != "cuda":
+        return TINY, "the smallest, for want of a GPU"
+    if facts.images < FEW_FOR_BASE:
+        return SMALL, f"for {facts.images:,} images"
+    return BASE, f"for {facts.images:,} images and a GPU"
+
+
 def choose_recipe(facts: Facts) -> Decision:
     if facts.start is None:
-        return Decision("recipe", "scratch", "no starting weights were given (--from WEIGHTS fine-tunes them)")
+        return Decision("recipe", "scratch", "there are no weights to start from (--from WEIGHTS fine-tunes them)")
     if facts.epochs_within_budget(facts.start) < 2 and not facts.several:
         hours = 6 * macs(facts.start) * 10 * facts.images / facts.flops / 3600
         why = f"ten epochs of fine-tuning would take about {hours:.1f} h here; a linear probe needs one pass"
         return Decision("recipe", "probe", why)
-    return Decision("recipe", "finetune", "starting weights were given")
+    return Decision("recipe", "finetune", "there are weights to start from")
 
 
 def choose_model(facts: Facts, asked: Size | None) -> list[tuple[str, Any, Decision]]:

@@ -38,7 +38,10 @@ class Task:
     targets: Targets
     labels: Classification | None  # none: nothing is classified
 
-    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts) -> Evaluator | None:
+        """None where no images are watched."""
+        if "val" not in plan.dataset.splits:
+            return None
         if self.labels is None:
             return masked_evaluator(plan, self.objective, ranks, interrupts)
         return classification_evaluator(plan, self.labels, ranks, interrupts)

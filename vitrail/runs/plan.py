@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from vitrail.runs.choose import (
 )
 from vitrail.runs.network import network_from, new_network
 from vitrail.runs.sense import check_purpose, check_resolved
+from vitrail.runs.start import find_start, is_open
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.read import Weights, read_weights
 
@@ -83,9 +84,14 @@ class Plan:
         return _facts(self.dataset, self.device, self.weights)
 
 
-def make_plan(request: Request, scanned: Callable[[int, int], None] | None = None, world: int = 1) -> Plan:
+def make_plan(
+    request: Request,
+    scanned: Callable[[int, int], None] | None = None,
+    world: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Plan:
     """Resolve a request, for so many processes. What the user said stands; the rest is chosen from the data and the
-    machine."""
+    machine. `tell` hears of what takes a while."""
     given = given_settings(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
@@ -99,8 +105,13 @@ def make_plan(request: Request, scanned: Callable[[int, int], None] | None = Non
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
-    settings = _Settings(given)
+    settings, start = _Settings(given), early.model.weights
+    if is_open(request.recipe, given):
+        weights, start, decision = find_start(facts, tell)
+        settings.decisions.append(decision)
+        facts = _facts(dataset, device, weights)
     settings.take_recipe(request.recipe, facts)
+    settings.set("model.weights", start)
     if weights is None and not settings.config.model.name:
         settings.choose(choose_model(facts, settings.config.model.image_size))
     model, preprocess = network_of(settings.config, dataset, weights)
@@ -212,7 +223,13 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         quarantine=data.quarantine,
         progress=scanned,
     )
-    if "val" not in dataset.splits:
+    if data.monitor == 0 and config.kind == "masked":
+        raise UserError("masked-patch pre-training is measured on watched images alone: use a data.monitor above 0")
+    if not data.test and "test" in dataset.splits:
+        dataset = replace(dataset, splits={name: part for name, part in dataset.splits.items() if name != "test"})
+    if data.monitor == 0 and not dataset.splits.keys() & {"val", "test"}:
+        raise UserError("data.monitor=0 and data.test=false leave nothing to measure on: set one of them")
+    if data.monitor > 0 and "val" not in dataset.splits:
         needed = "every class needs two images or more that do not belong together"
         raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
     return dataset

@@ -29,7 +29,7 @@ class Baseline:
 
     features: str  # what the probe saw
     accuracy: float
-    watched: float
+    watched: float | None
     seconds: float
 
 
@@ -67,8 +67,8 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> Baselin
     found = {split: _features(plan, split, forward, spec, device, interrupts) for split in splits}
     fitted = _fit(plan, found["train"])
     accuracy = {split: _accuracy(fitted, outputs) for split, outputs in found.items()}
-    measured = accuracy.get("test", accuracy["val"])
-    return Baseline(name, measured, accuracy["val"], time.monotonic() - started)
+    watched = accuracy.get("val")
+    return Baseline(name, accuracy["test" if "test" in accuracy else "val"], watched, time.monotonic() - started)
 
 
 def _pixels(batch: Tensor) -> Tensor:

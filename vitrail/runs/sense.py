@@ -25,6 +25,9 @@ def check_purpose(config: RunConfig, weights: Weights | None) -> None:
         what = "lora.rank" if config.lora.rank else "optimizer.freeze"
         raise UserError(f"{what} leaves weights as they are, and random ones are of no use: add --from WEIGHTS")
     start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
+    if config.model.initial == "mimetic" and (weights is not None or start.get("kind") == "resnet"):
+        why = "these weights are trained already" if weights is not None else "a ResNet has no attention"
+        raise UserError(f"model.initial=mimetic is for attention from random weights, and {why}: leave it out")
     if config.train.recompute and start.get("kind") == "resnet":
         raise UserError("train.recompute is for the blocks of a Transformer: leave it out for a ResNet")
     if config.kind == "masked":

@@ -20,6 +20,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
+from vitrail.model.mimetic import mimetic_
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit, pattern
@@ -86,7 +87,7 @@ def train(
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite or again)
             with scanning(console, interrupts) as scanned:
-                own.append(make_plan(request, scanned, ranks.world))
+                own.append(make_plan(request, scanned, ranks.world, console.print))
             folder = choose_folder(out, own[0].dataset.root)
             check_beside(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
@@ -137,6 +138,8 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
     """A new run: network, baseline, training or probe, and the last measurements."""
     torch.manual_seed(plan.config.train.seed)
     net, ranks = build(plan.model), launch.ranks
+    if plan.config.model.initial == "mimetic":
+        mimetic_(net)
     if plan.weights is not None:
         how = plan.config.model.resample
         state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)

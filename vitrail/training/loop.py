@@ -51,7 +51,7 @@ class Surroundings:
     """What the loop calls, all of it together in every process of the run."""
 
     batches: Callable[[int, int], Iterable[Prepared]]  # of a step and all after it, so many of the stream passed over
-    evaluator: Evaluator
+    evaluator: Evaluator | None  # none: nothing is measured on the way
     save: Callable[[TrainState], None]
     restore: Callable[[TrainState], None]  # the last checkpoint
     watcher: Watcher
@@ -92,7 +92,7 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
     # On several machines a word between all of them takes a while, and a step need not wait for it.
     agree_every = 1 if around.ranks.world == around.ranks.beside else plan.log_every
     state.model.train()
-    if state.step and state.evaluated < state.step and _evaluation_due(state.step, plan):
+    if state.step and state.evaluated < state.step and _evaluation_due(state.step, plan, around):
         _evaluate_or_save(state, around, pace)  # a signal came before it
     for batch in pace.waiting(around.batches(state.step, state.passed)):
         pace.add(update(state, batch), len(batch))
@@ -113,7 +113,7 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
             if caught:
                 _save_finite(state, around)
                 raise Interrupted(caught)
-        if _evaluation_due(step, plan):
+        if _evaluation_due(step, plan, around):
             _evaluate_or_save(state, around, pace)
         if step % plan.checkpoint_every == 0 or last or due:
             since = time.monotonic()
@@ -123,8 +123,8 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
             took = saved_at - since
 
 
-def _evaluation_due(step: int, plan: LoopPlan) -> bool:
-    return step % plan.evaluate_every == 0 or step == plan.steps
+def _evaluation_due(step: int, plan: LoopPlan, around: Surroundings) -> bool:
+    return around.evaluator is not None and (step % plan.evaluate_every == 0 or step == plan.steps)
 
 
 def _evaluate_or_save(state: TrainState, around: Surroundings, pace: Pace) -> None:
@@ -144,6 +144,7 @@ def _save_finite(state: TrainState, around: Surroundings) -> None:
 
 def evaluate(state: TrainState, around: Surroundings, pace: Pace) -> None:
     """Measure the averaged weights where there is an average, else the current ones."""
+    assert around.evaluator is not None
     averaged = state.average.applied(state.model) if state.average is not None else nullcontext()
     with pace.paused(), averaged:
         state.model.eval()

@@ -147,13 +147,17 @@ def _apply(updates: list[tuple[_Matrix, Tensor]], found_inf: Tensor | None) -> N
     """Decay and move the matrices of one group."""
     matrix, update = updates[0]
     lr, decay = matrix.group["lr"], matrix.group["weight_decay"]
-    parameters = [matrix.parameter for matrix, _ in updates]
-    if decay and found_inf is not None:
-        torch._foreach_mul_(parameters, torch.where(found_inf == 0, 1 - lr * decay, 1.0))
-    elif decay:
-        torch._foreach_mul_(parameters, 1 - lr * decay)
+    if isinstance(lr, Tensor):  # in the precision that the host computes with, or the last bits would be others
+        lr = lr.double()
     scale = ADAMW_RMS * max(update.shape) ** 0.5  # an orthogonal matrix has entries of 1 / sqrt(longer side)
-    torch._foreach_add_(parameters, torch._foreach_mul([update for _, update in updates], -lr * scale))
+    shrink, rate = 1 - lr * decay, -lr * scale
+    if found_inf is not None:
+        shrink = torch.where(found_inf == 0, shrink, 1.0)
+    shrink, rate = (value.float() if isinstance(value, Tensor) else value for value in (shrink, rate))
+    parameters = [matrix.parameter for matrix, _ in updates]
+    if decay:
+        torch._foreach_mul_(parameters, shrink)
+    torch._foreach_add_(parameters, torch._foreach_mul([update for _, update in updates], rate))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -183,6 +183,18 @@ def _config_beside(file: Path) -> dict[str, Any] | None:
     return read_json(config) if config.exists() else None
 
 
+def cached(spec: str) -> bool:
+    """Whether the weights of a model of the Hub lie in the local cache."""
+    from huggingface_hub import errors, snapshot_download
+
+    name, _, revision = spec.removeprefix(HUB).partition("@")
+    try:
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
+        return _weights_file(Path(folder), False).is_file()
+    except (errors.LocalEntryNotFoundError, UserError):
+        return False
+
+
 def _download(spec: str, pickle: bool) -> Path:
     """The folder where a model of the Hub lies, after fetching what is not in the local cache."""
     try:

@@ -292,15 +292,17 @@ def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
 
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("crop", ["none", "shift"])
-def test_images_kept_on_the_device_make_the_same_batches(crop, together):
+def test_images_kept_on_the_device_and_batches_that_come_as_one_are_the_same(crop, together):
     source, augment = Pictures.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
     place = Place(1, 2)
     expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, place).from_step(2, 15))
     images = evaluation_loader(reader_for(source), 4, 0, CPU)
     resident = ResidentLoader(images, training_order(reader_for(source), 4, augment, 0, place))
-    found = list(resident.from_step(2, 15, together))
-    assert len(found) == -(-13 // together)
-    for field in FIELDS:
-        left, right = (torch.cat([getattr(batch, field) for batch in batches]) for batches in (found, expected))
-        assert torch.equal(left, right)
-    assert [f for b in found for f in b.failures] == [f for b in expected for f in b.failures] != []
+    loaded = training_loader(reader_for(source), 4, augment, 0, 0, CPU, place)
+    for loader in (resident, loaded):
+        found = list(loader.from_step(2, 15, together))
+        assert len(found) == -(-13 // together)
+        for field in FIELDS:
+            left, right = (torch.cat([getattr(batch, field) for batch in batches]) for batches in (found, expected))
+            assert torch.equal(left, right)
+        assert [f for b in found for f in b.failures] == [f for b in expected for f in b.failures] != []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +41,20 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One after the other, as one."""
+    return Batch(
+        torch.cat([batch.pixels for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat([batch.weights for batch in batches]),
+        torch.cat([batch.epoch for batch in batches]),
+        torch.cat([batch.sample for batch in batches]),
+        torch.cat([batch.position for batch in batches]),
+        [failure for batch in batches for failure in batch.failures],
+        batches[0].extra,
+    )
 
 
 class Rows(NamedTuple):
@@ -160,15 +175,18 @@ class Loader:
     def reader(self) -> Reader:
         return self.maker.reader
 
-    def from_step(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one."""
+    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[Batch]:
+        """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one, and
+        `together` of them may come as one."""
         made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
         epoch = -1
         try:
-            for batch in to_device(made, self.device, lambda batch: batch.pixels, _with_pixels):
-                if epoch < (epoch := int(batch.epoch[-1])):
+            arrived = to_device(made, self.device, lambda batch: batch.pixels, _with_pixels)
+            for first in range(start, stop, together):
+                batches = list(islice(arrived, min(together, stop - first)))
+                if epoch < (epoch := int(batches[-1].epoch[-1])):
                     self.reader.save()
-                yield batch
+                yield batches[0] if len(batches) == 1 else joined(batches)
         finally:
             made.close()
             self.reader.save()

@@ -1,0 +1,102 @@
+"""Attention over few tokens, forward and backward: our kernels beside those that torch has.
+
+    python -m bench.attention      # on a Hopper GPU
+
+Everybody gets queries, keys and values as one projection leaves them and gives the gradient back as that projection
+takes it. Torch's kernels run as they come; ours repeat to the bit, and so does `flash, deterministic`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.harness import Contestant, Effort, cuda_clock, race
+from bench.record import RESULTS, machine_facts, table, write_results
+from vitrail.model.short import is_short, short_attention
+
+SHAPES = {  # images, tokens, heads
+    "S/4 at 32 px": (512, 64, 6),
+    "B/32 at 224 px": (256, 50, 12),
+    "B/16 at 224 px": (256, 197, 12),
+    "B/16 at 224 px, no class token": (256, 196, 12),
+    "L/16 at 224 px": (128, 197, 16),
+    "S/16 at 160 px": (256, 101, 6),
+}
+DEPTH = 64
+TORCHS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def torchs(qkv: Tensor, heads: int, backend: SDPBackend | None) -> Tensor:
+    parts = qkv.view(*qkv.shape[:2], 3, heads, DEPTH).unbind(2)
+    with nullcontext() if backend is None else sdpa_kernel(backend):
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def recorded(
+    attention: Callable[[Tensor], Tensor], qkv: Tensor, gradient: Tensor, deterministic: bool
+) -> torch.cuda.CUDAGraph:
+    """Both passes as a CUDA graph: launching so few kernels one by one would take the host longer than the GPU."""
+    torch.use_deterministic_algorithms(deterministic)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(attention(qkv), qkv, gradient)
+    with torch.cuda.graph(graph, stream=stream):
+        torch.autograd.grad(attention(qkv), qkv, gradient)
+    torch.use_deterministic_algorithms(False)
+    return graph
+
+
+def run(seconds: float, out: Path, console: Console) -> None:
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    rows, results = [], {}
+    for name, (images, tokens, heads) in SHAPES.items():
+        shape = images, tokens, heads * DEPTH
+        gradient = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        qkv = torch.randn(*shape[:2], 3 * shape[2], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        if not is_short(qkv, heads):
+            raise SystemExit("our kernels are not used on this GPU: there is nothing to compare")
+        ways: dict[str, Callable[[Tensor], Tensor]] = {"ours": partial(short_attention, heads=heads)}
+        ways["torch's choice"] = partial(torchs, heads=heads, backend=None)
+        ways |= {label: partial(torchs, heads=heads, backend=backend) for label, backend in TORCHS.items()}
+        works = [Contestant(label, recorded(way, qkv, gradient, False).replay) for label, way in ways.items()]
+        works.append(Contestant("flash, deterministic", recorded(ways["flash"], qkv, gradient, True).replay))
+        result = race(works, Effort(seconds=seconds), cuda_clock)
+        rows.append(([name], result))
+        results[name] = {"images": images, "tokens": tokens, "heads": heads, **result.summary()}
+    console.print(table("attention, forward and backward, bf16", ["network"], rows))
+    facts: dict[str, Any] = {"machine": machine_facts("cuda"), "shapes": results}
+    console.print(f"written to {write_results(out, 'attention-h200', facts)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.attention", description="Attention over few tokens.")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each race")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs a CUDA device")
+    console = Console()
+    run(options.seconds, Path(options.out), console if console.is_terminal else Console(width=160))
+
+
+if __name__ == "__main__":
+    main()

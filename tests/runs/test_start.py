@@ -1,0 +1,120 @@
+"""What a run starts from when nobody says: a pre-trained network of the Hub where one can be had."""
+
+from __future__ import annotations
+
+import tomllib
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from vitrail.config import ModelConfig, Preprocess
+from vitrail.model.build import build
+from vitrail.model.cost import parameters
+from vitrail.model.variants import configure
+from vitrail.runs.choose import Facts, choose_backbone
+from vitrail.runs.start import find_start, is_open
+from vitrail.runs.train import train
+from vitrail.weights import to_timm
+from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
+from vitrail.weights.bundle import Card
+
+timm = pytest.importorskip("timm")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("backbone", BACKBONES, ids=lambda backbone: backbone.network)
+def test_the_table_says_what_timm_and_arithmetic_say(backbone):
+    known = timm.models.get_pretrained_cfg(backbone.repository.removeprefix("timm/"))
+    assert known.hf_hub_id == backbone.repository and known.license == backbone.licence
+    assert known.input_size == (3, 224, 224)
+    assert parameters(configure(backbone.network, 0)) / 1e6 == pytest.approx(backbone.parameters, abs=0.05)
+    whole = 4e-6 * parameters(configure(backbone.network, known.num_classes))
+    assert whole == pytest.approx(backbone.megabytes, abs=0.5)
+
+
+def test_the_machine_and_the_data_choose():
+    def facts(images: int, device: str) -> Facts:
+        return Facts(images, 3, (500, 400), device, None)
+
+    assert choose_backbone(facts(100_000, "cpu"))[0] == TINY
+    assert choose_backbone(facts(500, "cuda"))[0] == SMALL
+    assert choose_backbone(facts(5_000, "cuda"))[0] == BASE
+
+
+def test_whoever_names_a_network_a_recipe_or_weights_gets_that():
+    assert is_open(None, {"train": {"steps": 3}, "model": {"image_size": [64, 64]}})
+    assert not is_open("scratch", {})
+    assert not is_open(None, {"model": {"name": "S/16"}})
+    assert not is_open(None, {"model": {"weights": "runs/a"}})
+    assert not is_open(None, {"kind": "masked"})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A Hub with one small network in timm's layout; asked for what lies in the cache, it has nothing."""
+    from huggingface_hub import errors
+
+    folder = tmp_path / "hub" / COMMIT
+    folder.mkdir(parents=True)
+    model = ModelConfig(width=48, depth=1, mlp_dim=96, heads=3, patch=(8, 8), image_size=(16, 16), num_classes=7)
+    torch.manual_seed(0)
+    card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
+    to_timm.write(folder, card, build(model).state_dict())
+    asked: list[str] = []
+
+    def snapshot_download(repo_id: str, *, local_files_only: bool = False, **_: object) -> str:
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("not there")
+        asked.append(repo_id)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, timeout: SimpleNamespace(id=name))
+    return SimpleNamespace(folder=folder, asked=asked)
+
+
+def test_a_run_starts_from_the_hub_and_says_so(hub, photos, tmp_path):
+    log = StringIO()
+    console = Console(file=log, width=200)
+    steps = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
+    result = train(photos, out=tmp_path / "run", overrides=steps, console=console)
+    assert hub.asked == [TINY.repository]
+    said = " ".join(log.getvalue().split())
+    assert f"fetching {TINY.repository} (39 MB, apache-2.0) from the Hub" in said
+    assert "the smallest, for want of a GPU" in said and "--recipe scratch does without" in said
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written["model"]["weights"] == f"hf-hub:{TINY.repository}@{COMMIT}"
+    assert written["recipe"] in ("finetune", "probe")
+    theirs = load_file(hub.folder / "model.safetensors")["blocks.0.mlp.fc1.weight"]
+    ours = load_file(result.weights)["encoder.blocks.0.mlp.up.weight"]
+    assert (ours - theirs).abs().max() < 0.02  # two steps away, and not another random draw
+
+
+def test_a_silent_hub_is_told_and_nothing_is_lost(hub, monkeypatch):
+    def silent(self: object, name: str, timeout: float) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", silent)
+    weights, spec, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    assert weights is None and spec == "" and decision.value == "random weights"
+    assert "the Hub does not answer" in decision.why and hub.asked == []
+
+
+def test_offline_nobody_is_asked(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_: pytest.fail("the network was used"))
+    _, _, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    assert "HF_HUB_OFFLINE is set" in decision.why
+
+
+def test_what_lies_in_the_cache_is_used_without_asking(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(hub.folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    weights, spec, _ = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    assert weights is not None and spec.endswith(COMMIT)

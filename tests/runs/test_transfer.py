@@ -1,0 +1,95 @@
+"""The paper's protocol: learning rates by a part of the training images, then all of them and the test images once."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import draw
+from vitrail.config import RunConfig, read_recipe
+from vitrail.errors import UserError
+from vitrail.runs.transfer import Transfer, rates_of, transfer
+from vitrail.weights.bundle import read_card
+
+STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("split") / "birds"
+    for name, count in (("train", 16), ("test", 7)):
+        draw(root / name / "red", (200, 60, count), count)
+        draw(root / name / "blue", (60, count, 200), count)
+    return root
+
+
+def test_rows_are_written_as_the_paper_writes_them():
+    found = Transfer({}, 0.01, [0.98, 0.985, 0.99])
+    assert found.row == "98.50 ± 0.50" and found.deviation == pytest.approx(statistics.stdev([0.98, 0.985, 0.99]))
+    assert Transfer({}, 0.01, [0.9876]).row == "98.76"
+
+
+def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own():
+    assert rates_of("paper-finetune-cifar") == rates_of("paper-finetune") == (0.001, 0.003, 0.01, 0.03)
+    assert rates_of("paper-finetune-imagenet-518") == (0.003, 0.01, 0.03, 0.06)
+    assert rates_of("paper-finetune-vtab") == (0.01,)
+    low, middle, high = rates_of("finetune")
+    assert middle == RunConfig.model_validate(read_recipe("finetune")).optimizer.lr
+    assert high / middle == pytest.approx(3, rel=0.05) and middle / low == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
+    ask = {"from_": tiny, "recipe": "paper-finetune", "rates": (1e-4, 3e-2), "seeds": 2, "out": tmp_path / "runs"}
+    sizes = ("model.image_size=[16, 16]", *STEPS)
+    found = transfer(split, **ask, overrides=sizes, console=quiet)
+    folder = tmp_path / "runs"
+    runs = ["rate-0.0001", "rate-0.03", "seed-0", "seed-1"]
+    assert sorted(path.name for path in folder.iterdir()) == [*runs, "transfer.json"]
+    cards = {path.name: read_card(path / "model.safetensors") for path in folder.iterdir() if path.is_dir()}
+    for name in ("rate-0.0001", "rate-0.03"):  # the test images are left alone
+        assert cards[name].data["images"] == {"train": 24, "val": 8} and cards[name].metrics["n"] == 8
+    for name in ("seed-0", "seed-1"):  # all training images, and the test images
+        assert cards[name].data["images"] == {"train": 32, "test": 14} and cards[name].metrics["n"] == 14
+        written = tomllib.loads((folder / name / "config.toml").read_text())
+        assert written["optimizer"]["lr"] == found.rate and written["train"]["seed"] == int(name[-1])
+    assert found.tried == {rate: cards[f"rate-{rate:g}"].metrics["top1"] for rate in (1e-4, 3e-2)}
+    assert found.tried[found.rate] == max(found.tried.values())
+    assert found.test == [cards["seed-0"].metrics["top1"], cards["seed-1"].metrics["top1"]]
+    facts = json.loads((folder / "transfer.json").read_text())
+    assert facts["mean"] == found.mean and facts["tried"] == {"0.0001": found.tried[1e-4], "0.03": found.tried[3e-2]}
+    monkeypatch.setattr("vitrail.runs.train.fit", lambda *_, **__: pytest.fail("trained again"))
+    assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
+
+
+def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
+    def ask(data: Path, **options: object) -> None:
+        transfer(data, **{"from_": tiny, "out": tmp_path / "x", "console": quiet, "overrides": STEPS} | options)
+
+    with pytest.raises(UserError, match="has no test split"):
+        ask(photos)
+    with pytest.raises(UserError, match=r"--set optimizer.lr: the protocol sets it itself"):
+        ask(split, overrides=("optimizer.lr=1.0",))
+    with pytest.raises(UserError, match="does not fine-tune"):
+        ask(split, recipe="masked")
+    with pytest.raises(UserError, match="one seed or more"):
+        ask(split, seeds=0)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):
+    from vitrail.images.dataset import open_dataset
+
+    draw(tmp_path / "d" / "val" / "red", (200, 90, 90), 4)
+    draw(tmp_path / "d" / "val" / "blue", (90, 90, 200), 4)
+    for name in ("train", "test"):
+        (tmp_path / "d" / name).symlink_to(split / name)
+    sizes = {
+        share: {name: len(part) for name, part in open_dataset(tmp_path / "d", monitor=share).splits.items()}
+        for share in (0, 0.1)
+    }
+    assert sizes == {0: {"train": 40, "test": 14}, 0.1: {"train": 32, "val": 8, "test": 14}}

@@ -1,0 +1,37 @@
+"""What a run starts from when the user names neither weights nor network nor recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from vitrail.errors import UserError
+from vitrail.runs.choose import Decision, Facts, choose_backbone
+from vitrail.weights.backbones import why_not
+from vitrail.weights.read import Weights, read_weights
+
+NEUTRAL = {"image_size", "dropout", "drop_path"}  # settings of a network that any starting weights can have
+
+
+def is_open(recipe: str | None, given: dict[str, Any]) -> bool:
+    """Whether the user leaves it to the run what to start from."""
+    return recipe is None and given.get("model", {}).keys() <= NEUTRAL and "kind" not in given
+
+
+def find_start(facts: Facts, tell: Callable[[str], None]) -> tuple[Weights | None, str, Decision]:
+    """The weights to start from with the name to write down, or none; and the reason."""
+    backbone, fitting = choose_backbone(facts)
+    size = f"{backbone.megabytes} MB, {backbone.licence}"
+    missing = why_not(backbone, lambda: tell(f"fetching {backbone.repository} ({size}) from the Hub"))
+    if missing:
+        why = f"pre-trained networks come from the Hub, but {missing}; --from WEIGHTS names others"
+        return None, "", Decision("start", "random weights", why)
+    try:
+        weights = read_weights(backbone.spec)
+    except UserError as error:
+        raise UserError(f"{error}; --recipe scratch starts from random weights") from None
+    commit = weights.file.parent.name
+    spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
+    why = f"{backbone.network}, {fitting}; it learned from {backbone.learned}; --recipe scratch does without"
+    return weights, spec, Decision("start", f"{backbone.repository} ({size})", why)

@@ -1,0 +1,145 @@
+"""`vitrail transfer`: fine-tuning as the paper measures it.
+
+Learning rates are tried on a part of the training images; with the best one, networks are trained on all of them, with
+several seeds, and only those see the test images, each once.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vitrail.atomic import whole_file
+from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
+from vitrail.errors import UserError
+from vitrail.images.sources.read import read_source
+from vitrail.runs.show import data_name, make_console
+from vitrail.runs.train import train
+from vitrail.weights.bundle import read_card
+
+# The learning rates of the paper's Table 4, by the beginning of a recipe's name.
+RATES = {
+    "paper-finetune-imagenet": (0.003, 0.01, 0.03, 0.06),
+    "paper-finetune-vtab": (0.01,),
+    "paper-finetune": (0.001, 0.003, 0.01, 0.03),
+}
+AROUND = (1 / 3, 1.0, 3.0)  # times the rate of any other recipe
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What the protocol found; accuracies are shares."""
+
+    tried: dict[float, float]  # learning rate: accuracy on the part of the training images that was left out
+    rate: float  # the best of them
+    test: list[float]  # accuracy of each seed on the test images
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.test)
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the seeds; none where there is only one."""
+        return statistics.stdev(self.test) if len(self.test) > 1 else None
+
+    @property
+    def row(self) -> str:
+        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
+        return f"{100 * self.mean:.2f}{spread}"
+
+
+def transfer(
+    data: str | Path,
+    *,
+    from_: str | Path,
+    recipe: str = "paper-finetune",
+    rates: Sequence[float] = (),
+    seeds: int = 3,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> Transfer:
+    """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
+    they are, and one that was stopped goes on."""
+    console = console or make_console()
+    rates = tuple(rates) or rates_of(recipe)
+    _check(data, recipe, rates, seeds, overrides)
+    folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
+
+    def accuracy(name: str, *settings: str) -> float:
+        own = {setting.partition("=")[0] for setting in settings}
+        others = [setting for setting in overrides if setting.partition("=")[0] not in own]
+        console.rule(f"[bold]{escape(name)}[/]", align="left")
+        result = train(
+            data,
+            from_=from_,
+            recipe=recipe,
+            out=folder / name,
+            overrides=[*others, *settings],
+            resume=True,
+            console=console,
+        )
+        return float(read_card(result.weights).metrics["top1"])
+
+    tried = {}
+    if len(rates) > 1:
+        for rate in rates:
+            tried[rate] = accuracy(f"rate-{rate:g}", f"optimizer.lr={rate:g}", "data.test=false")
+    best = max(tried, key=lambda rate: tried[rate]) if tried else rates[0]
+    last = (f"optimizer.lr={best:g}", "data.monitor=0")
+    test = [accuracy(f"seed-{seed}", *last, f"train.seed={seed}") for seed in range(seeds)]
+    found = Transfer(tried, best, test)
+    _tell(found, str(data), str(from_), folder, console)
+    return found
+
+
+def rates_of(recipe: str) -> tuple[float, ...]:
+    """What to choose from, if nobody says."""
+    for name, rates in RATES.items():
+        if recipe.startswith(name):
+            return rates
+    own = validate(RunConfig, read_recipe(recipe), recipe).optimizer.lr
+    return tuple(float(f"{factor * own:.2g}") for factor in AROUND)
+
+
+def _check(data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]) -> None:
+    if seeds < 1 or any(rate <= 0 for rate in rates):
+        raise UserError("the protocol needs one seed or more, and learning rates above 0")
+    given = parse_overrides(overrides)
+    config = validate(RunConfig, merge(read_recipe(recipe), given), "settings")
+    if config.kind != "train":
+        raise UserError(f"recipe '{recipe}' does not fine-tune: see `vitrail recipes`")
+    for section, key in (("optimizer", "lr"), ("data", "test"), ("train", "seed")):
+        if key in given.get(section, {}):
+            raise UserError(f"--set {section}.{key}: the protocol sets it itself (--rates, --seeds)")
+    if "test" not in read_source(data, [], labelled=True).splits:
+        raise UserError(
+            f"{data} has no test split: the protocol chooses on training images and looks at test images once; "
+            "vitrail train holds images out by itself"
+        )
+
+
+def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Console) -> None:
+    facts = {"data": data_name(data), "weights": weights, **asdict(found)}
+    facts |= {"mean": found.mean, "deviation": found.deviation}
+    with whole_file(folder / "transfer.json") as temporary:
+        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    table = Table(box=box.SIMPLE, title=f"{escape(weights)} on {escape(data_name(data))}")
+    if found.tried:
+        for rate in found.tried:
+            table.add_column(f"rate {rate:g}", justify="right")
+    table.add_column(f"test, {len(found.test)} seeds at {found.rate:g}", justify="right", style="bold")
+    table.add_row(*(f"{value:.1%}" for value in found.tried.values()), found.row)
+    console.print(table)
+    if found.tried:
+        console.print("[dim]learning rates were compared on a part of the training images that was left out[/]")
+    console.print(f"written to [bold]{escape(str(folder / 'transfer.json'))}[/]")
