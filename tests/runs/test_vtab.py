@@ -13,6 +13,7 @@ from vitrail.evaluate.vtab import TASKS
 from vitrail.images.dataset import open_dataset
 from vitrail.runs import vtab as run
 from vitrail.runs.vtab import thousand, vtab
+from vitrail.weights.bundle import read_card
 
 
 @pytest.fixture
@@ -95,6 +96,21 @@ def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few
     monkeypatch.setattr(run, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named))
     vtab(tiny, tmp_path, device="cpu", console=quiet)
     assert sizes == [16] * 5 + [24]
+
+
+@pytest.mark.slow
+def test_fine_tuning_takes_all_the_thousand_and_spares_the_labels(tiny, tmp_path, quiet):
+    lists(tmp_path / "dsprites_loc")
+    quick = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32", "model.image_size=[16, 16]")
+    options = {"by": "finetune", "out": tmp_path / "runs", "overrides": quick, "console": quiet}
+    (score,) = vtab(tiny, tmp_path, **options).scores
+    card = read_card(tmp_path / "runs" / "dsprites_loc" / "seed-0" / "model.safetensors")
+    assert card.data["images"]["train"] == 16 + 8 and score.tested == 7 and score.accuracy == card.metrics["top1"]
+    assert card.recipe["augment"]["flip"] is False and card.recipe["augment"]["crop"] == "none"
+    assert vtab(tiny, tmp_path, **options).scores == [score]  # what is finished is taken as it is
+    draw(tmp_path / "eurosat" / "a", (1, 2, 3), 2)
+    with pytest.raises(UserError, match=r"has no train800.txt: leave eurosat out"):
+        vtab(tiny, tmp_path, **options)
 
 
 @pytest.mark.slow

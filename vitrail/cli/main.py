@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.cli import data, measuring, networks, training
+from vitrail.cli import data, measuring, networks, tasks, training
 from vitrail.errors import UserError
 
 app = App(
@@ -37,9 +37,9 @@ for command in (
     training.train,
     training.transfer,
     measuring.evaluate,
-    measuring.fewshot,
-    measuring.knn,
-    measuring.vtab,
+    tasks.fewshot,
+    tasks.knn,
+    tasks.vtab,
     measuring.compare,
     training.predict,
     data.pack,

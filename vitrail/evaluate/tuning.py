@@ -69,18 +69,23 @@ def tune(logits: np.ndarray, labels: np.ndarray, accuracy: float | None = None, 
         nll=float(nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
         coverage=coverage_curve(final, correct),
-        abstention=None if accuracy is None else _abstention(final, correct, accuracy, seed),
+        abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, seed),
     )
 
 
-def _abstention(confidence: np.ndarray, correct: np.ndarray, accuracy: float, seed: int) -> Abstention:
-    answered = np.zeros(len(correct), bool)
-    for own, other in halves(len(correct), seed):
+def _abstention(
+    logits: np.ndarray, labels: np.ndarray, held_out: np.ndarray, final: np.ndarray, accuracy: float, seed: int
+) -> Abstention:
+    """`final`: the probabilities of all answers at the temperature that was fitted on all."""
+    correct, answered = logits.argmax(axis=1) == labels, np.zeros(len(labels), bool)
+    for own, other in halves(len(labels), seed):
+        scale = np.full(len(labels), held_out[own[0]])  # what was fitted on the other half
+        confidence, _, _ = _answers(logits, labels, scale)
         threshold = threshold_for(confidence[other], correct[other], accuracy)
         answered[own] = threshold is not None and confidence[own] >= threshold
     return Abstention(
         accuracy,
-        threshold_for(confidence, correct, accuracy),
+        threshold_for(final, correct, accuracy),
         float(answered.mean()) if answered.any() else None,
         float(correct[answered].mean()) if answered.any() else None,
     )

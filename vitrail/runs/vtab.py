@@ -1,12 +1,12 @@
-"""`vitrail vtab`: weights on the tasks of VTAB-1k that lie in a folder, by a linear probe on frozen features."""
+"""`vitrail vtab`: weights on the tasks of VTAB-1k that lie in a folder, by a linear probe or by fine-tuning."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.config import ProbeConfig, Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.evaluate.metrics import Interval, share_interval
+from vitrail.evaluate.metrics import share_interval
 from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
 from vitrail.images.dataset import Dataset, Samples, open_dataset
@@ -25,6 +25,8 @@ from vitrail.images.sources.clevr import read_clevr
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import make_console, scanning
+from vitrail.runs.vtab_finetune import finetune_tasks
+from vitrail.runs.vtab_score import TaskScore, notes_on
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 
@@ -34,18 +36,6 @@ READERS = {
 }
 NAMES = ("train", "val", "test")
 LISTS = "Read as a task of VTAB-1k with its published lists."
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    key: str
-    group: str
-    accuracy: float
-    interval: Interval  # 95 %
-    tested: int
-    penalty: float  # chosen on the 200
-    published: bool  # whether the 1,000 images are the published ones
-    notes: list[str]  # in what it is not the published task
 
 
 @dataclass(frozen=True)
@@ -64,23 +54,45 @@ def vtab(
     folder: str | Path,
     *,
     tasks: Sequence[str] = (),
+    by: Literal["probe", "finetune"] = "probe",
+    out: str | Path | None = None,
+    seeds: int = 1,
+    overrides: Sequence[str] = (),
     image_size: Size | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> Vtab:
     """Measure `weights` on every task that has a folder of its name in `folder`, or on some of them.
 
-    The penalty of the probe is chosen by training on 800 images and measuring on 200; then all 1,000 are trained on,
-    and the test split is measured once.
+    By a probe: its penalty is chosen by training on 800 images and measuring on 200; then all 1,000 are trained on, and
+    the test split is measured once. By fine-tuning: as `transfer` does it with the recipe paper-finetune-vtab, changed
+    by `overrides`; the runs stand in `out`.
     """
     wanted = _wanted(tasks)
+    places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
+    if not places:
+        known = ", ".join(task.key for task in wanted)
+        raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
+    console = console or make_console()
+    if by == "finetune":
+        folder_of_runs = Path("runs") / "vtab" if out is None else out
+        scores = finetune_tasks(weights, places, out=folder_of_runs, seeds=seeds, overrides=overrides, console=console)
+    else:
+        scores = _probe_tasks(weights, places, image_size, device, console)
+    result = Vtab(
+        scores,
+        summarise({one.key: one.accuracy for one in scores}),
+        {task.key: what_is_missing(task) for task in wanted if task not in places},
+    )
+    _show(console, result, "fine-tuning" if by == "finetune" else "a linear probe on frozen features")
+    return result
+
+
+def _probe_tasks(
+    weights: str | Path, places: Mapping[Task, Path], image_size: Size | None, device: str, console: Console
+) -> list[TaskScore]:
     with joined() as ranks, Interrupts() as interrupts:
-        console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
-        places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
-        if not places:
-            known = ", ".join(task.key for task in wanted)
-            raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
         scores = []
@@ -90,13 +102,7 @@ def vtab(
             score = ranks.share(partial(_score, task, dataset, found))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
-        result = Vtab(
-            scores,
-            summarise({one.key: one.accuracy for one in scores}),
-            {task.key: what_is_missing(task) for task in wanted if task not in places},
-        )
-        _show(console, result)
-        return result
+        return scores
 
 
 def _open(
@@ -192,29 +198,23 @@ def _score(task: Task, dataset: Dataset, splits: Sequence[Features]) -> TaskScor
         right += _right(probe, values, truth)
         tested += len(truth)
     published = LISTS in dataset.notes
-    notes = [] if published else ["the 1,000 images are drawn anew: compare it in kind, not to the digit"]
-    if classes != task.classes:
-        notes.append(f"{classes} classes, and the task has {task.classes}")
-    if tested != task.test:
-        notes.append(f"{tested:,} test images, and the task has {task.test:,}")
+    notes = notes_on(task, published, classes, tested)
     interval = share_interval(right, tested)
-    return TaskScore(task.key, task.group, right / tested, interval, tested, best, published, notes)
+    return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)
 
 
 def _right(probe: Probe, features: Tensor, labels: Tensor) -> int:
     return int(((features @ probe.weight.T + probe.bias).argmax(dim=1) == labels).sum())
 
 
-def _show(console: Console, result: Vtab) -> None:
+def _show(console: Console, result: Vtab, by: str) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "group", "top-1", "test images", "penalty"):
+    for heading in ("task", "group", "top-1", "test images", "with"):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("task", "group") else "right")
     names = {task.key: task.name for task in TASKS}
     for one in result.scores:
         half = 100 * (one.interval[1] - one.interval[0]) / 2
-        table.add_row(
-            names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", f"{one.penalty:g}"
-        )
+        table.add_row(names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", one.setting)
     console.print(table)
     for one in result.scores:
         for note in one.notes:
@@ -224,7 +224,7 @@ def _show(console: Console, result: Vtab) -> None:
         console.print(f"[dim]not run, for want of a folder: {left}; `vitrail vtab` tells what each needs[/]")
     groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
     what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(TASKS)} tasks"
-    console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by a linear probe on frozen features")
+    console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")
 
 
 def show_tasks(console: Console) -> None:

@@ -1,0 +1,70 @@
+"""Tasks of VTAB-1k by fine-tuning, as the paper measures them: `vitrail transfer` on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import share_interval
+from vitrail.evaluate.vtab import TRAIN, VAL, Task
+from vitrail.images.sources.listed import THOUSAND
+from vitrail.runs.transfer import transfer
+from vitrail.runs.vtab_score import TaskScore, notes_on
+from vitrail.weights.bundle import read_card
+
+RECIPE = "paper-finetune-vtab"
+
+
+def finetune_tasks(
+    weights: str | Path,
+    places: Mapping[Task, Path],
+    *,
+    out: str | Path,
+    seeds: int,
+    overrides: Sequence[str],
+    console: Console,
+) -> list[TaskScore]:
+    """Each on its published 1,000 images, without augmentation that would change a label; finished runs are taken as
+    they are."""
+    for task, place in places.items():
+        missing = [name for name in THOUSAND if not (place / name).is_file()]
+        if missing:
+            raise UserError(
+                f"fine-tuning takes the {TRAIN} and {VAL} images of published lists, and '{place}' has no "
+                f"{missing[0]}: leave {task.key} out with --tasks, or measure it by a probe"
+            )
+    scores = []
+    for task, place in places.items():
+        folder = Path(out) / task.key
+        found = transfer(
+            place,
+            from_=weights,
+            recipe=RECIPE,
+            seeds=seeds,
+            out=folder,
+            overrides=[*unchanged_labels(task), *overrides],
+            console=console,
+        )
+        metrics = read_card(folder / "seed-0" / "model.safetensors").metrics
+        tested = int(metrics["n"])
+        scores.append(
+            TaskScore(
+                task.key,
+                task.group,
+                found.mean,
+                share_interval(round(found.mean * tested), tested),
+                tested,
+                f"rate {found.rate:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}",
+                True,
+                notes_on(task, True, task.classes, tested),
+            )
+        )
+    return scores
+
+
+def unchanged_labels(task: Task) -> list[str]:
+    """Settings that leave out what would change the label of an image."""
+    return ["augment.flip=false"] * (not task.flip) + ["augment.crop=none"] * (not task.crop)
