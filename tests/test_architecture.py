@@ -110,3 +110,12 @@ def test_every_config_field_has_a_reader():
     for schema in schemas:
         for name in schema.model_fields:
             assert name in read, f"nothing reads {schema.__name__}.{name}"
+
+
+def test_the_page_on_the_layout_names_every_room():
+    folder = PACKAGE.parent / "docs"
+    page, picture = (folder / "layout.md").read_text(), (folder / "rooms.svg").read_text()
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert (
+        rooms == {room for room in LEVEL if f"| `{room}` |" in page} == {r for r in LEVEL if f">{r}</text>" in picture}
+    )
