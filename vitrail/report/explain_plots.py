@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -88,28 +89,29 @@ def draw_maps(image: np.ndarray, panels: Sequence[MapPanel], name: str) -> Drawi
             axes.set_title(panel.title, fontsize=12)
         figure.supxlabel(short_name(name, 90), fontsize=11)
 
-    return Drawing(f"Maps over {name}", PANEL * len(panels), round(PANEL * height / width) + 76, paint)
+    return Drawing(f"Maps over {name}", PANEL * len(panels), round(PANEL * height / width) + 64, paint)
 
 
-def draw_heads(maps: np.ndarray, layers: Sequence[int], heads: Sequence[int], name: str) -> Drawing:
-    """Maps (layers, heads, h, w) as a table, each from no share (dark) to its own largest (bright)."""
-    _, count, rows, columns = maps.shape
+def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads: Sequence[int], name: str) -> Drawing:
+    """Maps (layers, heads, h, w) as a table beside their image, each from no share (dark) to its largest (bright)."""
+    high, wide = maps.shape[2:]
 
     def paint(figure: Figure) -> None:
-        grid = figure.subplots(len(layers), count, squeeze=False)
+        grid = figure.subplots(len(layers), 1 + len(heads), squeeze=False)
+        for axes in grid.flat:
+            _bare(axes)
+        _picture(grid[0, 0], rgb(image), smooth=True)
+        grid[0, 0].set_title("input", fontsize=12)
         for row, layer in enumerate(layers):
-            for column, head in enumerate(heads):
-                axes, one = grid[row, column], maps[row, column]
-                _bare(axes)
-                axes.imshow(one / (one.max() or 1), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
+            for column, head in enumerate(heads, start=1):
+                one = maps[row, column - 1]
+                grid[row, column].imshow(one / (one.max() or 1), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
                 if row == 0:
-                    axes.set_title(f"head {head}", fontsize=12)
-            grid[row, 0].set_ylabel(f"block {layer}")
+                    grid[row, column].set_title(f"head {head}", fontsize=12)
+            grid[row, 1].set_ylabel(f"block {layer}")
 
-    side = SMALL_PANEL * rows / columns
-    return Drawing(
-        f"Attention of single heads over {name}", SMALL_PANEL * count + 40, round(side * len(layers)) + 40, paint
-    )
+    width = SMALL_PANEL * (1 + len(heads)) + 40
+    return Drawing(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
 
 
 def draw_curves(curves: Mapping[str, Curves]) -> Drawing:
@@ -272,15 +274,14 @@ def _heads(axes: Axes, distances: Distances) -> None:
     both = bool(distances.elsewhere.max() > 1e-6)
     places = np.repeat(np.arange(blocks), heads)
     shift = 0.16 if both else 0.0
-    axes.scatter(places - shift, distances.pixels.ravel(), s=22, color=BLUE, alpha=0.75, linewidths=0, label="a head")
+    axes.scatter(places - shift, distances.pixels.ravel(), s=30, color=BLUE, alpha=0.75, linewidths=0, label="a head")
     if both:
-        label = "a head, class token left out and the rest renormalised"
-        axes.scatter(places + shift, distances.renormalised.ravel(), s=24, marker="D", facecolors="none",
-                     edgecolors=RED, linewidths=1.1, label=label)  # fmt: skip
-        axes.legend(frameon=False, labelcolor=INK, fontsize=11, loc="lower right", handletextpad=0.3)
-    axes.axhline(distances.uniform, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.annotate(f"uniform attention {distances.uniform:.1f} px", (0, distances.uniform), xytext=(2, 3),
-                  xycoords=("axes fraction", "data"), textcoords="offset points", va="bottom", fontsize=11)  # fmt: skip
+        ring: dict[str, Any] = {"marker": "D", "facecolors": "none", "edgecolors": RED, "linewidths": 1.2}
+        label = "a head, of its attention to patches alone"
+        axes.scatter(places + shift, distances.renormalised.ravel(), s=26, label=label, **ring)
+    level = f"uniform attention, {distances.uniform:.1f} px"
+    axes.axhline(distances.uniform, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), label=level, zorder=1)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=11, loc="best", handletextpad=0.4)
     axes.set_ylim(0, 1.12 * max(distances.uniform, distances.renormalised.max()))
     axes.set_xlim(-0.6, blocks - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))

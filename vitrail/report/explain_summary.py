@@ -14,6 +14,7 @@ from vitrail.report.summary import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
 STEADY = 0.6  # rank correlation from which a trend is called one
+TRUSTED = 0.75  # of pasted pictures found
 FEWEST = 10  # images: with fewer, no verdict
 PLAIN = {
     "relevance": "relevance (Chefer et al.) for the predicted class",
@@ -91,19 +92,15 @@ def trust_sentences(rows: Sequence[Trust], images: int) -> list[str]:
 
 
 def _verdict(row: Trust) -> str:
-    name = row.name[0].upper() + row.name[1:]
-    better, worse = row.verdicts.count("better"), row.verdicts.count("worse")
-    total = len(row.verdicts)
-    if better == total:
-        return f"{name} deserves trust here: it beats chance in {_all(total)}."
-    if not better:
-        return f"{name} deserves no trust here: it beats chance in none of {total} tests."
-    against = f", and is worse than chance in {worse}" if worse else ""
-    return f"{name} deserves some trust: it beats chance in {better} of {total} tests{against}."
-
-
-def _all(total: int) -> str:
-    return {1: "the one test", 2: "both tests"}.get(total, f"all {total} tests")
+    better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
+    found = row.pointing.accuracy if row.pointing else 1.0
+    if better < total:
+        word = "deserves little trust" if better else "deserves no trust"
+    else:
+        word = "deserves trust" if found >= TRUSTED else "deserves some trust"
+    tests = f"better than chance in {better} of {total} tests" + (f", worse in {worse}" if worse else "")
+    pointed = f"; it finds {percent(found)} of pasted pictures" if row.pointing else ""
+    return f"{row.name[0].upper()}{row.name[1:]} {word} here: {tests}{pointed}."
 
 
 def distance_sentences(distances: Distances) -> list[str]:

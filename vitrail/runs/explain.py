@@ -143,7 +143,7 @@ def _looked(
         heads = attention_maps(net, next(batches(classifier, pixels)), wanted.layers)[0][:, wanted.heads]
         name, place = seen.names[index], f"image-{number:02d}"
         drawing = draw_maps(seen.picture(index), panels, name)
-        single = draw_heads(heads, wanted.layers, wanted.heads, name)
+        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
         found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
     return found
 

@@ -46,7 +46,7 @@ def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -
         if isinstance(row, Row):
             failed.append((row.file, row.error or ""))
         else:
-            names.append(row[0])
+            names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it, and the folder may be a class
             pixels.append(row[1])
     if not pixels:
         reason = (
