@@ -14,6 +14,7 @@ from vitrail.explain.attention import at_rest
 from vitrail.model.vit import VisionTransformer
 
 STEPS = 10  # points of a curve after its first
+NOTABLE = 0.01  # of a probability: smaller differences count as none, however certain
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,8 @@ class Gain:
 
     @property
     def verdict(self) -> str:
+        if abs(self.value) < NOTABLE:
+            return "no clear difference"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no clear difference"
 
 

@@ -34,6 +34,6 @@ def embedding_filters(net: VisionTransformer, count: int = COMPONENTS) -> Filter
     largest = np.abs(components).argmax(1)
     components *= np.sign(components[np.arange(len(components)), largest])[:, None]
     variance = size**2
-    count = min(count, len(components))
+    count = min(count, int((variance > 1e-12 * variance.sum()).sum()) or 1)  # what is left is rounding
     shapes = components[:count].reshape(count, *kernel.shape[1:])
     return Filters(shapes, variance[:count] / (variance.sum() or 1.0), of)

@@ -52,33 +52,35 @@ def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tig
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of so many CSS pixels that can be drawn in a page and into files."""
+    """A picture of so many CSS pixels, not yet drawn."""
 
     alt: str
     width: int
     height: int
     paint: Callable[[Figure], None]
 
-    def inline(self) -> str:
-        return draw(self.paint, self.width, self.height, self.alt)
-
-    def save(self, path: Path) -> None:
+    def save(self, *paths: Path) -> str:
+        """Draw it into files, by their endings .svg or .png; returns the SVG to set inside a page."""
         with style():
             figure = Figure(figsize=(self.width / 72, self.height / 72), layout="constrained")
             self.paint(figure)
-            save(figure, path)
+            return inline_svg(save(figure, *paths), self.alt, PAGE_COLOURS)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure drawn in our style, by the ending of `path` as .svg or .png."""
-    with whole_file(path) as temporary:
-        if path.suffix == ".png":
-            figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
-            return
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        opening, tag, rest = buffer.getvalue().partition("<metadata>")
-        temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
+def save(figure: Figure, *paths: Path) -> str:
+    """Write a figure drawn in our style, by the endings of `paths` as .svg or .png; returns the plain SVG."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    document = buffer.getvalue()
+    figure.set_layout_engine("none")  # it stands as it is
+    for path in paths:
+        with whole_file(path) as temporary:
+            if path.suffix == ".png":
+                figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
+            else:
+                opening, tag, rest = document.partition("<metadata>")
+                temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
+    return document
 
 
 def short_name(name: str, longest: int) -> str:

@@ -23,10 +23,6 @@ class Picture:
     file: str
     drawing: Drawing
 
-    @property
-    def svg(self) -> Markup:
-        return Markup(self.drawing.inline())
-
 
 @dataclass(frozen=True, eq=False)
 class Looked:
@@ -71,9 +67,10 @@ def write_explanation(folder: Path, facts: ExplainFacts) -> None:
     """The page as explain.html, and each figure as SVG and PNG beside it."""
     figures = folder / FIGURES
     figures.mkdir(parents=True, exist_ok=True)
+    drawn = {}
     for picture in facts.pictures:
-        for suffix in (".svg", ".png"):
-            picture.drawing.save(figures / f"{picture.file}{suffix}")
-    text = page_environment().get_template("explain.html").render(facts=facts, folder=FIGURES)
+        files = [figures / f"{picture.file}{suffix}" for suffix in (".svg", ".png")]
+        drawn[picture.file] = Markup(picture.drawing.save(*files))
+    text = page_environment().get_template("explain.html").render(facts=facts, folder=FIGURES, drawn=drawn)
     with whole_file(folder / "explain.html") as temporary:
         temporary.write_bytes(text.replace("\0", "\ufffd").encode("utf-8", errors="replace"))

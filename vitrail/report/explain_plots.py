@@ -108,9 +108,9 @@ def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads
                 grid[row, column].imshow(one / (one.max() or 1), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
                 if row == 0:
                     grid[row, column].set_title(f"head {head}", fontsize=12)
-            grid[row, 1].set_ylabel(f"block {layer}")
+            grid[row, 1].set_ylabel(f"block {layer}", rotation=0, ha="right", va="center")
 
-    width = SMALL_PANEL * (1 + len(heads)) + 40
+    width = SMALL_PANEL * (1 + len(heads)) + 70
     return Drawing(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
 
 

@@ -13,7 +13,7 @@ from vitrail.explain.faithfulness import Curves, Gain, gain
 from vitrail.report.summary import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
-STEADY = 0.6  # rank correlation from which a trend is called one
+STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, from which a trend is called one
 TRUSTED = 0.75  # of pasted pictures found
 FEWEST = 10  # images: with fewer, no verdict
 PLAIN = {
@@ -93,7 +93,7 @@ def trust_sentences(rows: Sequence[Trust], images: int) -> list[str]:
 
 def _verdict(row: Trust) -> str:
     better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
-    found = row.pointing.accuracy if row.pointing else 1.0
+    found = row.pointing.accuracy if row.pointing else 0.0
     if better < total:
         word = "deserves little trust" if better else "deserves no trust"
     else:
@@ -109,15 +109,16 @@ def distance_sentences(distances: Distances) -> list[str]:
     blocks = len(reach)
     means = reach.mean(1)
     sentences = []
-    if blocks > 2:
+    early = max(1, blocks // 3)
+    if blocks > 3:
         trend = rank_correlation(np.arange(blocks), means)
-        steady = "grows with depth" if trend > 0 else "shrinks with depth"
-        word = steady if abs(trend) > STEADY else "has no steady trend"
+        change = means[-early:].mean() - means[:early].mean()
+        steady = abs(trend) > STEADY and abs(change) > CHANGE * uniform and trend * change > 0
+        word = "has no steady trend" if not steady else "grows with depth" if trend > 0 else "shrinks with depth"
         sentences.append(
             f"Attention distance {word}: {means[0]:.1f} px in the first block, {means[-1]:.1f} px in the last, mean "
             f"over heads (rank correlation with depth {trend:+.2f}; uniform attention: {uniform:.1f} px)."
         )
-    early = max(1, blocks // 3)
     first = reach[:early]
     local, far = int((first < LOCAL * uniform).sum()), int((first > GLOBAL * uniform).sum())
     where = "The first block has" if early == 1 else f"The first {early} blocks have"
