@@ -71,7 +71,7 @@ def read_out(net: VisionTransformer, shares: Tensor, tokens: Tensor) -> Tensor:
     (B, h, w). `tokens` are what the pool is given."""
     first = net.config.prefix
     if isinstance(net.pool, AttentionPool):
-        read = (net.pool.weights(tokens).mean(1) @ shares)[:, 0, first:]
+        read = (net.pool.weights(tokens).float().mean(1) @ shares)[:, 0, first:]
     elif net.config.pool == "token":
         read = shares[:, 0, first:]
     else:

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from PIL import Image
 
 from vitrail.explain.distance import Distances
 from vitrail.explain.faithfulness import Curves
 from vitrail.explain.filters import Filters
 from vitrail.report.canvas import BLUE, GREEN, INK, RED, Drawing, short_name
+from vitrail.report.raster import lit, mosaic, rgb
 
 HEAT = "viridis"  # even in lightness, and alike for colour-blind readers
 ACROSS = 7  # filters in a row
@@ -166,23 +166,19 @@ def draw_pasted(
     return Drawing("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)
 
 
-def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: Distances | None) -> Drawing:
-    """The paper's Figure 7: what there is of filters, position similarity and attention distance, side by side."""
-    panels = 1 + (similarity is not None) + (distances is not None)
+def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: Distances) -> Drawing:
+    """The paper's Figure 7: filters, position similarity (where positions are added) and attention distance."""
+    panels = 2 if similarity is None else 3
 
     def paint(figure: Figure) -> None:
-        axes = iter(figure.subplots(1, panels, squeeze=False)[0])
-        first = next(axes)
-        _picture(first, mosaic(filters.components, ACROSS))
-        first.set_title(f"Filters of {filters.of}\n(first {len(filters.components)} principal components)")
+        axes = list(figure.subplots(1, panels))
+        _picture(axes[0], mosaic(filters.components, ACROSS))
+        axes[0].set_title(f"Filters of {filters.of}\n(first {len(filters.components)} principal components)")
         if similarity is not None:
-            second = next(axes)
-            _tiles_of_similarity(figure, second, similarity)
-            second.set_title("Position embedding similarity")
-        if distances is not None:
-            third = next(axes)
-            _heads(third, distances)
-            third.set_title("Attention distance")
+            _tiles_of_similarity(figure, axes[1], similarity)
+            axes[1].set_title("Position embedding similarity")
+        _heads(axes[-1], distances)
+        axes[-1].set_title("Attention distance")
 
     return Drawing("Figure 7", 440 * panels, 380, paint)
 
@@ -195,7 +191,7 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
         for (left, right), image, map_, name in zip(grid, images, maps, names, strict=True):
             _picture(left, rgb(image), smooth=True)
             _picture(right, lit(image, map_), smooth=True)
-            left.set_ylabel(short_name(name, 22), fontsize=11)
+            left.set_ylabel(name if len(name) <= 24 else f"…{name[-23:]}", fontsize=11)
         grid[0, 0].set_title("Input")
         grid[0, 1].set_title("Attention")
 
@@ -206,46 +202,17 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
 def draw_side_by_side(kind: str, parts: Mapping[str, np.ndarray | Distances]) -> Drawing:
     """Figures 10 and 11: position similarity or attention distance of one network beside another."""
 
+    tops = [_top(part) for part in parts.values() if isinstance(part, Distances)]
+
     def paint(figure: Figure) -> None:
-        grid = figure.subplots(1, len(parts), squeeze=False, sharey=kind == "Figure 11")[0]
-        for axes, (name, part) in zip(grid, parts.items(), strict=True):
+        for axes, (name, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True):
             if isinstance(part, Distances):
-                _heads(axes, part)
+                _heads(axes, part, max(tops))
             else:
                 _tiles_of_similarity(figure, axes, part)
             axes.set_title(short_name(name, 40))
 
     return Drawing(kind, 440 * len(parts), 380, paint)
-
-
-def mosaic(tiles: np.ndarray, across: int) -> np.ndarray:
-    """Tiles (n, h, w, C), each stretched to 0..255, in rows of `across` on transparent ground: RGBA uint8, enlarged."""
-    count, height, width, channels = tiles.shape
-    scale = max(1, 64 // max(height, width))
-    gap = max(2, scale * max(height, width) // 10)
-    high, wide = height * scale + gap, width * scale + gap
-    out = np.zeros((-(-count // across) * high - gap, across * wide - gap, 4), np.uint8)
-    for index, tile in enumerate(tiles):
-        low, span = tile.min(), np.ptp(tile) or 1.0
-        colours = (255 * (tile - low) / span).astype(np.uint8)
-        colours = colours if channels == 3 else colours.mean(-1, keepdims=True).astype(np.uint8).repeat(3, -1)
-        y, x = index // across * high, index % across * wide
-        out[y : y + height * scale, x : x + width * scale, :3] = colours.repeat(scale, 0).repeat(scale, 1)
-        out[y : y + height * scale, x : x + width * scale, 3] = 255
-    return out
-
-
-def lit(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """An image as bright as a map (h, w) is, which is enlarged smoothly and has its largest value at full light."""
-    height, width = image.shape[:2]
-    large = Image.fromarray(shares.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
-    light = np.asarray(large).clip(0)
-    return (rgb(image) * (light / (light.max() or 1))[..., None]).astype(np.uint8)
-
-
-def rgb(image: np.ndarray) -> np.ndarray:
-    """Three colours of any number of channels: the first three, or grey."""
-    return image[..., :3] if image.shape[-1] >= 3 else image[..., :1].repeat(3, -1)
 
 
 def _tiles_of_similarity(figure: Figure, axes: Axes, similarity: np.ndarray) -> None:
@@ -269,7 +236,12 @@ def _tiles_of_similarity(figure: Figure, axes: Axes, similarity: np.ndarray) -> 
     bar.outline.set_visible(False)
 
 
-def _heads(axes: Axes, distances: Distances) -> None:
+def _top(distances: Distances) -> float:
+    """The end of an axis of distances."""
+    return 1.12 * max(distances.uniform, float(distances.renormalised.max()))
+
+
+def _heads(axes: Axes, distances: Distances, top: float | None = None) -> None:
     blocks, heads = distances.pixels.shape
     both = bool(distances.elsewhere.max() > 1e-6)
     places = np.repeat(np.arange(blocks), heads)
@@ -282,7 +254,7 @@ def _heads(axes: Axes, distances: Distances) -> None:
     level = f"uniform attention, {distances.uniform:.1f} px"
     axes.axhline(distances.uniform, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), label=level, zorder=1)
     axes.legend(frameon=False, labelcolor=INK, fontsize=11, loc="best", handletextpad=0.4)
-    axes.set_ylim(0, 1.12 * max(distances.uniform, distances.renormalised.max()))
+    axes.set_ylim(0, _top(distances) if top is None else top)
     axes.set_xlim(-0.6, blocks - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.set_xlabel("block")

@@ -68,10 +68,15 @@ def _drawing(
             maps = maps_of(first, batches(first, seen.pixels), None)["rollout"]
             console.print(f"attention rollout, as {query(transformer(first.net).config)} sees it")
             pictures = [seen.picture(index) for index in range(len(seen.names))]
-            return draw_figure_6(pictures, list(maps), [Path(one).stem for one in seen.names])
+            return draw_figure_6(pictures, list(maps), seen.names)
         case "figure-7":
             net = transformer(first.net)
-            return draw_figure_7(embedding_filters(net), position_similarity(net), _distances(first, images, bar))
+            try:
+                similarity = position_similarity(net)
+            except UserError as error:
+                similarity = None
+                console.print(f"[dim]{escape(str(error))}[/]")
+            return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar))
         case "figure-10":
             parts = {name: position_similarity(transformer(one.net)) for name, one in networks.items()}
             return draw_side_by_side("Figure 10", parts)
