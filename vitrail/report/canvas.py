@@ -36,7 +36,9 @@ ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
 @media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
 [style*="stroke: {BLUE}"] {{ stroke: #5b9be6 !important }} [style*="fill: {BLUE}"] {{ fill: #5b9be6 !important }}
 [style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
-[style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }} }}</style><rect class="page" width="100%" height="100%"/>"""
+[style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }}
+[style*="fill: {GREEN}"] {{ fill: #4fbf98 !important }} }}</style>
+<rect class="page" width="100%" height="100%"/>"""
 
 
 def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:

@@ -125,7 +125,7 @@ def draw_curves(curves: Mapping[str, Curves]) -> Drawing:
                 values = getattr(one, kind).mean(0)
                 style = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4.5, "label": name}
                 axes.plot(one.shares, values, linewidth=1.8, **style)
-            axes.set_xlim(0, 1)
+            axes.set_xlim(-0.03, 1.06)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
         left.set_title("Deletion: low is faithful", loc="left")

@@ -15,7 +15,7 @@ from vitrail.explain.pointing import Pasted, paste, pointing
 from vitrail.infer.predict import Classifier
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_curves, draw_pasted
-from vitrail.report.explain_summary import Pointing, Trust, trust, trust_sentences
+from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
 from vitrail.report.summary import percent
 from vitrail.runs.looking import BATCH, Seen, batches, evenly, logits_of, maps_of
 
@@ -49,9 +49,11 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
     found, points, examples = _pasted(classifier, pixels, measured, bar)
     rows = trust(curves, points)
     notes = []
-    if not points:
-        why = "the network gives all images one class" if not found.tried else "no pasted picture changed an answer"
-        notes.append(f"Pointing could not be measured: {why} ({found.tried:,} pairs tried).")
+    if not found.tried:
+        notes.append("Pointing could not be measured: the network gives all these images one class.")
+    elif not points:
+        changed = f"{len(found.pixels)} of {found.tried:,} pasted pictures changed the answer, {FEWEST} are needed"
+        notes.append(f"Pointing could not be measured: {changed}.")
     sentence = (
         f"A picture shrunk to half its sides is pasted into another of another class. In {len(found.pixels):,} of "
         f"{found.tried:,} pairs the network then gives the pasted picture’s class: what spoke for it is inside the "
@@ -99,7 +101,7 @@ def _pasted(
     net = transformer(classifier.net)
     whole = torch.cat(list(batches(classifier, pixels)))
     found = paste(net, whole, wanted)
-    if not len(found.pixels):
+    if len(found.pixels) < FEWEST:
         return found, {}, None
     task = bar.add_task("pasted pictures", total=len(found.pixels))
     maps = maps_of(
