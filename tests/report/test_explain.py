@@ -95,7 +95,7 @@ def test_networks_side_by_side_share_their_axis() -> None:
     """A network that looks far is not cut off by one that does not."""
     from matplotlib.figure import Figure
 
-    drawing = draw_side_by_side("Figure 11", {"far": distances([[90.0]]), "near": distances([[5.0]])})
+    drawing = draw_side_by_side("Figure 11", [("far", distances([[90.0]])), ("near", distances([[5.0]]))])
     figure = Figure()
     drawing.paint(figure)
     assert [axes.get_ylim()[1] for axes in figure.axes] == [pytest.approx(112)] * 2

@@ -199,13 +199,13 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
     return Drawing("Figure 6", 2 * PANEL + 30, round(height * len(images)) + 36, paint)
 
 
-def draw_side_by_side(kind: str, parts: Mapping[str, np.ndarray | Distances]) -> Drawing:
+def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | Distances]]) -> Drawing:
     """Figures 10 and 11: position similarity or attention distance of one network beside another."""
 
-    tops = [_top(part) for part in parts.values() if isinstance(part, Distances)]
+    tops = [_top(part) for _, part in parts if isinstance(part, Distances)]
 
     def paint(figure: Figure) -> None:
-        for axes, (name, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True):
+        for axes, (name, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             if isinstance(part, Distances):
                 _heads(axes, part, max(tops))
             else:

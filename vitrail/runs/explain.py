@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
+from torch import Tensor
 
 from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, did_you_mean
+from vitrail.evaluate.metrics import softmax
+from vitrail.evaluate.tags import sigmoid
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
-from vitrail.explain.distance import Distances, attention_distances
+from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
+from vitrail.explain.relevance import relevance
+from vitrail.explain.rollout import rollout
 from vitrail.explain.similarity import position_similarity
 from vitrail.infer.predict import Classifier, load
 from vitrail.model.vit import VisionTransformer
@@ -34,11 +40,10 @@ from vitrail.report.explain_plots import (
 )
 from vitrail.report.explain_summary import distance_sentences
 from vitrail.report.summary import percent
-from vitrail.runs.looking import Seen, batches, evenly, logits_of, maps_of, see_images
+from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, evenly, see_images, weights_name
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
 
-MOST_IMAGES = 128  # that the paper measures attention distance on
 MOST_HEADS = 12  # shown in a row, if none are named
 
 
@@ -75,11 +80,11 @@ def explain(
     net = transformer(classifier.net)
     wanted = _wanted(classifier, layers, heads, why, rather_than)
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = Path(out) if out is not None else Path("explained") / _name(weights)
+    folder = Path(out) if out is not None else Path("explained") / weights_name(weights)
     distances, trusted, looked = None, None, []
     if seen is not None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            distances = _distances(classifier, net, seen, bar)
+            distances = distances_of(classifier, seen, bar)
             if measured and net.config.num_classes > 1:
                 trusted = measure_trust(classifier, seen, measured, bar)
             looked = _looked(classifier, net, seen, shown, wanted, bar)
@@ -126,11 +131,6 @@ def _class(classifier: Classifier, name: str) -> int:
     return classifier.classes.index(name)
 
 
-def _distances(classifier: Classifier, net: VisionTransformer, seen: Seen, bar: Progress) -> Distances:
-    task = bar.add_task("attention distance", total=len(seen.pixels))
-    return attention_distances(net, batches(classifier, seen.pixels), lambda done: bar.update(task, completed=done))
-
-
 def _looked(
     classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
 ) -> list[Looked]:
@@ -138,9 +138,9 @@ def _looked(
     indices = evenly(len(seen.pixels), shown) if shown else []
     found = []
     for number, index in enumerate(bar.track(indices, description="maps")):
-        pixels = seen.pixels[index : index + 1]
-        answer, panels = _panels(classifier, pixels, wanted)
-        heads = attention_maps(net, next(batches(classifier, pixels)), wanted.layers)[0][:, wanted.heads]
+        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
+        answer, panels = _panels(classifier, net, pixels, wanted)
+        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
         name, place = seen.names[index], f"image-{number:02d}"
         drawing = draw_maps(seen.picture(index), panels, name)
         single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
@@ -148,29 +148,27 @@ def _looked(
     return found
 
 
-def _panels(classifier: Classifier, pixels: Any, wanted: Wanted) -> tuple[str, list[MapPanel]]:
+def _panels(
+    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
+) -> tuple[str, list[MapPanel]]:
     """What the network says of one image, and the maps that explain it."""
     classes = classifier.classes
+    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
     if not classes:
-        maps = maps_of(classifier, batches(classifier, pixels), None)
-        return "features", [MapPanel("input", None), MapPanel("rollout", maps["rollout"][0])]
-    logits = logits_of(classifier, pixels)[0].astype(np.float64)
-    chances = 1 / (1 + np.exp(-logits)) if classifier.card.several else np.exp(logits - logits.max())
-    chances = chances if classifier.card.several else chances / chances.sum()
-    order = np.argsort(-logits, kind="stable").tolist()
+        return "features", [MapPanel("input", None), whole]
+    with torch.no_grad():
+        logits = net(pixels).float().cpu().numpy()
+    order = np.argsort(-logits[0], kind="stable").tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
-    others = [k for k in order if k != why]
-    other = wanted.rather_than if wanted.rather_than is not None else others[0] if others else None
-    answer = f"{classes[order[0]]} {percent(chances[order[0]])}"
-    pair = [(why, other)] if other is None else [(why, other), (other, why)]
-    panels = [MapPanel(f"input\n{_short(classes[order[0]])} {percent(chances[order[0]])}", None)]
-    for first, second in pair:
-        against = None if second is None else np.array([second])
-        maps = maps_of(classifier, batches(classifier, pixels), np.array([first]), against)
-        if len(panels) == 1:
-            panels.append(MapPanel("rollout\nno class", maps["rollout"][0]))
-        rather = "" if second is None else f"\nrather than {_short(classes[second])}"
-        panels.append(MapPanel(f"why {_short(classes[first])}{rather}", maps["relevance"][0]))
+    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
+    chances = sigmoid(logits)[0] if classifier.card.several else softmax(logits)[0]
+    answer = f"{_short(classes[order[0]])} {percent(float(chances[order[0]]))}"
+    panels = [MapPanel(f"input\n{answer}", None), whole]
+    for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
+        than = f"\nrather than {_short(classes[second[0]])}" if second else ""
+        panels.append(
+            MapPanel(f"why {_short(classes[first[0]])}{than}", relevance(net, pixels, first, second or None)[0])
+        )
     return answer, panels
 
 
@@ -205,7 +203,7 @@ def _facts(
     findings = [*(trusted.sentences if trusted else ()), *(distance_sentences(distances) if distances else ())]
     command = shlex.join(["vitrail", "explain", weights, *map(str, images)])
     return ExplainFacts(
-        title=_name(weights),
+        title=weights_name(weights),
         subtitle=_subtitle(config),
         query=query(config),
         block_query=block_query(config),
@@ -268,14 +266,6 @@ def _numbers(
     if seen is not None:
         numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
     return numbers
-
-
-def _name(weights: str | Path) -> str:
-    """What the weights are called: their folder, or their file without the ending."""
-    path = Path(str(weights).partition("@")[0])
-    if path.name == "model.safetensors" and path.parent.name:
-        return path.parent.name
-    return path.stem if path.suffix in (".safetensors", ".npz") else path.name or "weights"
 
 
 def _short(name: str) -> str:

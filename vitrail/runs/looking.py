@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.explain.attention import attention_maps, transformer
+from vitrail.explain.distance import Distances, attention_distances
 from vitrail.explain.relevance import relevance
 from vitrail.explain.rollout import rollout
 from vitrail.images.preprocess import normalise
@@ -20,6 +22,7 @@ from vitrail.infer.predict import Classifier
 from vitrail.runs.predict import Row, find_images, opened
 
 BATCH = 16
+MOST_IMAGES = 128  # that the paper measures attention distance on
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,13 @@ def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterat
         yield normalise(part.to(device_of(classifier.net)), classifier.preprocess)
 
 
+def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> Distances:
+    """Attention distance over all the images."""
+    task = bar.add_task("attention distance", total=len(seen.pixels))
+    parts = batches(classifier, seen.pixels)
+    return attention_distances(transformer(classifier.net), parts, lambda done: bar.update(task, completed=done))
+
+
 @torch.no_grad()
 def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
     """(N, classes)"""
@@ -78,23 +88,31 @@ def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
 
 def maps_of(
     classifier: Classifier,
-    parts: Iterator[Tensor],
-    classes: np.ndarray | None,
+    parts: Iterable[Tensor],
+    classes: np.ndarray,
     against: np.ndarray | None = None,
     between: Callable[[int], None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Every kind of map, (N, h, w) each: relevance for `classes` (rather than `against`) where there are classes."""
+    """Every kind of map, (N, h, w) each, for batches of normalised pixels: relevance for `classes` (rather than
+    `against`), rollout, and the last block's attention. `between` hears how many images a batch had."""
     net = transformer(classifier.net)
-    found: dict[str, list[np.ndarray]] = {}
+    found: dict[str, list[np.ndarray]] = {"relevance": [], "rollout": [], "last attention": []}
     done = 0
     for pixels in parts:
         rows = slice(done, done + len(pixels))
-        if classes is not None:
-            others = None if against is None else against[rows].tolist()
-            found.setdefault("relevance", []).append(relevance(net, pixels, classes[rows].tolist(), others))
-        found.setdefault("rollout", []).append(rollout(net, pixels))
-        found.setdefault("last attention", []).append(attention_maps(net, pixels, [-1])[:, 0].mean(1))
+        others = None if against is None else against[rows].tolist()
+        found["relevance"].append(relevance(net, pixels, classes[rows].tolist(), others))
+        found["rollout"].append(rollout(net, pixels))
+        found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))
         done += len(pixels)
         if between is not None:
             between(len(pixels))
     return {name: np.concatenate(maps) for name, maps in found.items()}
+
+
+def weights_name(weights: str | Path) -> str:
+    """What weights are called: their folder, or their file without the ending."""
+    path = Path(str(weights).partition("@")[0])
+    if path.name == "model.safetensors" and path.parent.name:
+        return path.parent.name
+    return path.stem if path.suffix in (".safetensors", ".npz") else path.name or "weights"

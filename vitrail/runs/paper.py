@@ -12,16 +12,16 @@ from rich.progress import Progress
 from vitrail.config import Size
 from vitrail.errors import UserError
 from vitrail.explain.attention import query, transformer
-from vitrail.explain.distance import Distances, attention_distances
+from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
+from vitrail.explain.rollout import rollout
 from vitrail.explain.similarity import position_similarity
 from vitrail.infer.predict import Classifier, load
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
-from vitrail.runs.looking import batches, maps_of, see_images
+from vitrail.runs.looking import MOST_IMAGES, batches, distances_of, see_images, weights_name
 from vitrail.runs.show import make_console
 
-MOST_IMAGES = 128  # that the paper measures attention distance on
 ROWS = 4  # images of figure 6
 NEED_IMAGES = ("figure-6", "figure-7", "figure-11")
 ONE_NETWORK = ("figure-6", "figure-7")
@@ -46,7 +46,7 @@ def paper(
         raise UserError(f"{name} shows {'one network' if name in ONE_NETWORK else 'networks'}: name its weights")
     if name in NEED_IMAGES and not images:
         raise UserError(f"{name} needs images: add --images photos/")
-    networks = {_label(one): load(one, image_size=image_size, device=device) for one in weights}
+    networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         drawing = _drawing(name, networks, images, bar, console)
     try:
@@ -59,16 +59,16 @@ def paper(
 
 
 def _drawing(
-    name: str, networks: dict[str, Classifier], images: Sequence[str | Path], bar: Progress, console: Console
+    name: str, networks: Sequence[tuple[str, Classifier]], images: Sequence[str | Path], bar: Progress, console: Console
 ) -> Drawing:
-    first = next(iter(networks.values()))
+    first = networks[0][1]
     match name:
         case "figure-6":
             seen = see_images(first, images, ROWS)
-            maps = maps_of(first, batches(first, seen.pixels), None)["rollout"]
-            console.print(f"attention rollout, as {query(transformer(first.net).config)} sees it")
-            pictures = [seen.picture(index) for index in range(len(seen.names))]
-            return draw_figure_6(pictures, list(maps), seen.names)
+            net = transformer(first.net)
+            maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
+            console.print(f"attention rollout: the view of {query(net.config)}")
+            return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
         case "figure-7":
             net = transformer(first.net)
             try:
@@ -78,21 +78,12 @@ def _drawing(
                 console.print(f"[dim]{escape(str(error))}[/]")
             return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar))
         case "figure-10":
-            parts = {name: position_similarity(transformer(one.net)) for name, one in networks.items()}
-            return draw_side_by_side("Figure 10", parts)
+            tiles = [(label, position_similarity(transformer(one.net))) for label, one in networks]
+            return draw_side_by_side("Figure 10", tiles)
         case _:
-            return draw_side_by_side(
-                "Figure 11", {name: _distances(one, images, bar) for name, one in networks.items()}
-            )
+            return draw_side_by_side("Figure 11", [(label, _distances(one, images, bar)) for label, one in networks])
 
 
 def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress) -> Distances:
-    net = transformer(classifier.net)
-    seen = see_images(classifier, images, MOST_IMAGES)
-    task = bar.add_task("attention distance", total=len(seen.pixels))
-    return attention_distances(net, batches(classifier, seen.pixels), lambda done: bar.update(task, completed=done))
-
-
-def _label(weights: str | Path) -> str:
-    path = Path(weights)
-    return path.parent.name if path.name == "model.safetensors" else path.name
+    transformer(classifier.net)  # a ResNet is told before images are opened
+    return distances_of(classifier, see_images(classifier, images, MOST_IMAGES), bar)

@@ -106,7 +106,7 @@ def _pasted(
     task = bar.add_task("pasted pictures", total=len(found.pixels))
     maps = maps_of(
         classifier,
-        iter(found.pixels.split(BATCH)),
+        found.pixels.split(BATCH),
         found.classes,
         found.backgrounds,
         between=lambda n: bar.advance(task, n),
