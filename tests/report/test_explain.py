@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.explain.distance import Distances
 from vitrail.explain.faithfulness import Curves, Gain
-from vitrail.report.explain_plots import draw_side_by_side
+from vitrail.report.explain_plots import draw_side_by_side, glow
 from vitrail.report.explain_summary import Pointing, distance_sentences, rank_correlation, trust, trust_sentences
 from vitrail.report.raster import lit, mosaic, rgb
 
@@ -76,6 +76,8 @@ def test_light_follows_the_map() -> None:
     seen = lit(image, shares)
     assert seen[0, 7].tolist() == [200] * 3 and seen[7, 0].max() == 0 and seen.dtype == np.uint8
     assert lit(image, np.zeros((2, 2))).max() == 0
+    night = glow(np.zeros((8, 8, 3), np.uint8), shares).astype(int).sum(-1)  # a map is seen on black, too
+    assert night[0, 7] > 300 and night[7, 0] < 10 and night[0, 7] == night.max()
     assert rgb(np.ones((2, 2, 1), np.uint8)).shape == (2, 2, 3) == rgb(np.ones((2, 2, 4), np.uint8)).shape
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -16,9 +17,9 @@ from vitrail.explain.distance import Distances
 from vitrail.explain.faithfulness import Curves
 from vitrail.explain.filters import Filters
 from vitrail.report.canvas import BLUE, GREEN, INK, RED, Drawing, short_name
-from vitrail.report.raster import lit, mosaic, rgb
+from vitrail.report.raster import enlarged, lit, mosaic, rgb
 
-HEAT = "viridis"  # even in lightness, and alike for colour-blind readers
+HEAT, GLOW = "viridis", "inferno"  # even in lightness, so that colour-blind readers see the same order
 ACROSS = 7  # filters in a row
 PANEL = 190  # CSS pixels of a picture beside others
 SMALL_PANEL = 84
@@ -80,12 +81,12 @@ def draw_distances(distances: Distances, title: str = "Mean attention distance")
 
 
 def draw_maps(image: np.ndarray, panels: Sequence[MapPanel], name: str) -> Drawing:
-    """An image (H, W, C) uint8 beside itself under maps: what a map gives no share is black, as in the paper."""
+    """An image (H, W, C) uint8 beside itself in grey under maps that glow."""
     height, width = image.shape[:2]
 
     def paint(figure: Figure) -> None:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _picture(axes, rgb(image) if panel.map is None else lit(image, panel.map), smooth=True)
+            _picture(axes, rgb(image) if panel.map is None else glow(image, panel.map), smooth=True)
             axes.set_title(panel.title, fontsize=12)
         figure.supxlabel(short_name(name, 90), fontsize=11)
 
@@ -149,7 +150,7 @@ def draw_pasted(
         grid = figure.subplots(2, len(images), squeeze=False)
         for place, image in enumerate(images):
             _picture(grid[0, place], rgb(image), smooth=True)
-            _picture(grid[1, place], lit(image, maps[place]), smooth=True)
+            _picture(grid[1, place], glow(image, maps[place]), smooth=True)
             first, second = (short_name(name, 14) for name in names[place])
             grid[0, place].set_title(f"{first}\nin {second}", fontsize=12)
             top, left = np.argwhere(inside[place]).min(0)
@@ -157,8 +158,8 @@ def draw_pasted(
             for axes in grid[:, place]:
                 corner = left * width / columns - 0.5, top * height / rows - 0.5
                 size = (right - left) * width / columns, (bottom - top) * height / rows
-                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#ffffff", linewidth=2.5))
-                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=RED, linewidth=1.5))
+                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#000000", linewidth=3.5))
+                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#ffffff", linewidth=1.5))
         grid[0, 0].set_ylabel("input")
         grid[1, 0].set_ylabel("relevance")
 
@@ -213,6 +214,15 @@ def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | Distanc
             axes.set_title(short_name(name, 40))
 
     return Drawing(kind, 440 * len(parts), 380, paint)
+
+
+def glow(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """An image in dark grey on which a map (h, w) glows, yellow at its highest: seen on dark pixels too, where an image
+    that is only dimmed shows nothing."""
+    light = enlarged(shares, image.shape[:2])[..., None]
+    grey = rgb(image).mean(-1, keepdims=True)
+    colour = 255 * colormaps[GLOW](0.85 * light[..., 0])[..., :3]
+    return (0.35 * grey * (1 - light / 2) + 0.75 * colour).clip(0, 255).astype(np.uint8)
 
 
 def _tiles_of_similarity(figure: Figure, axes: Axes, similarity: np.ndarray) -> None:

@@ -24,11 +24,15 @@ def mosaic(tiles: np.ndarray, across: int) -> np.ndarray:
 
 
 def lit(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """An image as bright as a map (h, w) is, which is enlarged smoothly and has its largest value at full light."""
-    height, width = image.shape[:2]
-    large = Image.fromarray(shares.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
+    """An image as bright as a map (h, w) is, as the paper draws it: what has no share is black."""
+    return (rgb(image) * enlarged(shares, image.shape[:2])[..., None]).astype(np.uint8)
+
+
+def enlarged(shares: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """A map (h, w) as a smooth one of (height, width) whose largest value is 1."""
+    large = Image.fromarray(shares.astype(np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
     light = np.asarray(large).clip(0)
-    return (rgb(image) * (light / (light.max() or 1))[..., None]).astype(np.uint8)
+    return light / (light.max() or 1)
 
 
 def rgb(image: np.ndarray) -> np.ndarray:
