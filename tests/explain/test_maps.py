@@ -86,9 +86,9 @@ def test_relevance_is_that_of_formed_matrices(kind, against):
     for block in formed.encoder.blocks:
         matrix = block.attention.matrix
         total = total + (matrix * matrix.grad).clamp_min(0).mean(1).detach() @ total
-    expected = read(formed, total, None).numpy()
-    assert expected.max() > 0.01
-    assert np.allclose(found, expected, rtol=1e-3, atol=1e-5)
+    expected = read(formed, total - torch.eye(net.config.sequence), None).numpy()  # a mean would show the identity
+    assert expected.max() > 1e-4
+    assert np.allclose(found, expected, rtol=1e-3, atol=1e-3 * expected.max())
 
 
 def test_relevance_of_an_attention_pool():

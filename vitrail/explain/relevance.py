@@ -66,6 +66,7 @@ def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Seque
         values = net.pool.split(tokens)[2]
         weighted = _weighted(net.pool.weights(tokens), gradients[-1].unsqueeze(1), values)
         return (weighted @ total)[:, 0, net.config.prefix :].unflatten(1, net.config.grid)
+    total.diagonal(dim1=1, dim2=2).sub_(1)  # what every patch has of itself, and a mean of patches would show as a veil
     return read_out(net, total, tokens)
 
 
