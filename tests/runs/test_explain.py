@@ -65,7 +65,7 @@ QUERIES = {
 def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
     run = write(tmp_path / "run", random_net(**{**KINDS[kind], "image_size": (16, 24)}))
     out = tmp_path / "out"
-    numbers = explain(run, [birds], out=out, shown=1, measured=4, console=quiet)
+    numbers = explain(run, [birds], out=out, shown=1, measured=10, console=quiet)
     page = (out / "explain.html").read_text()
     assert f"the view of {QUERIES[kind]}" in page and numbers["query"] == QUERIES[kind]
     assert not re.search(r"(src|href)=\"(?!data:|figures/)", page.replace('href="#', "")), "a page asks nobody"
@@ -91,7 +91,7 @@ def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
 def test_foreign_weights(file, birds, tmp_path, quiet):
     size = {"google_vit_token.npz": (16, 24)}.get(file)
     numbers = explain(
-        FIXTURES / file, [birds], out=tmp_path, shown=1, measured=2, image_size=size, device="cpu", console=quiet
+        FIXTURES / file, [birds], out=tmp_path, shown=1, measured=0, image_size=size, device="cpu", console=quiet
     )
     assert np.isfinite(numbers["attention_distance"]["pixels"]).all()
     assert "class 0" in (tmp_path / "explain.html").read_text() or "class 1" in (tmp_path / "explain.html").read_text()
@@ -123,9 +123,10 @@ def test_chosen_classes_blocks_and_heads(weights, birds, tmp_path, quiet):
 def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_path, quiet):
     (tmp_path / "bad.jpg").write_bytes(b"not an image")
     images = [birds / "0", tmp_path / "bad.jpg"]
-    numbers = explain(weights, images, out=tmp_path / "out", shown=0, measured=0, console=quiet)
+    numbers = explain(weights, images, out=tmp_path / "out", shown=0, console=quiet)
     assert [one["file"] for one in numbers["failed"]] == [str(tmp_path / "bad.jpg")]
-    assert "1 of the images could not be read" in (tmp_path / "out" / "explain.html").read_text()
+    page = (tmp_path / "out" / "explain.html").read_text()
+    assert "1 of the images could not be read" in page and "With 4 images no map can be judged" in page
     with pytest.raises(UserError, match="no image could be read"):
         explain(weights, [tmp_path / "bad.jpg"], out=tmp_path / "out", console=quiet)
 
@@ -137,7 +138,8 @@ def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_pa
         ({"why": "ibis", "rather_than": "ibis"}, "two different classes"),
         ({"layers": [3]}, "no block 3: this network has blocks 0 to 2"),
         ({"heads": [0, 7]}, "no head 7: this network has heads 0 to 2"),
-        ({"shown": -1}, "a number from 0"),
+        ({"shown": -1}, "from 0, not -1"),
+        ({"measured": 5}, "0 or at least 10"),
         ({"images": ["nowhere"]}, "nowhere does not exist"),
     ],
 )
@@ -196,7 +198,7 @@ def test_figures_that_cannot_be_drawn(name, count, out, sentence, weights, quiet
 
 @pytest.mark.slow
 def test_on_the_command_line(weights, birds, tmp_path):
-    done = vitrail("explain", weights, birds, "--shown", "1", "--measured", "4", "--json", cwd=tmp_path)
+    done = vitrail("explain", weights, birds, "--shown", "1", "--measured", "0", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["attention_distance"]["images"] == 12
     assert (tmp_path / "explained" / "run" / "explain.html").is_file()

@@ -72,7 +72,7 @@ def explain(
     shown
         How many images get maps.
     measured
-        How many images the maps are judged on; 0 leaves that out. Each takes about 80 forward passes.
+        How many images the maps are judged on, 10 or more; 0 leaves that out. Each takes about 80 forward passes.
     image_size
         Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     device

@@ -15,7 +15,7 @@ from vitrail.report.summary import percent
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
 STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, from which a trend is called one
 TRUSTED = 0.75  # of pasted pictures found
-FEWEST = 10  # images: with fewer, no verdict
+FEWEST = 10  # images: fewer judge nothing
 PLAIN = {
     "relevance": "relevance (Chefer et al.) for the predicted class",
     "rollout": "attention rollout",
@@ -84,10 +84,8 @@ def trust(curves: Mapping[str, Curves], points: Mapping[str, Pointing]) -> list[
     return rows
 
 
-def trust_sentences(rows: Sequence[Trust], images: int) -> list[str]:
+def trust_sentences(rows: Sequence[Trust]) -> list[str]:
     """Which maps deserve trust for this network."""
-    if images < FEWEST:
-        return [f"With {images} image{'s' * (images != 1)} no map can be judged: give {FEWEST} or more, better 50."]
     return [_verdict(row) for row in rows if row.name != "random"]
 
 

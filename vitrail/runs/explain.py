@@ -38,7 +38,7 @@ from vitrail.report.explain_plots import (
     draw_maps,
     draw_similarity,
 )
-from vitrail.report.explain_summary import distance_sentences
+from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.summary import percent
 from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, evenly, see_images, weights_name
 from vitrail.runs.show import make_console
@@ -74,8 +74,10 @@ def explain(
 ) -> dict[str, Any]:
     """Write explain.html, explain.json and figures/ into `out`; returns the numbers."""
     console = console or make_console()
-    if shown < 0 or measured < 0:
-        raise UserError("how many images are shown or measured is a number from 0")
+    if shown < 0:
+        raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
+    if measured and measured < FEWEST:
+        raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
     classifier = load(weights, image_size=image_size, device=device)
     net = transformer(classifier.net)
     wanted = _wanted(classifier, layers, heads, why, rather_than)
@@ -85,7 +87,7 @@ def explain(
     if seen is not None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             distances = distances_of(classifier, seen, bar)
-            if measured and net.config.num_classes > 1:
+            if min(measured, len(seen.pixels)) >= FEWEST and net.config.num_classes > 1:
                 trusted = measure_trust(classifier, seen, measured, bar)
             looked = _looked(classifier, net, seen, shown, wanted, bar)
     facts = _facts(classifier, net, str(weights), images, seen, distances, trusted, looked)
@@ -195,6 +197,9 @@ def _facts(
         notes.append("Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES...")
     elif not config.num_classes:
         notes.append("These weights have no classifier: no relevance for a class, and no measure of trust.")
+    elif len(seen.pixels) < FEWEST:
+        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
+        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
     if seen is not None and seen.failed:
         name, reason = seen.failed[0]
         notes.append(f"{len(seen.failed)} of the images could not be read, first {name}: {reason}.")

@@ -62,7 +62,7 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
     return Trusted(
         rows,
         len(pixels),
-        trust_sentences(rows, len(pixels)),
+        trust_sentences(rows),
         draw_curves(curves),
         examples,
         sentence,
