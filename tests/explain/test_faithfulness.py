@@ -3,26 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from tests.explain.nets import noise, random_net
-from vitrail.config import ModelConfig
+from tests.explain.nets import attending_net, brightness_net, dark_and_bright, noise, random_net
 from vitrail.explain.faithfulness import faithfulness, gain, random_maps
 from vitrail.explain.pointing import paste, pointing
-from vitrail.model.vit import VisionTransformer
-
-
-def brightness_net(grid=(4, 4)):
-    """Two classes: the second has the mean pixel as its logit, the first has 0. Every patch counts by itself."""
-    size = (grid[0] * 2, grid[1] * 2)
-    shape = {"width": 2, "depth": 1, "mlp_dim": 2, "heads": 1, "patch": (2, 2), "channels": 1}
-    net = VisionTransformer(ModelConfig(**shape, image_size=size, num_classes=2, pool="gap", class_token=False))
-    for parameter in net.parameters():
-        parameter.data.zero_()
-    net.encoder.norm = nn.Identity()
-    net.tokens.projection.weight.data[0] = 1 / 4
-    net.head.weight.data[1, 0] = 1
-    return net.eval()
+from vitrail.explain.relevance import relevance
+from vitrail.explain.rollout import rollout
 
 
 def patches_of(pixels, net):
@@ -94,6 +80,23 @@ def test_pasted_pictures_change_the_answer_and_nothing_outside_their_box():
     assert (made[pixels] > 8).all() and (made[~pixels] < 0).all()
     hits, share = pointing(patches_of(found.pixels, net).reshape(-1, 4, 4).clip(0), found.inside)
     assert (hits == 1).all() and np.allclose(share, 1)
+
+
+def test_maps_of_a_network_that_goes_by_its_attention_find_every_pasted_picture():
+    net = attending_net()
+    found = paste(net, dark_and_bright(), wanted=20)
+    assert len(found.pixels) == 20
+    for maps in (relevance(net, found.pixels, found.classes, found.backgrounds), rollout(net, found.pixels)):
+        assert (pointing(maps, found.inside)[0] == 1).all()
+
+
+def test_maps_of_a_network_without_attention_find_none():
+    """A network that only averages has no attention to explain it: relevance is empty, and scores like chance."""
+    net = brightness_net()
+    found = paste(net, dark_and_bright(), wanted=20)
+    assert len(found.pixels) == 20
+    maps = relevance(net, found.pixels, found.classes, found.backgrounds)
+    assert maps.max() == 0 and np.allclose(pointing(maps, found.inside)[0], 1 / 4)
 
 
 def test_images_of_one_class_cannot_be_pasted_into_each_other():

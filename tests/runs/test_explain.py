@@ -7,16 +7,20 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from rich.progress import Progress
 
-from tests.explain.nets import KINDS, random_net
+from tests.explain.nets import KINDS, attending_net, brightness_net, dark_and_bright, random_net
 from tests.runs.conftest import draw, vitrail
 from vitrail.config import Preprocess, network_config
 from vitrail.errors import UserError
+from vitrail.infer.predict import Classifier
 from vitrail.model.build import build
 from vitrail.runs.explain import explain
-from vitrail.runs.looking import evenly
+from vitrail.runs.looking import Seen, evenly
 from vitrail.runs.paper import paper
+from vitrail.runs.trusting import measure_trust
 from vitrail.weights.bundle import Card, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -129,6 +133,22 @@ def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_pa
     assert "1 of the images could not be read" in page and "With 4 images no map can be judged" in page
     with pytest.raises(UserError, match="no image could be read"):
         explain(weights, [tmp_path / "bad.jpg"], out=tmp_path / "out", console=quiet)
+
+
+@pytest.mark.parametrize("kind", [attending_net, brightness_net])
+def test_trust_goes_to_the_network_that_goes_by_its_attention(kind):
+    net = kind()
+    card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
+    pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
+    found = measure_trust(Classifier(net, card), Seen(["x"] * 32, pixels, [], 32), 32, Progress(disable=True))
+    assert found.pasted_images >= 10 and found.pasted is not None
+    relevance, rollout, *_ = found.rows
+    if kind is attending_net:
+        assert relevance.pointing.accuracy == rollout.pointing.accuracy == 1
+        assert relevance.pointing.over_chance.verdict == "better"
+    else:
+        assert relevance.pointing.accuracy == pytest.approx(1 / 4)
+        assert "deserves no trust" in found.sentences[0]
 
 
 @pytest.mark.parametrize(
