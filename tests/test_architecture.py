@@ -80,10 +80,10 @@ def test_every_room_is_in_the_plan():
     assert rooms <= LEVEL.keys()
 
 
-def test_only_plots_imports_matplotlib_and_only_decode_opens_images():
+def test_only_plots_import_matplotlib_and_only_decode_opens_images():
     for path in FILES:
         text = path.read_text()
-        if path.name != "plots.py":
+        if path.name not in ("canvas.py", "plots.py", "explain_plots.py"):
             assert "import matplotlib" not in text and "from matplotlib" not in text, path
         if path.name not in ("decode.py", "traits.py", "build.py"):
             assert "Image.open" not in text, path

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.cli import data, networks, training
+from vitrail.cli import data, explaining, networks, training
 from vitrail.errors import UserError
 
 app = App(
@@ -38,11 +38,13 @@ for command in (
     training.transfer,
     training.evaluate,
     training.predict,
+    explaining.explain,
     data.pack,
     networks.plan,
     networks.convert,
     networks.models,
     networks.recipes,
+    explaining.paper,
 ):
     app.command(command)
 
