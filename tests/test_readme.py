@@ -12,7 +12,8 @@ from tests.runs.conftest import SMALL, draw
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = README + (ROOT / "docs" / "data.md").read_text()
+EXPLAIN = (ROOT / "docs" / "explain.md").read_text()
+PAGES = README + (ROOT / "docs" / "data.md").read_text() + EXPLAIN
 COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", PAGES, re.S)
@@ -69,6 +70,14 @@ def test_the_python_example_runs(place):
     (place / "example.py").write_text(code)
     done = run(place, "example.py")
     assert "('egret', 'heron')" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_python_example_of_explanations_runs(place):
+    (code,) = re.findall(r"```python\n(.*?)```", EXPLAIN, re.S)
+    run(place, "-m", "vitrail", "train", "photos/", "--out", "runs/explained", *QUICK)
+    (place / "explain.py").write_text(code.replace("runs/photos", "runs/explained"))
+    assert "px" in run(place, "explain.py").stdout
 
 
 def test_links_point_to_files_that_exist():

@@ -62,7 +62,10 @@ def test_help_names_every_command_and_imports_little():
     assert not {"torch", "numpy", "matplotlib", "jinja2", "PIL", "safetensors"} & imported_by("--help")
 
 
-@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "fewshot", "compare", "vtab", "predict", "recipes"])
+COMMANDS = ["demo", "train", "evaluate", "fewshot", "compare", "vtab", "predict", "explain", "recipes", "paper"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name):
     done = vitrail(name, "--help")
     assert done.returncode == 0 and "Usage: vitrail" in done.stdout

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.cli import data, measuring, networks, tasks, training
+from vitrail.cli import data, explaining, measuring, networks, tasks, training
 from vitrail.errors import UserError
 
 app = App(
@@ -42,11 +42,13 @@ for command in (
     tasks.vtab,
     measuring.compare,
     training.predict,
+    explaining.explain,
     data.pack,
     networks.plan,
     networks.convert,
     networks.models,
     networks.recipes,
+    explaining.paper,
 ):
     app.command(command)
 

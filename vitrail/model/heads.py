@@ -54,13 +54,22 @@ class AttentionPool(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(*self.split(tokens))  # (B, heads, 1, D/heads)
+        x = self.out(mixed.flatten(1))
+        return x + self.mlp(self.mlp_norm(x))  # (B, D)
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The one query (B, heads, 1, D/heads), and keys and values of the tokens (B, heads, T, D/heads)."""
         batch, count, width = tokens.shape
         size = width // self.heads
         q = self.query(self.probe).view(1, 1, self.heads, size).transpose(1, 2)
         k, v = self.keyvalue(tokens).view(batch, count, 2, self.heads, size).transpose(1, 3).unbind(2)
-        mixed = F.scaled_dot_product_attention(q.expand(batch, -1, -1, -1), k, v)  # (B, heads, 1, D/heads)
-        x = self.out(mixed.flatten(1))
-        return x + self.mlp(self.mlp_norm(x))  # (B, D)
+        return q.expand(batch, -1, -1, -1), k, v
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """The share of each token in what the query gathers, (B, heads, 1, T)."""
+        q, k, _ = self.split(tokens)
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 
 
 class Representation(nn.Module):

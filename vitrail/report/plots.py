@@ -1,55 +1,27 @@
-"""Numbers -> SVG pictures to set inside a page. The only file that imports matplotlib.
-
-A picture takes its text colour from the page (`currentColor`) and its hues from CSS variables with a fallback, so it
-reads on a light and on a dark page. The hues are blue, vermilion and green of the Okabe-Ito palette, which
-colour-blind readers can tell apart.
-"""
+"""Numbers of training and evaluation -> SVG pictures to set inside a page."""
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.atomic import whole_file
 from vitrail.evaluate.calibration import Reliability
-from vitrail.report.svg import inline_svg
+from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, draw, save, short_name, style
 
-# Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
-# their own, since white counts stand on them.
-INK, BLUE, RED, GREEN, CELL_BLUE, CELL_RED = "#010203", "#0072b2", "#d55e00", "#009e73", "#0072b1", "#d55e01"
-PAGE_COLOURS = {
-    INK: "currentColor",
-    BLUE: f"var(--plot-blue, {BLUE})",
-    RED: f"var(--plot-red, {RED})",
-    GREEN: f"var(--plot-green, {GREEN})",
-    CELL_BLUE: f"var(--cell-blue, {CELL_BLUE})",
-    CELL_RED: f"var(--cell-red, {CELL_RED})",
-}
 COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
 WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
 CELL_SIZES = {4: 64, 12: 38, COUNTS_UP_TO: 30, WHOLE_UP_TO: 18}  # classes shown at most: pixels of a cell
 CURVE_POINTS = 400
 EVENTS_TOLD = 3  # whose text stands under the curves
-# A picture that stands alone brings the page's colours along; its hues are plain, for programs without variables.
-ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
-@media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
-[style*="stroke: {BLUE}"] {{ stroke: #5b9be6 !important }} [style*="fill: {BLUE}"] {{ fill: #5b9be6 !important }}
-[style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
-[style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }} }}</style><rect class="page" width="100%" height="100%"/>"""
-
 Row = Mapping[str, Any]
 
 
@@ -62,12 +34,10 @@ def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]
     ranking = _series(history, "val_map")
     last = max([1, *(steps[-1] for steps, _ in (losses, held_out, accuracy, ranking) if steps.size)])
     if losses[0].size or held_out[0].size:
-        panels.append(
-            _draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step")
-        )
+        panels.append(draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step"))
     for points, title in ((accuracy, "Validation accuracy"), (ranking, "Validation mean average precision")):
         if points[0].size:
-            panels.append(_draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
+            panels.append(draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
     return panels
 
 
@@ -85,17 +55,10 @@ def draw_curves(history: Sequence[Row], path: Path) -> None:
     found = {title: curves for title, curves in found.items() if curves}
     if not found:
         return
-    with _style():
+    with style():
         figure = Figure(figsize=(8.9, 3.1 * math.ceil(len(found) / 2)), layout="constrained")
         _curves(figure, found, [row for row in history if "event" in row])
-        with whole_file(path) as temporary:
-            if path.suffix == ".png":
-                figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
-                return
-            buffer = io.StringIO()
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-            opening, tag, rest = buffer.getvalue().partition("<metadata>")
-            temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
+        save(figure, path)
 
 
 def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
@@ -103,10 +66,10 @@ def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
     shown = most_confused(confusion)
     totals = np.maximum(1, confusion.sum(axis=1))[shown, None]
     counts = confusion[np.ix_(shown, shown)]
-    labels = [_label(classes[i], 20) for i in shown]
+    labels = [short_name(classes[i], 20) for i in shown]
     cell = next(size for most, size in CELL_SIZES.items() if len(shown) <= most)
     side = len(shown) * cell
-    return _draw(
+    return draw(
         lambda figure: _matrix(figure, counts, counts / totals, labels), side, side, "Confusion matrix", tight=True
     )
 
@@ -129,7 +92,7 @@ def confusions(confusion: np.ndarray) -> np.ndarray:
 
 def reliability_diagram(reliability: Reliability) -> str:
     """Accuracy against stated probability, with the share of images per bin below."""
-    return _draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
+    return draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
 def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Points, last: int) -> None:
@@ -182,7 +145,7 @@ def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events:
 
 def _told(events: Sequence[Row]) -> list[str]:
     """The first events in words, and how many more there are."""
-    lines = [f"step {int(row['step']):,}: {_label(row['event'], 90)}" for row in events[:EVENTS_TOLD]]
+    lines = [f"step {int(row['step']):,}: {short_name(row['event'], 90)}" for row in events[:EVENTS_TOLD]]
     more = len(events) - EVENTS_TOLD
     return [*lines, f"and {more:,} more in metrics.jsonl"] if more > 0 else lines
 
@@ -296,35 +259,3 @@ def _step_axis(axes: Axes, last: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("step")
-
-
-def _label(name: str, longest: int) -> str:
-    """A class name that fits beside an axis; characters XML cannot hold become a dot."""
-    clean = "".join(letter if letter.isprintable() else "·" for letter in str(name))
-    return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
-
-
-def _draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
-    """Paint on a figure of this many CSS pixels and return its SVG; `tight` lets labels grow beyond the size."""
-    with _style():
-        figure = Figure(figsize=(width / 72, height / 72), layout=None if tight else "constrained")
-        paint(figure)
-        buffer = io.StringIO()
-        room = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None}, **room)
-    return inline_svg(buffer.getvalue(), alt, PAGE_COLOURS)
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    faint = {"grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True}
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
-    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8}
-    text = {"font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11}
-    svg = {"svg.fonttype": "none", "svg.hashsalt": "vitrail", "text.parse_math": False, "text.usetex": False}
-    own = {**faint, **ink, **spines, **text, **svg}
-    plain = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
-    with matplotlib.rc_context({**plain, **own}), warnings.catch_warnings():
-        # A glyph missing in the font that measures the text is there in the reader's browser.
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
-        yield

@@ -107,14 +107,14 @@ def predict_items(
 ) -> Iterator[Row]:
     """A row per image, in order; one that cannot be read does not stop the others."""
     for start in range(0, len(found), BATCH):
-        group = [_opened(classifier, item) if isinstance(item, Item) else item for item in found[start : start + BATCH]]
+        group = [opened(classifier, item) if isinstance(item, Item) else item for item in found[start : start + BATCH]]
         pixels = [item[1] for item in group if isinstance(item, tuple)]
         predictions = iter(classifier.predict_pixels(torch.stack(pixels), top, threshold) if pixels else [])
         for item in group:
             yield Row(item[0], next(predictions), None) if isinstance(item, tuple) else item
 
 
-def _opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
+def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
     """The name and pixels of an image, or why there are none."""
     try:
         return item.name, classifier.pixels(item.files.read(item.key))

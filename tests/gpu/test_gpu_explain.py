@@ -1,0 +1,39 @@
+"""Explanations on CUDA are those of the CPU, whatever kernel computes attention there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.explain.nets import KINDS, noise, random_net
+from vitrail.explain.distance import attention_distances
+from vitrail.explain.faithfulness import faithfulness
+from vitrail.explain.pointing import paste
+from vitrail.explain.relevance import relevance
+from vitrail.explain.rollout import rollout
+from vitrail.explain.similarity import position_similarity
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run with `make gpu`"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_and_distances(kind):
+    found = []
+    for device in ("cpu", "cuda"):
+        net, pixels = random_net(**KINDS[kind]).to(device), noise().to(device)
+        maps = rollout(net, pixels)
+        distances = attention_distances(net, [pixels])
+        curves = faithfulness(net, pixels, maps, [0, 1])
+        found.append([maps, relevance(net, pixels, [1, 3], [0, 0]), distances.pixels, curves.deletion])
+    for here, there in zip(*found, strict=True):
+        assert np.allclose(here, there, rtol=1e-3, atol=1e-4)
+
+
+def test_positions_and_pasted_pictures():
+    net = random_net().to("cuda")
+    assert np.allclose(position_similarity(net), position_similarity(random_net()), atol=1e-5)
+    assert paste(net, noise(8).to("cuda"), wanted=4).pixels.device.type == "cuda"

@@ -1,0 +1,101 @@
+"""What the page of an explanation says and paints, on arrays whose meaning is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vitrail.explain.distance import Distances
+from vitrail.explain.faithfulness import Curves, Gain
+from vitrail.report.explain_plots import draw_side_by_side, glow
+from vitrail.report.explain_summary import Pointing, distance_sentences, rank_correlation, trust, trust_sentences
+from vitrail.report.raster import lit, mosaic, rgb
+
+
+def distances(reach: list[list[float]], elsewhere: float = 0.0) -> Distances:
+    values = np.array(reach)
+    return Distances(values * (1 - elsewhere), values, np.full(values.shape, elsewhere), 100.0, 8)
+
+
+def test_a_network_as_the_paper_describes_it() -> None:
+    growing, early, _ = distance_sentences(distances([[20, 95], [40, 95], [60, 95], [80, 95], [90, 95], [98, 95]], 0.1))
+    assert "grows with depth: 57.5 px in the first block, 96.5 px in the last" in growing
+    assert "The first 2 blocks have both local and global heads (2 and 2 of 4): from 20.0 to 95.0 px" in early
+
+
+def test_other_networks() -> None:
+    assert "shrinks with depth" in distance_sentences(distances([[90], [70], [50], [30]]))[0]
+    assert "no steady trend" in distance_sentences(distances([[50], [51], [52], [53]]))[0]  # steady, but nothing
+    assert "no steady trend" in distance_sentences(distances([[20], [90], [25], [80]]))[0]
+    assert "local heads (1 of 1), but none that looks" in distance_sentences(distances([[20], [90], [25], [80]]))[1]
+    assert "but no local ones" in distance_sentences(distances([[95], [95], [95]]))[0]
+    (neither,) = distance_sentences(distances([[60]]))
+    assert "The first block has neither local heads" in neither
+    assert "Patches give 25.0" in distance_sentences(distances([[60]], 0.25))[-1]
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation(np.arange(4), np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(1)
+    assert rank_correlation(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0])) == pytest.approx(-1)
+    assert rank_correlation(np.arange(4), np.ones(4)) == 0
+
+
+def curves(level: float, images: int = 20) -> Curves:
+    """Deletion at one level, insertion at its complement."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (images, 1))
+    return Curves(np.array([0.0, 1.0]), level + noise.repeat(2, 1), 1 - level + noise.repeat(2, 1))
+
+
+def point(accuracy: float, low: float) -> Pointing:
+    return Pointing(accuracy, 0.5, Gain(accuracy - 0.25, low, accuracy))
+
+
+def test_trust_needs_every_test_and_most_pasted_pictures() -> None:
+    every = {"relevance": curves(0.2), "rollout": curves(0.3), "last attention": curves(0.6), "random": curves(0.5)}
+    points = {"relevance": point(0.9, 0.5), "rollout": point(0.5, 0.1), "last attention": point(0.2, -0.2)}
+    sentences = trust_sentences(trust(every, points))
+    assert sentences[0].startswith("Relevance deserves trust here: better than chance in 3 of 3 tests; it finds 90.0")
+    assert sentences[1].startswith("Rollout deserves some trust here: better than chance in 3 of 3")
+    assert sentences[2].startswith(
+        "Last attention deserves no trust here: better than chance in 0 of 3 tests, worse in 2"
+    )
+    assert "some trust" in trust_sentences(trust(every, {}))[0]  # nothing was pasted
+
+
+def test_a_certain_difference_that_is_tiny_is_none() -> None:
+    assert Gain(0.005, 0.004, 0.006).verdict == "no clear difference"
+    assert Gain(0.05, 0.04, 0.06).verdict == "better" and Gain(-0.05, -0.06, -0.04).verdict == "worse"
+
+
+def test_light_follows_the_map() -> None:
+    image = np.full((8, 8, 3), 200, np.uint8)
+    shares = np.zeros((2, 2))
+    shares[0, 1] = 0.3
+    seen = lit(image, shares)
+    assert seen[0, 7].tolist() == [200] * 3 and seen[7, 0].max() == 0 and seen.dtype == np.uint8
+    assert lit(image, np.zeros((2, 2))).max() == 0
+    night = glow(np.zeros((8, 8, 3), np.uint8), shares).astype(int).sum(-1)  # a map is seen on black, too
+    assert night[0, 7] > 300 and night[7, 0] < 10 and night[0, 7] == night.max()
+    assert rgb(np.ones((2, 2, 1), np.uint8)).shape == (2, 2, 3) == rgb(np.ones((2, 2, 4), np.uint8)).shape
+
+
+def test_tiles_are_stretched_and_stand_apart() -> None:
+    tiles = np.stack(
+        [np.linspace(0, 1, 48).reshape(4, 4, 3), np.linspace(-9, 9, 48).reshape(4, 4, 3), np.ones((4, 4, 3))]
+    )
+    out = mosaic(tiles, 2)
+    assert out.shape == (64 * 2 + 6, 64 * 2 + 6, 4)
+    assert np.array_equal(out[:64, :64], out[:64, 70:]) and out[0, 0, 0] == 0 and out[63, 63, 2] == 255
+    assert out[:, 64:70, 3].max() == 0 and out[70:, 70:, 3].max() == 0  # gaps, and where there is no tile
+    assert mosaic(np.ones((1, 4, 2, 1)), 7).shape[2] == 4
+
+
+@pytest.mark.slow  # a picture is drawn
+def test_networks_side_by_side_share_their_axis() -> None:
+    """A network that looks far is not cut off by one that does not."""
+    from matplotlib.figure import Figure
+
+    drawing = draw_side_by_side("Figure 11", [("far", distances([[90.0]])), ("near", distances([[5.0]]))])
+    figure = Figure()
+    drawing.paint(figure)
+    assert [axes.get_ylim()[1] for axes in figure.axes] == [pytest.approx(112)] * 2

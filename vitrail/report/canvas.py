@@ -1,0 +1,106 @@
+"""Figures in the page's colours, as SVG to set inside a page or as files that stand alone.
+
+A picture takes its text colour from the page (`currentColor`) and its hues from CSS variables with a fallback, so it
+reads on a light and on a dark page. The hues are blue, vermilion and green of the Okabe-Ito palette, which
+colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from vitrail.atomic import whole_file
+from vitrail.report.svg import inline_svg
+
+# Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
+# their own, since white counts stand on them.
+INK, BLUE, RED, GREEN, CELL_BLUE, CELL_RED = "#010203", "#0072b2", "#d55e00", "#009e73", "#0072b1", "#d55e01"
+PAGE_COLOURS = {
+    INK: "currentColor",
+    BLUE: f"var(--plot-blue, {BLUE})",
+    RED: f"var(--plot-red, {RED})",
+    GREEN: f"var(--plot-green, {GREEN})",
+    CELL_BLUE: f"var(--cell-blue, {CELL_BLUE})",
+    CELL_RED: f"var(--cell-red, {CELL_RED})",
+}
+# A picture that stands alone brings the page's colours along; its hues are plain, for programs without variables.
+ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
+@media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
+[style*="stroke: {BLUE}"] {{ stroke: #5b9be6 !important }} [style*="fill: {BLUE}"] {{ fill: #5b9be6 !important }}
+[style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
+[style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }}
+[style*="fill: {GREEN}"] {{ fill: #4fbf98 !important }} }}</style>
+<rect class="page" width="100%" height="100%"/>"""
+
+
+def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
+    """Paint on a figure of this many CSS pixels and return its SVG; `tight` lets labels grow beyond the size."""
+    with style():
+        figure = Figure(figsize=(width / 72, height / 72), layout=None if tight else "constrained")
+        paint(figure)
+        buffer = io.StringIO()
+        room = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None}, **room)
+    return inline_svg(buffer.getvalue(), alt, PAGE_COLOURS)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of so many CSS pixels, not yet drawn."""
+
+    alt: str
+    width: int
+    height: int
+    paint: Callable[[Figure], None]
+
+    def save(self, *paths: Path) -> str:
+        """Draw it into files, by their endings .svg or .png; returns the SVG to set inside a page."""
+        with style():
+            figure = Figure(figsize=(self.width / 72, self.height / 72), layout="constrained")
+            self.paint(figure)
+            return inline_svg(save(figure, *paths), self.alt, PAGE_COLOURS)
+
+
+def save(figure: Figure, *paths: Path) -> str:
+    """Write a figure drawn in our style, by the endings of `paths` as .svg or .png; returns the plain SVG."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    document = buffer.getvalue()
+    figure.set_layout_engine("none")  # it stands as it is
+    for path in paths:
+        with whole_file(path) as temporary:
+            if path.suffix == ".png":
+                figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
+            else:
+                opening, tag, rest = document.partition("<metadata>")
+                temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
+    return document
+
+
+def short_name(name: str, longest: int) -> str:
+    """A class name that fits beside an axis; characters XML cannot hold become a dot."""
+    clean = "".join(letter if letter.isprintable() else "·" for letter in str(name))
+    return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    faint = {"grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True}
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
+    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8}
+    text = {"font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11}
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "vitrail", "text.parse_math": False, "text.usetex": False}
+    own = {**faint, **ink, **spines, **text, **svg}
+    plain = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
+    with matplotlib.rc_context({**plain, **own}), warnings.catch_warnings():
+        # A glyph missing in the font that measures the text is there in the reader's browser.
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
+        yield

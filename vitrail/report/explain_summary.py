@@ -1,0 +1,148 @@
+"""What an explanation found, in plain English."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.explain.distance import Distances
+from vitrail.explain.faithfulness import Curves, Gain, gain
+from vitrail.report.summary import percent
+
+LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
+STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, from which a trend is called one
+TRUSTED = 0.75  # of pasted pictures found
+FEWEST = 10  # images: fewer judge nothing
+PLAIN = {
+    "relevance": "relevance (Chefer et al.) for the predicted class",
+    "rollout": "attention rollout",
+    "last attention": "attention of the last block, mean over heads",
+    "random": "a random order, for comparison",
+}
+POINTED = PLAIN | {"relevance": "relevance for the pasted picture’s class rather than the background’s"}
+
+
+@dataclass(frozen=True)
+class Pointing:
+    """How often the highest patch of a map is inside the pasted picture, and how much of the map is."""
+
+    accuracy: float
+    share: float
+    over_chance: Gain
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How one kind of map did, beside a random order of the same patches."""
+
+    name: str
+    deletion: float
+    insertion: float
+    deletion_gain: Gain | None  # none: the random order itself
+    insertion_gain: Gain | None
+    pointing: Pointing | None
+
+    @property
+    def what(self) -> str:
+        return PLAIN[self.name]
+
+    @property
+    def pointed(self) -> str:
+        """What points to pasted pictures."""
+        return POINTED[self.name]
+
+    @property
+    def verdicts(self) -> list[str]:
+        gains = [self.deletion_gain, self.insertion_gain, self.pointing.over_chance if self.pointing else None]
+        return [one.verdict for one in gains if one is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"deletion": self.deletion, "insertion": self.insertion}
+        for key, one in (("deletion_gain", self.deletion_gain), ("insertion_gain", self.insertion_gain)):
+            if one is not None:
+                values[key] = vars(one)
+        if self.pointing is not None:
+            accuracy = {"accuracy": self.pointing.accuracy, "share": self.pointing.share}
+            values["pointing"] = accuracy | {"over_chance": vars(self.pointing.over_chance)}
+        return values
+
+
+def trust(curves: Mapping[str, Curves], points: Mapping[str, Pointing]) -> list[Trust]:
+    """Every kind of map measured against the random order among them."""
+    random = curves["random"]
+    rows = []
+    for name, one in curves.items():
+        gains: tuple[Gain | None, Gain | None] = None, None
+        if name != "random":
+            deletion = gain(random.deletion_area, one.deletion_area)
+            gains = deletion, gain(one.insertion_area, random.insertion_area)
+        areas = float(one.deletion_area.mean()), float(one.insertion_area.mean())
+        rows.append(Trust(name, *areas, *gains, points.get(name)))
+    return rows
+
+
+def trust_sentences(rows: Sequence[Trust]) -> list[str]:
+    """Which maps deserve trust for this network."""
+    return [_verdict(row) for row in rows if row.name != "random"]
+
+
+def _verdict(row: Trust) -> str:
+    better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
+    found = row.pointing.accuracy if row.pointing else 0.0
+    if better < total:
+        word = "deserves little trust" if better else "deserves no trust"
+    else:
+        word = "deserves trust" if found >= TRUSTED else "deserves some trust"
+    tests = f"better than chance in {better} of {total} tests" + (f", worse in {worse}" if worse else "")
+    pointed = f"; it finds {percent(found)} of pasted pictures" if row.pointing else ""
+    return f"{row.name[0].upper()}{row.name[1:]} {word} here: {tests}{pointed}."
+
+
+def distance_sentences(distances: Distances) -> list[str]:
+    """Does distance grow with depth, and do early blocks mix local and global heads?"""
+    reach, uniform = distances.renormalised, distances.uniform
+    blocks = len(reach)
+    means = reach.mean(1)
+    sentences = []
+    early = max(1, blocks // 3)
+    if blocks > 3:
+        trend = rank_correlation(np.arange(blocks), means)
+        change = means[-early:].mean() - means[:early].mean()
+        steady = abs(trend) > STEADY and abs(change) > CHANGE * uniform and trend * change > 0
+        word = "has no steady trend" if not steady else "grows with depth" if trend > 0 else "shrinks with depth"
+        sentences.append(
+            f"Attention distance {word}: {means[0]:.1f} px in the first block, {means[-1]:.1f} px in the last, mean "
+            f"over heads (rank correlation with depth {trend:+.2f}; uniform attention: {uniform:.1f} px)."
+        )
+    first = reach[:early]
+    local, far = int((first < LOCAL * uniform).sum()), int((first > GLOBAL * uniform).sum())
+    where = "The first block has" if early == 1 else f"The first {early} blocks have"
+    spread = f"from {first.min():.1f} to {first.max():.1f} px"
+    if local and far:
+        kinds = f"both local and global heads ({local} and {far} of {first.size})"
+    elif local:
+        kinds = f"local heads ({local} of {first.size}), but none that looks everywhere"
+    elif far:
+        kinds = f"heads that look everywhere ({far} of {first.size}), but no local ones"
+    else:
+        kinds = "neither local heads nor heads that look everywhere"
+    sentences.append(
+        f"{where} {kinds}: {spread}. Local is below half of uniform attention, everywhere at least nine tenths."
+    )
+    most = float(distances.elsewhere.max())
+    if most > 1e-6:
+        sentences.append(
+            f"Patches give {percent(float(distances.elsewhere.mean()))} of their attention to class token and "
+            f"registers, up to {percent(most)} in one head; that is the gap between the two kinds of dots."
+        )
+    return sentences
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's, of numbers without ties; 0 where one of them does not change."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])

@@ -1,0 +1,118 @@
+"""Images for explanations: found, chosen evenly, opened, and run through a network in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.errors import UserError
+from vitrail.explain.attention import attention_maps, transformer
+from vitrail.explain.distance import Distances, attention_distances
+from vitrail.explain.relevance import relevance
+from vitrail.explain.rollout import rollout
+from vitrail.images.preprocess import normalise
+from vitrail.infer.forward import device_of
+from vitrail.infer.predict import Classifier
+from vitrail.runs.predict import Row, find_images, opened
+
+BATCH = 16
+MOST_IMAGES = 128  # that the paper measures attention distance on
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Images as a network sees them."""
+
+    names: list[str]
+    pixels: Tensor  # (N, C, H, W) uint8, on the CPU
+    failed: list[tuple[str, str]]  # (name, why)
+    of: int  # how many there were to choose from
+
+    def picture(self, index: int) -> np.ndarray:
+        """(H, W, C)"""
+        return self.pixels[index].permute(1, 2, 0).numpy()
+
+
+def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> Seen:
+    """At most `most` of the images at `paths`, evenly over their order, so that every class has its part."""
+    found = list(find_images(paths))
+    chosen = [found[index] for index in evenly(len(found), most)]
+    names, pixels, failed = [], [], []
+    for item in chosen:
+        row = item if isinstance(item, Row) else opened(classifier, item)
+        if isinstance(row, Row):
+            failed.append((row.file, row.error or ""))
+        else:
+            names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it, and the folder may be a class
+            pixels.append(row[1])
+    if not pixels:
+        reason = (
+            f", first {failed[0][0]}: {failed[0][1]}" if failed else f": there are none in {', '.join(map(str, paths))}"
+        )
+        raise UserError(f"no image could be read{reason}")
+    return Seen(names, torch.stack(pixels), failed, len(found))
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, from the first to the last."""
+    if count <= most:
+        return list(range(count))
+    return sorted(set(np.linspace(0, count - 1, most).round().astype(int).tolist()))
+
+
+def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterator[Tensor]:
+    """uint8 pixels as the network takes them, on its device."""
+    for part in pixels.split(size):
+        yield normalise(part.to(device_of(classifier.net)), classifier.preprocess)
+
+
+def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> Distances:
+    """Attention distance over all the images."""
+    task = bar.add_task("attention distance", total=len(seen.pixels))
+    parts = batches(classifier, seen.pixels)
+    return attention_distances(transformer(classifier.net), parts, lambda done: bar.update(task, completed=done))
+
+
+@torch.no_grad()
+def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
+    """(N, classes)"""
+    rows = [classifier.net(part).float().cpu() for part in batches(classifier, pixels)]
+    return torch.cat(rows).numpy()
+
+
+def maps_of(
+    classifier: Classifier,
+    parts: Iterable[Tensor],
+    classes: np.ndarray,
+    against: np.ndarray | None = None,
+    between: Callable[[int], None] | None = None,
+) -> dict[str, np.ndarray]:
+    """Every kind of map, (N, h, w) each, for batches of normalised pixels: relevance for `classes` (rather than
+    `against`), rollout, and the last block's attention. `between` hears how many images a batch had."""
+    net = transformer(classifier.net)
+    found: dict[str, list[np.ndarray]] = {"relevance": [], "rollout": [], "last attention": []}
+    done = 0
+    for pixels in parts:
+        rows = slice(done, done + len(pixels))
+        others = None if against is None else against[rows].tolist()
+        found["relevance"].append(relevance(net, pixels, classes[rows].tolist(), others))
+        found["rollout"].append(rollout(net, pixels))
+        found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))
+        done += len(pixels)
+        if between is not None:
+            between(len(pixels))
+    return {name: np.concatenate(maps) for name, maps in found.items()}
+
+
+def weights_name(weights: str | Path) -> str:
+    """What weights are called: their folder, or their file without the ending."""
+    path = Path(str(weights).partition("@")[0])
+    if path.name == "model.safetensors" and path.parent.name:
+        return path.parent.name
+    return path.stem if path.suffix in (".safetensors", ".npz") else path.name or "weights"

@@ -1,0 +1,89 @@
+"""`vitrail paper`: figures of the paper, drawn for given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from vitrail.config import Size
+from vitrail.errors import UserError
+from vitrail.explain.attention import query, transformer
+from vitrail.explain.distance import Distances
+from vitrail.explain.filters import embedding_filters
+from vitrail.explain.rollout import rollout
+from vitrail.explain.similarity import position_similarity
+from vitrail.infer.predict import Classifier, load
+from vitrail.report.canvas import Drawing
+from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
+from vitrail.runs.looking import MOST_IMAGES, batches, distances_of, see_images, weights_name
+from vitrail.runs.show import make_console
+
+ROWS = 4  # images of figure 6
+NEED_IMAGES = ("figure-6", "figure-7", "figure-11")
+ONE_NETWORK = ("figure-6", "figure-7")
+
+
+def paper(
+    name: str,
+    weights: Sequence[str | Path],
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path | None = None,
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Path:
+    """Draw one figure into a file and return its path."""
+    console = console or make_console()
+    path = Path(out) if out is not None else Path(f"{name}.svg")
+    if path.suffix not in (".svg", ".png"):
+        raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
+    if not weights or (name in ONE_NETWORK and len(weights) > 1):
+        raise UserError(f"{name} shows {'one network' if name in ONE_NETWORK else 'networks'}: name its weights")
+    if name in NEED_IMAGES and not images:
+        raise UserError(f"{name} needs images: add --images photos/")
+    networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        drawing = _drawing(name, networks, images, bar, console)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawing.save(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    console.print(f"{name}: [bold]{escape(str(path))}[/]")
+    return path
+
+
+def _drawing(
+    name: str, networks: Sequence[tuple[str, Classifier]], images: Sequence[str | Path], bar: Progress, console: Console
+) -> Drawing:
+    first = networks[0][1]
+    match name:
+        case "figure-6":
+            seen = see_images(first, images, ROWS)
+            net = transformer(first.net)
+            maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
+            console.print(f"attention rollout: the view of {query(net.config)}")
+            return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
+        case "figure-7":
+            net = transformer(first.net)
+            try:
+                similarity = position_similarity(net)
+            except UserError as error:
+                similarity = None
+                console.print(f"[dim]{escape(str(error))}[/]")
+            return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar))
+        case "figure-10":
+            tiles = [(label, position_similarity(transformer(one.net))) for label, one in networks]
+            return draw_side_by_side("Figure 10", tiles)
+        case _:
+            return draw_side_by_side("Figure 11", [(label, _distances(one, images, bar)) for label, one in networks])
+
+
+def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress) -> Distances:
+    transformer(classifier.net)  # a ResNet is told before images are opened
+    return distances_of(classifier, see_images(classifier, images, MOST_IMAGES), bar)

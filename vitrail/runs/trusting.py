@@ -1,0 +1,127 @@
+"""Which maps deserve trust for a network: deletion, insertion and pointing measured on the user's images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.explain.attention import transformer
+from vitrail.explain.faithfulness import STEPS, Curves, faithfulness, gain, random_maps
+from vitrail.explain.pointing import Pasted, paste, pointing
+from vitrail.infer.predict import Classifier
+from vitrail.report.canvas import Drawing
+from vitrail.report.explain_plots import draw_curves, draw_pasted
+from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
+from vitrail.report.summary import percent
+from vitrail.runs.looking import BATCH, Seen, batches, evenly, logits_of, maps_of
+
+KINDS = 4  # of maps that are measured, the random one included
+PASTED_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Trusted:
+    rows: list[Trust]
+    images: int
+    sentences: list[str]
+    curves: Drawing
+    pasted: Drawing | None
+    pasted_sentence: str
+    pasted_images: int
+    tried: int
+    chance: float
+    notes: list[str]
+
+
+def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progress) -> Trusted:
+    """Judge the maps of at most `measured` images and as many pasted ones, for the classes the network predicts."""
+    chosen = evenly(len(seen.pixels), measured)
+    pixels = seen.pixels[chosen]
+    classes = logits_of(classifier, pixels).argmax(1)
+    task = bar.add_task("maps to judge", total=len(pixels))
+    maps = maps_of(classifier, batches(classifier, pixels), classes, between=lambda n: bar.advance(task, n))
+    maps["random"] = random_maps(maps["rollout"])
+    curves = _curves(classifier, pixels, maps, classes, bar)
+    found, points, examples = _pasted(classifier, pixels, measured, bar)
+    rows = trust(curves, points)
+    notes = []
+    if not found.tried:
+        notes.append("Pointing could not be measured: the network gives all these images one class.")
+    elif not points:
+        changed = f"{len(found.pixels)} of {found.tried:,} pasted pictures changed the answer, {FEWEST} are needed"
+        notes.append(f"Pointing could not be measured: {changed}.")
+    sentence = (
+        f"A picture shrunk to half its sides is pasted into another of another class. In {len(found.pixels):,} of "
+        f"{found.tried:,} pairs the network then gives the pasted picture’s class: what spoke for it is inside the "
+        f"box, because nothing else changed. A random patch is inside in {percent(found.chance)}."
+    )
+    return Trusted(
+        rows,
+        len(pixels),
+        trust_sentences(rows),
+        draw_curves(curves),
+        examples,
+        sentence,
+        len(found.pixels),
+        found.tried,
+        found.chance,
+        notes,
+    )
+
+
+def _curves(
+    classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
+) -> dict[str, Curves]:
+    net, several = transformer(classifier.net), classifier.card.several
+    task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * KINDS)
+    parts: dict[str, list[Curves]] = {name: [] for name in maps}
+    for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
+        rows = slice(start, start + len(batch))
+        for name, one in maps.items():
+            chosen = classes[rows].tolist()
+            parts[name].append(
+                faithfulness(net, batch, one[rows], chosen, several=several, between=lambda n: bar.advance(task, n))
+            )
+    return {name: joined(found) for name, found in parts.items()}
+
+
+def joined(parts: list[Curves]) -> Curves:
+    """The curves of all images."""
+    deletion, insertion = (np.concatenate([getattr(one, kind) for one in parts]) for kind in ("deletion", "insertion"))
+    return Curves(parts[0].shares, deletion, insertion)
+
+
+def _pasted(
+    classifier: Classifier, pixels: Tensor, wanted: int, bar: Progress
+) -> tuple[Pasted, dict[str, Pointing], Drawing | None]:
+    net = transformer(classifier.net)
+    whole = torch.cat(list(batches(classifier, pixels)))
+    found = paste(net, whole, wanted)
+    if len(found.pixels) < FEWEST:
+        return found, {}, None
+    task = bar.add_task("pasted pictures", total=len(found.pixels))
+    maps = maps_of(
+        classifier,
+        found.pixels.split(BATCH),
+        found.classes,
+        found.backgrounds,
+        between=lambda n: bar.advance(task, n),
+    )
+    points = {}
+    for name, one in maps.items():
+        hits, share = pointing(one, found.inside)
+        chance = found.inside.mean((1, 2))
+        points[name] = Pointing(float(hits.mean()), float(share.mean()), gain(hits, chance))
+    spec = classifier.preprocess
+    mean, std = (np.array(values)[:, None, None] for values in (spec.mean, spec.std))
+    shown = found.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean
+    images = (255 * shown.clip(0, 1)).round().astype(np.uint8).transpose(0, 2, 3, 1)
+    names = [
+        (classifier.classes[a], classifier.classes[b]) for a, b in zip(found.classes, found.backgrounds, strict=True)
+    ]
+    examples = draw_pasted(images, found.inside, maps["relevance"], names)
+    return found, points, examples
