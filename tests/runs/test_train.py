@@ -1,3 +1,4 @@
+import io
 import json
 import shutil
 import tomllib
@@ -283,3 +284,11 @@ def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
     with pytest.raises(UserError, match=r"model\.representation is for Vision Transformers"):
         train(photos, model="R26x1", out=tmp_path / "run", overrides=("model.representation=true",), console=quiet)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_beat_the_probe_says_so(photos, tmp_path):
+    log = io.StringIO()
+    steps = (*SMALL, "train.steps=1", "optimizer.lr=1e-9")
+    train(photos, recipe="scratch", out=tmp_path / "run", overrides=steps, console=Console(file=log, width=200))
+    said = log.getvalue()
+    assert "not better than the linear probe on 16x16 thumbnails: --from WEIGHTS starts from trained ones" in said
