@@ -26,12 +26,15 @@ class Average:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+        self._found: tuple[nn.Module, list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step)) if self.ramp else self.decay
         ours, theirs = self._pairs(model)
-        torch._foreach_lerp_(ours, [tensor.float() for tensor in theirs], 1 - decay)
+        if any(tensor.dtype != torch.float32 for tensor in theirs):
+            theirs = [tensor.float() for tensor in theirs]
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
@@ -47,6 +50,13 @@ class Average:
                 torch._foreach_copy_(self._pairs(model)[1], trained)
 
     def _pairs(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """Every tensor here with that of the model. To find them takes a host as long as the GPU works on a small
+        network, so they are looked for once; those that are divided among processes may move."""
+        if self._found is not None and self._found[0] is model:
+            return self._found[1:]
         parameters = dict(model.named_parameters())
         ours = [local_part(tensor) for tensor in self.tensors.values()]
-        return ours, [local_part(parameters[name].detach()) for name in self.tensors]
+        theirs = [local_part(parameters[name].detach()) for name in self.tensors]
+        if not any(hasattr(parameter, "to_local") for parameter in parameters.values()):
+            self._found = model, ours, theirs
+        return ours, theirs
