@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest
 from sklearn.metrics import f1_score, log_loss, precision_recall_curve
 
 from vitrail.errors import UserError
@@ -10,7 +11,7 @@ from vitrail.evaluate.abstain import coverage_curve, lower_bound, threshold_for
 from vitrail.evaluate.calibration import chance_error, reliability
 from vitrail.evaluate.metrics import softmax
 from vitrail.evaluate.tags import best_thresholds, f1_scores, sigmoid
-from vitrail.evaluate.temperature import COLDEST, fit_temperature, held_out_temperatures
+from vitrail.evaluate.temperature import fit_temperature, held_out_temperatures
 from vitrail.evaluate.tuning import tune, tune_tags
 
 
@@ -51,11 +52,11 @@ def test_a_temperature_fitted_elsewhere_lowers_the_calibration_error(factor):
         assert after < before / 3
 
 
-def test_where_there_is_no_best_temperature_it_stays_in_bounds():
+def test_where_there_is_no_best_temperature_it_stays_as_it_is():
     logits = np.eye(3)[[0, 1, 2]] * 5
-    assert COLDEST <= fit_temperature(logits, np.array([0, 1, 2])) < 0.2  # all right: the colder, the better
-    assert fit_temperature(logits, np.array([1, 2, 0])) > 10  # all wrong
-    assert np.isfinite(fit_temperature(np.zeros((4, 3)), np.array([0, 1, 2, 0])))
+    assert fit_temperature(logits, np.array([0, 1, 2])) == 1  # all right: the colder, the better, without end
+    assert fit_temperature(np.zeros((10, 3)), np.arange(10) % 3) == 1  # logits that say nothing
+    assert fit_temperature(logits, np.array([1, 2, 0])) == 1  # all wrong
 
 
 def test_no_image_has_a_hand_in_the_temperature_it_is_judged_with():
@@ -113,8 +114,14 @@ def test_no_threshold_is_better_than_a_false_promise():
     assert threshold_for(confidence, np.ones(400, bool), 0.9) == confidence.min()
     with pytest.raises(UserError, match="between 0 and 1"):
         threshold_for(confidence, np.ones(400, bool), 95)
-    bound = lower_bound(0.9, 100)  # Wilson's: the share of which 0.9 in 100 cases is 1.645 deviations away
-    assert (0.9 - bound) / np.sqrt(bound * (1 - bound) / 100) == pytest.approx(1.6449)
+    assert threshold_for(confidence[:100], np.ones(100, bool), 0.95) == confidence[:100].min()
+    assert threshold_for(confidence[:50], np.ones(50, bool), 0.95) is None  # 0.95 ** 50 is more than 5 %
+
+
+@pytest.mark.parametrize(("right", "n"), [(90, 100), (100, 100), (1, 40), (0, 10), (4800, 5000)])
+def test_the_lower_bound_is_scipys(right, n):
+    expected = binomtest(right, n).proportion_ci(0.9, "exact").low  # two-sided 90 % is one-sided 95 %
+    assert lower_bound(right, n) == pytest.approx(expected, abs=1e-9)
 
 
 def test_thresholds_of_labels_are_the_best_of_scikit_learns_curve():

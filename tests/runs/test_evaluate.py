@@ -69,6 +69,7 @@ def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_
     assert vitrail.load(run).predict([picture], threshold=1.0)[0].label == "none of these"
     # Measured again, nothing is left to tune, and what is measured is what answers.
     second = evaluate(run, data, **options)
+    assert "on which its temperature and thresholds were fitted" in (tmp_path / "r.html").read_text()
     assert second.tuned.temperature == pytest.approx(1, abs=1e-4)
     assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
 

@@ -291,4 +291,4 @@ def test_a_run_that_does_not_beat_the_probe_says_so(photos, tmp_path):
     steps = (*SMALL, "train.steps=1", "optimizer.lr=1e-9")
     train(photos, recipe="scratch", out=tmp_path / "run", overrides=steps, console=Console(file=log, width=200))
     said = log.getvalue()
-    assert "not better than the linear probe on 16x16 thumbnails: --from WEIGHTS starts from trained ones" in said
+    assert "worse than the linear probe on 16x16 thumbnails: --from WEIGHTS starts from trained ones" in said

@@ -34,4 +34,14 @@ def _shots(_kind: object, tokens: Sequence[Token]) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(None if word == "all" else int(word) for word in words))
 
 
+def _rates(_kind: object, tokens: Sequence[Token]) -> tuple[float, ...]:
+    """0.001,0.01 as numbers."""
+    try:
+        return tuple(float(word) for token in tokens for word in token.value.split(","))
+    except ValueError:
+        given = " ".join(token.value for token in tokens)
+        raise UserError(f"learning rates are numbers with commas between, as 0.001,0.01, not '{given}'") from None
+
+
+Rates = Annotated[tuple[float, ...], Parameter(converter=_rates, n_tokens=1)]
 Shots = Annotated[tuple[int | None, ...], Parameter(converter=_shots, n_tokens=1)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Device, ImageSize, Setting
+from vitrail.cli.options import Device, ImageSize, Rates, Setting
 from vitrail.errors import UserError
 
 
@@ -107,7 +107,7 @@ def transfer(
     *,
     from_: Annotated[str, Parameter(name="--from")],
     recipe: str = "paper-finetune",
-    rates: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (),
+    rates: Rates = (),
     seeds: int = 3,
     out: str | None = None,
     overrides: Setting = (),
@@ -121,7 +121,7 @@ def transfer(
 
     vitrail transfer cifar-10-batches-bin --from vit.npz --recipe paper-finetune-cifar
 
-    vitrail transfer flowers/ --from runs/pretrained --rates 0.003 0.01 --seeds 5
+    vitrail transfer flowers/ --from runs/pretrained --rates 0.003,0.01 --seeds 5
 
     Parameters
     ----------

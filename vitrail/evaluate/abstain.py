@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.errors import UserError
 
-SURE = 1.6449  # standard deviations: one-sided 95 %
+DOUBT = 0.05  # that a promised accuracy is luck, one-sided
 FEWEST = 30  # answers that a threshold has to leave: fewer say nothing
 POINTS = 101  # of a curve that is written down
 CANDIDATES = 20  # thresholds looked at; the more of them, the likelier one is good by luck
@@ -53,8 +53,9 @@ def coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> Coverage:
 def threshold_for(confidence: np.ndarray, correct: np.ndarray, accuracy: float) -> float | None:
     """The lowest threshold above which answers are right with at least this `accuracy`; none if there is no such.
 
-    Of 20 thresholds, even in coverage, the lowest for which Wilson's lower bound (95 %, one-sided) of the accuracy
-    reaches it, all higher ones reaching it too: on new images of the same kind it then holds, but for bad luck.
+    Of 20 thresholds, even in coverage, the lowest for which the exact lower bound (95 %, one-sided) of the accuracy
+    reaches it, all higher ones reaching it too, but for those that leave so few answers that not even all of them right
+    would tell: on new images of the same kind it then holds, but for bad luck.
     """
     if not 0 < accuracy < 1:
         raise UserError(f"the accuracy to reach is a share between 0 and 1, not {accuracy:g}")
@@ -62,16 +63,25 @@ def threshold_for(confidence: np.ndarray, correct: np.ndarray, accuracy: float) 
     found = None
     for share in np.linspace(0, 1, CANDIDATES + 1)[1:]:
         place = min(int(np.searchsorted(curve.coverage, share)), len(curve.coverage) - 1)
-        answered = curve.coverage[place] * len(confidence)
-        if answered < FEWEST:
+        answered = round(curve.coverage[place] * len(confidence))
+        if answered < FEWEST or lower_bound(answered, answered) < accuracy:
             continue
-        if lower_bound(curve.accuracy[place], answered) < accuracy:
+        if lower_bound(round(curve.accuracy[place] * answered), answered) < accuracy:
             break
         found = float(curve.threshold[place])
     return found
 
 
-def lower_bound(share: float, n: float) -> float:
-    """Wilson's, for a share seen in n cases."""
-    centre = share + SURE**2 / (2 * n)
-    return float((centre - SURE * np.sqrt(share * (1 - share) / n + (SURE / (2 * n)) ** 2)) / (1 + SURE**2 / n))
+def lower_bound(right: int, n: int) -> float:
+    """Clopper and Pearson's: the share at which so many right of n, or more, would be as unlikely as DOUBT."""
+    if right == 0:
+        return 0.0
+    k = np.arange(right, n + 1)
+    ways = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])  # logarithms of factorials
+    choose = ways[n] - ways[k] - ways[n - k]
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        tail = np.exp(choose + k * np.log(middle) + (n - k) * np.log1p(-middle)).sum()
+        low, high = (middle, high) if tail < DOUBT else (low, middle)
+    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,7 @@ def nearest_classes(
     """
     if not len(known):
         raise UserError("nearest neighbours need at least one image to compare with")
-    if min(neighbours) < 1 or temperature <= 0:
+    if min(neighbours) < 1 or not 0 < temperature < math.inf:
         raise UserError("the number of neighbours is at least 1, and their temperature above 0")
     known, most = F.normalize(known.float(), dim=1), min(max(neighbours), len(known))
     found = torch.empty(len(neighbours), len(features), dtype=torch.int64)
@@ -37,7 +38,8 @@ def nearest_classes(
     for start in range(0, len(features), rows):
         part = F.normalize(features[start : start + rows].float(), dim=1)
         near = (part @ known.T).topk(most, dim=1)  # (rows, most)
-        votes, classes = ((near.values - 1) / temperature).exp(), labels[near.indices]
+        # Relative to the nearest one, whose vote is then 1 at any temperature.
+        votes, classes = ((near.values - near.values[:, :1]) / temperature).exp(), labels[near.indices]
         for place, count in enumerate(neighbours):
             sums = votes.new_zeros(len(part), num_classes).scatter_add_(1, classes[:, :count], votes[:, :count])
             found[place, start : start + rows] = sums.argmax(dim=1)

@@ -194,7 +194,8 @@ def _balanced_interval(confusion: np.ndarray, bootstrap: int, rng: np.random.Gen
     if not ((right > 0) & (right < actual)).any():  # every class is all right or all wrong: resamples do not differ
         recalls = rng.beta(right[present] + 0.5, (actual - right)[present] + 0.5, size=(bootstrap, present.sum()))
     low, high = np.quantile(np.nanmean(recalls, axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    point = float((right[present] / actual[present]).mean())
+    return min(float(low), point), max(float(high), point)
 
 
 def _per_class(confusion: np.ndarray, classes: Sequence[str]) -> list[ClassScore]:

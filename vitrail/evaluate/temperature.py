@@ -7,20 +7,26 @@ import numpy as np
 from vitrail.evaluate.metrics import chunks, log_softmax
 from vitrail.evaluate.tags import sigmoid
 
-COLDEST, HOTTEST = 0.02, 50.0  # where every answer is right, or none better than chance, there is no best temperature
+COLDEST, HOTTEST = 0.02, 50.0
 STEPS = 60
 PRECISE = 1e-10  # of the logarithm of the temperature
 
 
 def fit_temperature(logits: np.ndarray, truth: np.ndarray) -> float:
-    """The temperature of the highest likelihood of (N, K) logits, for (N,) labels or (N, K) zeros and ones.
+    """The temperature of the highest likelihood of (N, K) logits, for (N,) labels or (N, K) zeros and ones; 1 where
+    there is none, since every answer is right, or none better than chance.
 
     In 1 / temperature the negative log-likelihood is convex: Newton's steps, and a bracket that keeps them safe.
     """
+    answers = logits > 0 if truth.ndim == 2 else logits.argmax(axis=1)
+    if (answers == truth).all():
+        return 1.0
     low, high = 1 / HOTTEST, 1 / COLDEST
     inverse = 1.0
     for _ in range(STEPS):
         slope, curvature = _derivatives(logits, truth, inverse)
+        if slope == curvature == 0:  # logits that say nothing say it at any temperature
+            break
         if slope > 0:
             high = inverse
         else:
@@ -30,7 +36,7 @@ def fit_temperature(logits: np.ndarray, truth: np.ndarray) -> float:
         if abs(np.log(following / inverse)) < PRECISE:
             break
         inverse = float(following)
-    return 1 / inverse
+    return 1 / inverse if 1.01 / HOTTEST < inverse < 0.99 / COLDEST else 1.0
 
 
 def held_out_temperatures(logits: np.ndarray, truth: np.ndarray, seed: int = 0) -> np.ndarray:

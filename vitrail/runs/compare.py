@@ -70,8 +70,10 @@ def compare(
     names = [str(run) for run in runs]
     if len(names) < 2:
         raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
-    if len(set(names)) < len(names):
+    if len({Path(name).absolute() for name in names}) < len(names):
         raise UserError("a run is named twice")
+    if split == "train":
+        raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
     with joined() as ranks, Interrupts() as interrupts:
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first

@@ -20,7 +20,7 @@ from vitrail.model.cost import macs, parameters
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
-from vitrail.runs.tune import own_file, show_tuning, tuned, write_answering
+from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.runs.unseen import check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
@@ -53,7 +53,7 @@ def evaluate(
         classifier = load(weights, image_size=image_size, device=device)
         card = classifier.card
         path = Path(report) if report is not None else _beside(weights, str(data))
-        _check(weights, card, path, target_accuracy, write)
+        _check(weights, card, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
@@ -67,20 +67,21 @@ def evaluate(
 
         def tell() -> Scores | TagScores:
             thresholds = card.answering.thresholds
-            found = judge(out, words, samples, card.preprocess, settings, several=card.several, thresholds=thresholds)
+            told = words + fitted_note(card, samples)
+            found = judge(out, told, samples, card.preprocess, settings, several=card.several, thresholds=thresholds)
             found = tuned(found, card, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
             write_report(path, _facts(weights, data, dataset, card, found, quarantine))
             console.print(f"report: [bold]{escape(str(path))}[/]")
             if write:
-                console.print(f"written into [bold]{escape(str(write_answering(weights, card, found)))}[/]")
+                console.print(escape(write_answering(weights, card, found, samples)))
             return found.scores
 
         return ranks.share(tell)
 
 
-def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool) -> None:
+def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool, split: str | None) -> None:
     """What would fail after the work is told before it."""
     check_names(weights, card)
     if report.is_dir() or not report.absolute().parent.is_dir():
@@ -91,6 +92,8 @@ def _check(weights: str | Path, card: Card, report: Path, target: float | None, 
         raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
     if write:
         own_file(weights)
+        if split == "train":
+            raise UserError("--write would fit to images that these weights were trained on: use another --split")
 
 
 def _beside(weights: str | Path, data: str) -> Path:

@@ -41,9 +41,9 @@ def finish(
     )
     show_scores(console, found.scores, found.sentence)
     to_beat = about["baseline"]
-    if to_beat and isinstance(found.scores, Scores) and found.scores.top1 <= to_beat["accuracy"]:
+    if to_beat and isinstance(found.scores, Scores) and found.scores.top1 < to_beat["accuracy"]:
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
-        console.print(f"[yellow]not better than the linear probe on {to_beat['features']}[/]: {advice}")
+        console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     card = _card(plan, found.sentence, metrics, about)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))

@@ -132,8 +132,12 @@ def _table(rows: Iterator[Row], _: TextIO, console: Console) -> int:
             console.print(f"{escape(row.file)}  [red]{escape(row.error or '')}[/]")
             continue
         best, *others = row.prediction.top
+        label = f"[bold]{escape(row.prediction.label)}[/]"
+        if row.prediction.labels:
+            label += f" {best[1]:.1%}"
+        else:  # the probability is that of a class, and not of being none
+            others = [best, *others]
         rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in others)
-        label = f"[bold]{escape(row.prediction.label)}[/] {best[1]:.1%}"
         console.print(f"{escape(row.file)}  {label}{rest}")
     return failed
 
@@ -147,8 +151,9 @@ def _jsonl(rows: Iterator[Row], out: TextIO, _: Console) -> int:
             values["error"] = row.error
         else:
             top = [{"label": name, "probability": p} for name, p in row.prediction.top]
-            values |= {"label": row.prediction.label, "probability": row.prediction.probability, "top": top}
-            values["labels"] = list(row.prediction.labels)
+            known = bool(row.prediction.labels)  # else no class is likely enough
+            values |= {"label": row.prediction.label if known else None, "probability": row.prediction.probability}
+            values |= {"top": top, "labels": list(row.prediction.labels)}
         out.write(json.dumps(values, ensure_ascii=False) + "\n")
     return failed
 

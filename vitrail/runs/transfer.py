@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -72,10 +72,12 @@ def transfer(
     they are, and one that was stopped goes on."""
     console = console or make_console()
     rates = tuple(rates) or rates_of(recipe)
-    _check(data, recipe, rates, seeds, overrides)
+    if "val" in _check(data, recipe, rates, seeds, overrides):
+        console.print("the validation split of the data tells learning rates apart, and is trained on in the end")
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
 
-    def accuracy(name: str, *settings: str) -> float:
+    def measured(name: str, *settings: str) -> tuple[float, float]:
+        """Accuracy, and the likelihood that tells equals apart."""
         own = {setting.partition("=")[0] for setting in settings}
         others = [setting for setting in overrides if setting.partition("=")[0] not in own]
         console.rule(f"[bold]{escape(name)}[/]", align="left")
@@ -88,16 +90,17 @@ def transfer(
             resume=True,
             console=console,
         )
-        return float(read_card(result.weights).metrics["top1"])
+        metrics = read_card(result.weights).metrics
+        return float(metrics["top1"]), -float(metrics["nll"])
 
     tried = {}
     if len(rates) > 1:
         for rate in rates:
-            tried[rate] = accuracy(f"rate-{rate:g}", f"optimizer.lr={rate:g}", "data.test=false")
+            tried[rate] = measured(f"rate-{rate:g}", f"optimizer.lr={rate:g}", "data.test=false")
     best = max(tried, key=lambda rate: tried[rate]) if tried else rates[0]
     last = (f"optimizer.lr={best:g}", "data.monitor=0")
-    test = [accuracy(f"seed-{seed}", *last, f"train.seed={seed}") for seed in range(seeds)]
-    found = Transfer(tried, best, test)
+    test = [measured(f"seed-{seed}", *last, f"train.seed={seed}")[0] for seed in range(seeds)]
+    found = Transfer({rate: accuracy for rate, (accuracy, _) in tried.items()}, best, test)
     _tell(found, str(data), str(from_), folder, console)
     return found
 
@@ -111,7 +114,10 @@ def rates_of(recipe: str) -> tuple[float, ...]:
     return tuple(float(f"{factor * own:.2g}") for factor in AROUND)
 
 
-def _check(data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]) -> None:
+def _check(
+    data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]
+) -> Collection[str]:
+    """That the protocol can be kept; returns the splits of the data."""
     if seeds < 1 or any(rate <= 0 for rate in rates):
         raise UserError("the protocol needs one seed or more, and learning rates above 0")
     given = parse_overrides(overrides)
@@ -121,11 +127,13 @@ def _check(data: str | Path, recipe: str, rates: Sequence[float], seeds: int, ov
     for section, key in (("optimizer", "lr"), ("data", "test"), ("train", "seed")):
         if key in given.get(section, {}):
             raise UserError(f"--set {section}.{key}: the protocol sets it itself (--rates, --seeds)")
-    if "test" not in read_source(data, [], labelled=True).splits:
+    splits = set(read_source(data, [], labelled=True).splits)
+    if "test" not in splits:
         raise UserError(
             f"{data} has no test split: the protocol chooses on training images and looks at test images once; "
             "vitrail train holds images out by itself"
         )
+    return splits
 
 
 def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Console) -> None:

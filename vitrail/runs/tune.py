@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,13 @@ from rich.console import Console
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import THRESHOLD, TagScores
+from vitrail.evaluate.temperature import COLDEST, HOTTEST
 from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
+from vitrail.images.dataset import Samples
 from vitrail.runs.measure import Measurement
 from vitrail.weights.bundle import Answering, Card, read_card, replace_card
 
+FEWEST = 50  # images to fit to before anything is written down
 WORTH = 0.005  # of a calibration error, that a temperature has to take off to be worth a line
 
 
@@ -41,7 +45,7 @@ def show_tuning(console: Console, scores: Scores | TagScores) -> None:
     if scores.tuned is None:
         return
     if scores.ece_chance is not None and scores.ece <= scores.ece_chance:
-        console.print("[dim]a calibration error this small is no more than so few images give by chance[/]")
+        console.print("[dim]so few images give a calibration error like this by chance[/]")
     elif scores.ece - scores.tuned.ece > WORTH:
         console.print(
             f"[dim]a temperature of {scores.tuned.temperature:.2f} would take the calibration error from "
@@ -60,7 +64,7 @@ def _answers(tuning: Tuning) -> str:
     asked = tuning.abstention
     assert asked is not None
     if asked.answered is None or asked.right is None:
-        return f"{asked.accuracy:.1%} of them are right, though half of the images are too few to check it"
+        return f"at least {asked.accuracy:.1%} right by these images, too few to check it by halves"
     return f"{asked.right:.1%} of them are right and {asked.answered:.1%} of the images get one, as checked by halves"
 
 
@@ -79,22 +83,35 @@ def own_file(weights: str | Path) -> Path:
     return path
 
 
-def write_answering(weights: str | Path, card: Card, found: Measurement) -> Path:
-    """Into the card of the weights: the temperature, and the thresholds that were asked for."""
+def fitted_note(card: Card, samples: Samples) -> str:
+    """What to add to a sentence about images that the answers were fitted on."""
+    same = card.answering.fitted_on == _identity(samples)
+    return ", on which its temperature and thresholds were fitted" if same else ""
+
+
+def write_answering(weights: str | Path, card: Card, found: Measurement, samples: Samples) -> str:
+    """Into the card of the weights: the temperature, and the thresholds that were asked for. Returns what was done."""
     path, tuning, before = own_file(weights), found.scores.tuned, card.answering
     assert tuning is not None
+    if found.scores.n < FEWEST:
+        return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
+    # Logits were measured at the temperature before.
+    temperature = min(max(before.temperature * tuning.temperature, COLDEST), HOTTEST)
+    changes: dict[str, object] = {"temperature": temperature, "fitted_on": _identity(samples)}
+    told = [f"temperature {temperature:.3g} (before: {before.temperature:.3g})"]
     if isinstance(tuning, TagTuning):
-        changes: dict[str, object] = {"thresholds": tuple(tuning.thresholds)}
-    else:
-        asked = tuning.abstention
-        changes = {"threshold": 0.0 if asked is None or asked.threshold is None else asked.threshold}
-    answering = Answering.model_validate(
-        {
-            **before.model_dump(),
-            **changes,
-            "temperature": before.temperature * tuning.temperature,  # logits were measured at the one before
-            "measured_on": found.sentence,
-        }
-    )
-    replace_card(path, card.model_copy(update={"answering": answering}))
-    return path
+        changes["thresholds"] = tuple(tuning.thresholds)
+        told.append(f"a threshold for each of {len(tuning.thresholds)} labels")
+    elif tuning.abstention is not None and tuning.abstention.threshold is not None:
+        changes["threshold"] = tuning.abstention.threshold
+        told.append(f"threshold {tuning.abstention.threshold:.3f}")
+    elif before.threshold and temperature != before.temperature:
+        changes["threshold"] = 0.0
+        told.append(f"and no threshold: {before.threshold:.3f} held for the temperature before (--target-accuracy)")
+    values = {**before.model_dump(), **changes, "measured_on": found.sentence}
+    replace_card(path, card.model_copy(update={"answering": Answering.model_validate(values)}))
+    return f"written into {path}: {', '.join(told)}"
+
+
+def _identity(samples: Samples) -> str:
+    return hashlib.sha256(np.sort(samples.digests).tobytes()).hexdigest()[:16]

@@ -27,7 +27,10 @@ def unseen_images(
         rule["alike"] = own.get("alike", False)  # weights from before it was a rule
         dataset = open_dataset(data, classes=card.classes, **rule, **limits)
         name = split or ("test" if "test" in dataset.splits else "val")
-        words = {"val": "held-out split: these weights were trained on the rest of this folder"}
+        words = {
+            "val": "held-out split: these weights were trained on the rest of this folder",
+            "train": "train split, on which these weights were trained",
+        }
     else:
         name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
         words = {"all": "folder"}
@@ -54,6 +57,8 @@ def _without_trained(
         seen |= own
         if own.any() and dataset.fingerprint != card.data.get("fingerprint"):
             doubtful |= beyond
+    if not all(card.data.get("trained_on") for card in cards):
+        sentence += "; these weights do not tell what they were trained on, which may be among them"
     if not seen.any():
         return samples, sentence
     kept = ~(seen | doubtful)

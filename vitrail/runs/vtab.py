@@ -42,7 +42,7 @@ LISTS = "Read as a task of VTAB-1k with its published lists."
 class Vtab:
     scores: list[TaskScore]
     summary: Summary
-    missing: dict[str, str]  # task -> what is missing
+    missing: dict[str, str]  # task -> what is missing, or wrong with what is there
 
     def to_dict(self) -> dict[str, Any]:
         summary = {**asdict(self.summary), "complete": self.summary.complete}
@@ -74,15 +74,18 @@ def vtab(
         known = ", ".join(task.key for task in wanted)
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
     console = console or make_console()
+    wrong: dict[str, str] = {}
     if by == "finetune":
         folder_of_runs = Path("runs") / "vtab" if out is None else out
         scores = finetune_tasks(weights, places, out=folder_of_runs, seeds=seeds, overrides=overrides, console=console)
     else:
-        scores = _probe_tasks(weights, places, image_size, device, console)
+        scores, wrong = _probe_tasks(weights, places, image_size, device, console)
+    if not scores:
+        raise UserError("none of the tasks could be measured: " + next(iter(wrong.values())))
     result = Vtab(
         scores,
         summarise({one.key: one.accuracy for one in scores}),
-        {task.key: what_is_missing(task) for task in wanted if task not in places},
+        {task.key: what_is_missing(task) for task in wanted if task not in places} | wrong,
     )
     _show(console, result, "fine-tuning" if by == "finetune" else "a linear probe on frozen features")
     return result
@@ -90,19 +93,25 @@ def vtab(
 
 def _probe_tasks(
     weights: str | Path, places: Mapping[Task, Path], image_size: Size | None, device: str, console: Console
-) -> list[TaskScore]:
+) -> tuple[list[TaskScore], dict[str, str]]:
+    """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
     with joined() as ranks, Interrupts() as interrupts:
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
-        scores = []
+        scores, wrong = [], {}
         for task, place in places.items():
-            dataset, splits = ranks.share(partial(_open, task, place, console, interrupts))
+            try:
+                dataset, splits = ranks.share(partial(_open, task, place, console, interrupts))
+            except UserError as error:
+                wrong[task.key] = str(error)
+                console.print(f"{task.name}: [red]{escape(str(error))}[/]")
+                continue
             found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
             score = ranks.share(partial(_score, task, dataset, found))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
-        return scores
+        return scores, wrong
 
 
 def _open(
@@ -221,7 +230,7 @@ def _show(console: Console, result: Vtab, by: str) -> None:
             console.print(f"[dim]{names[one.key]}: {escape(note)}[/]")
     if result.missing:
         left = ", ".join(result.missing)
-        console.print(f"[dim]not run, for want of a folder: {left}; `vitrail vtab` tells what each needs[/]")
+        console.print(f"[dim]not run: {left}; `vitrail vtab` tells what each needs[/]")
     groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
     what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(TASKS)} tasks"
     console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")

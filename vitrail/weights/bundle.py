@@ -40,6 +40,7 @@ class Answering(Schema):
     threshold: float = Field(default=0.0, ge=0, le=1)  # of one label: below this probability, none of these
     thresholds: tuple[float, ...] = ()  # of any number of labels: one each; empty: a half
     measured_on: str = ""
+    fitted_on: str = ""  # tells the very images it was found with, whatever their names
 
 
 class Card(Schema):
