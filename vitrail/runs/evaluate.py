@@ -67,8 +67,9 @@ def evaluate(
 
         def tell() -> Scores | TagScores:
             thresholds = card.answering.thresholds
-            found = judge(out, words, samples, card.preprocess, settings, several=card.several, thresholds=thresholds)
-            found = tuned(found, card, target_accuracy)
+            net, several = classifier.net, card.several
+            found = judge(net, out, words, samples, card.preprocess, settings, several=several, thresholds=thresholds)
+            found = tuned(found, thresholds, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
             write_report(path, _facts(weights, data, dataset, card, found, quarantine))
@@ -117,6 +118,8 @@ def _facts(
         split_used=found.sentence,
         mistakes=found.mistakes,
         uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=found.suspected,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,

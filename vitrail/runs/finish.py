@@ -18,6 +18,7 @@ from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
 from vitrail.runs.show import data_name, show_scores
+from vitrail.runs.tune import tuned
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
@@ -41,6 +42,7 @@ def finish(
     )
     show_scores(console, found.scores, found.sentence)
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
     card = _card(plan, found.sentence, metrics, about)
     write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
     write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
@@ -119,6 +121,8 @@ def _facts(
         baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
         mistakes=found.mistakes,
         uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=found.suspected,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,
