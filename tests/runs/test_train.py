@@ -36,6 +36,7 @@ def test_a_folder_becomes_a_measured_classifier(trained, photos):
         "checkpoints",
         "model.safetensors",
         "report.html",
+        "model_card.md",
         "curves.svg",
     }
     text = log.read_text()

@@ -70,12 +70,16 @@ class ReportFacts:
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the page; an existing file is replaced only by a complete one."""
-    text = render(facts).replace("\0", "\ufffd")  # a file name can hold what a page cannot
+    write_whole(path, render(facts), "the report")
+
+
+def write_whole(path: str | Path, text: str, what: str) -> None:
+    text = text.replace("\0", "\ufffd")  # a file name can hold what a page cannot
     try:
         with whole_file(Path(path)) as temporary:
             temporary.write_bytes(text.encode("utf-8", errors="replace"))
     except OSError as error:
-        raise UserError(f"cannot write the report {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
 def render(facts: ReportFacts) -> str:
@@ -93,7 +97,7 @@ def render(facts: ReportFacts) -> str:
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
             confusion=confusion,
             reliability=Markup(plots.reliability_diagram(facts.reliability)),
-            classes=sorted(scores.per_class, key=_worst_first),
+            classes=sorted(scores.per_class, key=worst_first),
             excluded=facts.excluded[:EXCLUDED_SHOWN],
         )
     )
@@ -179,6 +183,6 @@ def page_environment() -> Environment:
     return environment
 
 
-def _worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
+def worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
     value = one.average_precision if isinstance(one, TagScore) else one.recall
     return value is None, value or 0.0, one.name

@@ -14,9 +14,12 @@ from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import sketch
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
+from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
+from vitrail.runs.folder import MODEL_CARD
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
+from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
 from vitrail.training.interrupt import Interrupts
@@ -33,7 +36,7 @@ def finish(
     console: Console,
     interrupts: Interrupts,
 ) -> Scores | TagScores:
-    """Measure once on the images kept for it, write model.safetensors and report.html."""
+    """Measure once on the images kept for it, write report.html, model_card.md and model.safetensors."""
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
@@ -44,10 +47,13 @@ def finish(
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
     card = _card(plan, found.sentence, metrics, about)
-    write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
+    facts = _facts(plan, found, folder, about, seconds, card)
+    write_report(folder / "report.html", facts)
+    write_model_card(folder / MODEL_CARD, facts)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
+    console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
     return found.scores
 
 
@@ -134,12 +140,7 @@ def _facts(
             shlex.join(["vitrail", "evaluate", weights, plan.config.data.path]),
             shlex.join(["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"]),
         ],
-        card=[
-            ("starting weights", card.source or "none (random)"),
-            ("licence of the starting weights", card.licence or "none stated"),
-            ("data fingerprint", dataset.fingerprint),
-            ("made with", card.created_with),
-        ],
+        card=provenance(card),
     )
 
 
