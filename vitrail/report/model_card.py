@@ -102,7 +102,7 @@ def _limits(facts: ReportFacts) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text that Markdown leaves as it is, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(str(text).splitlines()))
 
 
 def _list(names: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _command(command: str) -> str:
+def _command(words: Sequence[str]) -> str:
     """As typed in the folder of the card: of a path its last name, since the rest tells about a machine."""
-    words = [Path(word).name if "/" in word and ":" not in word else word for word in shlex.split(command)]
-    return "    " + shlex.join(words).replace("\n", " ")
+    short = [Path(word).name if "/" in word and ":" not in word else word for word in words]
+    return "    " + " ".join(shlex.join(short).splitlines())

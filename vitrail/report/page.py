@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ class ReportFacts:
     notes: Sequence[str] = ()  # sentences about the data
     cost: Sequence[tuple[str, str]] = ()
     config_toml: str = ""
-    commands: Sequence[str] = ()
+    commands: Sequence[Sequence[str]] = ()  # each as its words
     card: Sequence[tuple[str, str]] = ()
 
 
@@ -99,6 +100,7 @@ def render(facts: ReportFacts) -> str:
             reliability=Markup(plots.reliability_diagram(facts.reliability)),
             classes=sorted(scores.per_class, key=worst_first),
             excluded=facts.excluded[:EXCLUDED_SHOWN],
+            commands=[shlex.join(words) for words in facts.commands],
         )
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -113,7 +112,7 @@ def _command(
     image_size: Size | None,
     quarantine: str | Path | None,
     target_accuracy: float | None,
-) -> str:
+) -> list[str]:
     """What measures the same again."""
     options = {
         "--split": split,
@@ -122,10 +121,10 @@ def _command(
         "--target-accuracy": target_accuracy,
     }
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["vitrail", "evaluate", str(weights), str(data), *given])
+    return ["vitrail", "evaluate", str(weights), str(data), *given]
 
 
-def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: str) -> ReportFacts:
+def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str]) -> ReportFacts:
     return ReportFacts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
@@ -145,7 +144,7 @@ def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement
         ],
         commands=[
             again,
-            shlex.join(["vitrail", "predict", str(weights), "photo.jpg"]),
+            ["vitrail", "predict", str(weights), "photo.jpg"],
         ],
         card=provenance(card),
     )

@@ -136,9 +136,9 @@ def _facts(
         cost=cost,
         config_toml=(folder / "config.toml").read_text(encoding="utf-8"),
         commands=[
-            shlex.join(["vitrail", "predict", weights, "photo.jpg"]),
-            shlex.join(["vitrail", "evaluate", weights, plan.config.data.path]),
-            shlex.join(["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"]),
+            ["vitrail", "predict", weights, "photo.jpg"],
+            ["vitrail", "evaluate", weights, plan.config.data.path],
+            ["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"],
         ],
         card=provenance(card),
     )
