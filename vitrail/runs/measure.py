@@ -23,7 +23,7 @@ from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import ALONE, Ranks
 from vitrail.training.precision import repeatable
 
-MISTAKES, UNCERTAIN, SUSPECTS = 9, 3, 12  # pictures in a report; the first two have maps, each as dear as three answers
+MISTAKES, UNCERTAIN, SUSPECTS = 12, 6, 12  # pictures in a report; half as many of the first two where they have maps
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def judge(
     labels, classes = out.labels.numpy(), samples.classes
     probabilities = softmax(logits)
     pictures, answers = Pictures(net, out, samples, spec, data), probabilities.argmax(axis=1)
-    wrong, unsure = confident_mistakes(logits, labels, MISTAKES), least_certain(logits, UNCERTAIN)
+    wrong = confident_mistakes(logits, labels, pictures.most(MISTAKES))
+    unsure = least_certain(logits, pictures.most(UNCERTAIN))
     suspects = suspected_labels(probabilities, labels)
 
     def asked(rows: np.ndarray, said: np.ndarray) -> list[Asked]:
@@ -133,7 +134,7 @@ def _judge_tags(sentence: str, out: Outputs, pictures: Pictures, thresholds: np.
     logits, truth, classes = out.values.numpy(), out.labels.numpy(), pictures.samples.classes
     chances = sigmoid(logits.astype(np.float64))
     worst = []
-    for row, label in worst_tags(logits, truth, MISTAKES):
+    for row, label in worst_tags(logits, truth, pictures.most(MISTAKES)):
         yes, no = (
             (classes[label], float(chances[row, label])),
             (f"not {classes[label]}", float(1 - chances[row, label])),

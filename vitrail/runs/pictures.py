@@ -42,6 +42,10 @@ class Pictures:
         self.net, self.samples, self.spec, self.sample = net, samples, spec, out.sample
         self.reader = reader_of(samples, spec, data)
 
+    def most(self, plain: int) -> int:
+        """How many to explain where `plain` ones would be shown: a map costs as much as two or three answers."""
+        return plain // 2 if isinstance(self.net, VisionTransformer) else plain
+
     def plain(self, asked: Sequence[Asked]) -> list[Picture]:
         return [picture for _, picture in self._read(asked)]
 
