@@ -174,7 +174,7 @@ def test_what_tuning_found_is_shown() -> None:
     found = facts.scores.tuned
     assert f"A temperature of {found.temperature:.2f} would take the calibration error from" in words
     assert "Answering less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
-    assert f"Probabilities at a temperature of {found.temperature:.2f}." in words
+    assert f"that is answered, at a temperature of {found.temperature:.2f}." in words
     low, high = facts.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.scores.nll_interval

@@ -97,8 +97,8 @@ def reliability_diagram(reliability: Reliability) -> str:
 
 
 def coverage_curve(coverage: Coverage, images: int, asked: float | None = None) -> str:
-    """Share of right answers against the share of images that get one, the surest first, down to what it is at least
-    with 95 % confidence; `asked` is a line."""
+    """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
+    least with 95 % confidence; `asked` is a line."""
     return draw(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
 
 
@@ -106,11 +106,12 @@ def _coverage(figure: Figure, coverage: Coverage, images: int, asked: float | No
     axes = figure.subplots()
     points = coverage.to_dict()
     share, right = np.array(points["coverage"]), np.array(points["accuracy"])
+    told = share * images >= min(FEWEST, images)  # fewer answers say nothing
+    share, right = share[told], right[told]
     least = np.array([lower_bound(one, many * images) for one, many in zip(right, share, strict=True)])
     axes.fill_between(share, least, right, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(share, right, color=BLUE, linewidth=2)
-    told = share * images >= min(FEWEST, images)  # a few answers more or less do not set the scale
-    levels = [*right[told], *least[told], *([] if asked is None else [asked])]
+    levels = [*right, *least, *([] if asked is None else [asked])]
     room = max(0.02, 0.08 * (max(levels) - min(levels)))
     axes.set(xlim=(0, 1), ylim=(max(0, min(levels) - room), min(1.005, max(levels) + room)))
     if asked is not None:
