@@ -94,9 +94,6 @@ def _limits(facts: ReportFacts) -> list[str]:
     told = ["Intervals say what other images of the same kind would change, and nothing about images of another kind."]
     if facts.suspected and isinstance(scores, Scores):
         told.append(suspicion_sentence(facts.suspected, scores.n, scores.top1))
-    if facts.excluded:
-        files = "1 file was" if len(facts.excluded) == 1 else f"{len(facts.excluded):,} files were"
-        told.append(f"{files} left out of the data; the report names them.")
     return [*told, *facts.notes]
 
 

@@ -8,8 +8,8 @@ from vitrail.weights.bundle import Card
 
 def provenance(card: Card) -> list[tuple[str, str]]:
     data = card.data
-    counts = ", ".join(f"{count:,} {name}" for name, count in data.get("images", {}).items())
-    trained = f"{data['name']}{f' ({counts})' if counts else ''}" if "name" in data else "unknown"
+    images = f"{data['images']['train']:,} images of " if "train" in data.get("images", {}) else ""
+    trained = f"{images}{data['name']}" if "name" in data else "unknown"
     rows = [
         ("network", network_line(card.model)),
         ("preprocessing", preprocessing_line(card.preprocess)),
