@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail.evaluate.abstain import coverage_curve
 from vitrail.evaluate.calibration import reliability
 from vitrail.evaluate.metrics import score, softmax
 from vitrail.evaluate.tags import score_tags, tag_reliability
+from vitrail.evaluate.tuning import tune, tune_tags
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, write_report
-from vitrail.report.summary import percent, verdict
+from vitrail.report.summary import percent, suspicion_sentence, verdict
+from vitrail.report.tuning import answered_rows
 
 VOID = {"meta", "link", "img", "br", "wbr"}
 EVIL = ["<script>alert(1)</script>", "a\"b'c&d", "日本語 ünïcode", "W" * 200, "\x00\ud800", "{{ 1234 * 7 }}"]
@@ -59,17 +62,25 @@ def bare(classes: list[str], n: int = 60, strength: float = 3.0, seed: int = 0) 
     return ReportFacts("title", "subtitle", score(logits, labels, classes), measured, "Measured on the test split.")
 
 
-def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
+def tags() -> ReportFacts:
+    """The same for any number of labels, with thresholds tuned."""
     rng = np.random.default_rng(0)
     truth = rng.random((80, 3)) < 0.4
     logits = rng.normal(size=(80, 3)) + 2 * truth - 1
     scores = score_tags(logits, truth, ["red", "round", "big"])
-    facts = ReportFacts("title", "subtitle", scores, tag_reliability(logits, truth), "Measured on the test split.")
+    scores = replace(scores, tuned=tune_tags(logits, truth, np.full(3, 0.5)))
+    return ReportFacts("title", "subtitle", scores, tag_reliability(logits, truth), "Measured on the test split.")
+
+
+def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
+    facts = tags()
+    scores = facts.scores
     words = " ".join("\u202f".join(part.split()) for part in Reader(render(facts)).words if part.strip())
     words = words.replace("\u202f", " ").replace(" %", "\u202f%")
     assert f"{percent(scores.mean_ap)} mean average precision" in words
     assert f"would score {percent(scores.chance)}" in words
     assert "average precision recall precision" in words and "Confusions" not in words
+    assert f"goes from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
     for one in scores.per_class:
         assert f"{one.name} {percent(one.average_precision)} {percent(one.recall)}" in words
 
@@ -77,6 +88,10 @@ def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
 def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> Picture:
     image = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
     return Picture(image, name, truth, "dog", 0.93, 0.02)
+
+
+def with_map(one: Picture, why: str) -> Picture:
+    return replace(one, map=np.random.default_rng(1).integers(256, size=(70, 70, 3), dtype=np.uint8), why=why)
 
 
 def full(classes: list[str]) -> ReportFacts:
@@ -88,15 +103,17 @@ def full(classes: list[str]) -> ReportFacts:
         split_used=word,
         history=[{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "val_top1": 0.4, "val_loss": 1.0}],
         baseline=(word, 0.2),
-        mistakes=[picture((32, 32, 3), word, word), picture((300, 200, 3))],
+        mistakes=[with_map(picture((32, 32, 3), word, word), word), picture((300, 200, 3))],
         uncertain=[picture((40, 40, 1))],
+        suspects=[picture((32, 32, 3), word, word)],
+        suspected=5,
         decisions=[(word, word, word)],
         data=[(word, word)],
         excluded=[(f"{word}/{i}", word) for i in range(150)],
         notes=[word],
         cost=[(word, word)],
         config_toml=f'name = "{word}"',
-        commands=[f"vitrail predict '{word}'"],
+        commands=[["vitrail", "predict", word]],
         card=[(word, word)],
     )
 
@@ -117,6 +134,8 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> No
     headings = " ".join(read.words)
     for name in ("Result", "Training", "Confusions", "Classes", "Calibration", "Most confident mistakes", "Data"):
         assert name in headings
+    assert "Suspected labels" in headings and "doubts the label of 5 of 60 images" in headings
+    assert sum(a.get("alt") == "what spoke for cat" for tag, a in read.tags if tag == "img") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -138,6 +157,45 @@ def test_sections_without_facts_are_left_out() -> None:
     for name in ("Training", "Most confident mistakes", "Least certain", "Cost", "How it was made", "Use it"):
         assert name not in headings
     assert "top-5" not in headings
+
+
+def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
+    """Of a network that claims far too much."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=n)
+    logits = 5 * (rng.normal(size=(n, 3)) + 1.5 * np.eye(3)[labels])
+    scores = replace(score(logits, labels, ["cat", "dog", "owl"]), tuned=tune(logits, labels, accuracy))
+    return ReportFacts("title", "subtitle", scores, reliability(softmax(logits), labels), "Measured on the test split.")
+
+
+def test_what_tuning_found_is_shown() -> None:
+    facts = tuned(600, 0.9)
+    words = " ".join(" ".join(Reader(render(facts)).words).split())
+    found = facts.scores.tuned
+    assert f"A temperature of {found.temperature:.2f} would take the calibration error from" in words
+    assert "Answering less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
+    assert f"that is answered, at a temperature of {found.temperature:.2f}." in words
+    low, high = facts.scores.balanced_interval
+    assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
+    low, high = facts.scores.nll_interval
+    assert f"log-loss in nats, {low:.3f} to {high:.3f}" in words
+    assert "No threshold makes" in " ".join(Reader(render(tuned(600, 0.9999))).words)
+    assert "Answering less" not in render(tuned(20))  # too few to say anything
+
+
+def test_rows_of_answering_less_are_of_the_curve() -> None:
+    confidence, correct = np.linspace(1, 0, 200, endpoint=False), np.arange(200) < 120
+    rows = answered_rows(coverage_curve(confidence, correct), 200)
+    assert [row.share for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
+    np.testing.assert_allclose([row.right for row in rows], [0.6, 120 / 180, 0.8, 1, 1])
+    assert all(row.at_least < row.right for row in rows)
+    for row in rows:
+        assert (confidence >= row.threshold).mean() == pytest.approx(row.share)
+
+
+def test_many_suspects_are_blamed_on_the_network() -> None:
+    assert "come first" in suspicion_sentence(10, 1000, 0.95) and "trust" not in suspicion_sentence(10, 1000, 0.95)
+    assert "trust the count little" in suspicion_sentence(500, 1000, 0.4)
 
 
 def test_an_absent_class_has_a_dash_and_comes_last() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail.evaluate.abstain import coverage_curve
 from vitrail.evaluate.calibration import bin_confidence
 from vitrail.report import plots
 
@@ -116,6 +117,16 @@ def test_curves_of_little_data(tmp_path: Path) -> None:
     rows = [{"step": step, "loss": 1 / (1 + step), "lr": 1e-4} for step in range(20_000)]
     plots.draw_curves(rows, tmp_path / "long.svg")
     assert (tmp_path / "long.svg").stat().st_size < 150_000
+
+
+def test_the_coverage_curve_marks_what_was_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.3, 1, 400)
+    curve = coverage_curve(confidence, rng.random(400) < confidence)
+    assert any("asked for 95.0" in text for text in texts(plots.coverage_curve(curve, 400, 0.95)))
+    assert not any("asked" in text for text in texts(plots.coverage_curve(curve, 400)))
+    one = coverage_curve(np.array([0.5]), np.array([False]))
+    assert "Share of answers that are right" in texts(plots.coverage_curve(one, 1))
 
 
 def test_small_matrices_show_counts_and_large_ones_do_not() -> None:

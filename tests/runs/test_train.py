@@ -37,6 +37,7 @@ def test_a_folder_becomes_a_measured_classifier(trained, photos):
         "checkpoints",
         "model.safetensors",
         "report.html",
+        "model_card.md",
         "curves.svg",
     }
     text = log.read_text()
@@ -288,7 +289,7 @@ def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
 
 def test_a_run_that_does_not_beat_the_probe_says_so(photos, tmp_path):
     log = io.StringIO()
-    steps = (*SMALL, "train.steps=1", "optimizer.lr=1e-9")
+    steps = (*SMALL, "train.steps=3", "optimizer.lr=100.0")
     train(photos, recipe="scratch", out=tmp_path / "run", overrides=steps, console=Console(file=log, width=200))
     said = log.getvalue()
     assert "worse than the linear probe on 16x16 thumbnails: --from WEIGHTS starts from trained ones" in said

@@ -45,7 +45,7 @@ def evaluate(
     image_size
         Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     report
-        Where to write the HTML report; beside the weights if not given.
+        Where to write the HTML report, with a model card beside it; beside the weights if not given.
     quarantine
         A list of images to leave out, as `vitrail check` writes it.
     target_accuracy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,24 @@ def lower_bound(right: int, n: int) -> float:
     """Clopper and Pearson's: the share at which so many right of n, or more, would be as unlikely as DOUBT."""
     if right == 0:
         return 0.0
-    k = np.arange(right, n + 1)
-    ways = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])  # logarithms of factorials
-    choose = ways[n] - ways[k] - ways[n - k]
-    low, high = 0.0, 1.0
+    low, high = 0.0, right / n
     for _ in range(50):
         middle = (low + high) / 2
-        tail = np.exp(choose + k * np.log(middle) + (n - k) * np.log1p(-middle)).sum()
-        low, high = (middle, high) if tail < DOUBT else (low, middle)
+        low, high = (middle, high) if at_least(right, n, middle) < DOUBT else (low, middle)
     return low
+
+
+def at_least(right: int, n: int, share: float) -> float:
+    """How likely so many right of n, or more, are where each is right with this chance. A sum of falling terms, from the
+    first one on: for a `share` below right / n each is smaller than the one before."""
+    if share <= 0:
+        return 0.0
+    log_first = lgamma(n + 1) - lgamma(right + 1) - lgamma(n - right + 1)
+    log_first += right * log(share) + (n - right) * (log1p(-share) if share < 1 else 0.0)
+    term = total = 1.0
+    for k in range(right, n):
+        term *= (n - k) / (k + 1) * share / (1 - share)
+        total += term
+        if term < 1e-17 * total:
+            break
+    return exp(log_first) * total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from vitrail.evaluate.calibration import Reliability
 from vitrail.evaluate.metrics import ClassScore, Scores
 from vitrail.evaluate.tags import TagScore, TagScores
 from vitrail.report import plots
-from vitrail.report.summary import calibration_sentence, percent, summarise
+from vitrail.report.summary import calibration_sentence, percent, summarise, suspicion_sentence
+from vitrail.report.tuning import abstention_sentence, answered_rows, temperature_sentence, thresholds_sentence
 
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
 LARGEST_PICTURE = 256  # pixels
@@ -37,6 +39,8 @@ class Picture:
     predicted: str
     probability: float  # of the predicted class
     truth_probability: float
+    map: np.ndarray | None = None  # (h, w, 3) uint8: as the network sees it, glowing where something spoke
+    why: str = ""  # for this
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,24 +57,30 @@ class ReportFacts:
     watched_baseline: float | None = None  # its accuracy on the images of the curves
     mistakes: Sequence[Picture] = ()  # most confident first
     uncertain: Sequence[Picture] = ()  # least certain first
+    suspects: Sequence[Picture] = ()  # whose label is probably wrong, most doubtful first
+    suspected: int = 0  # how many of them there are
     decisions: Sequence[tuple[str, str, str]] = ()  # (what, value, why)
     data: Sequence[tuple[str, str]] = ()  # (what, value)
     excluded: Sequence[tuple[str, str]] = ()  # (file, reason)
     notes: Sequence[str] = ()  # sentences about the data
     cost: Sequence[tuple[str, str]] = ()
     config_toml: str = ""
-    commands: Sequence[str] = ()
+    commands: Sequence[Sequence[str]] = ()  # each as its words
     card: Sequence[tuple[str, str]] = ()
 
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the page; an existing file is replaced only by a complete one."""
-    text = render(facts).replace("\0", "\ufffd")  # a file name can hold what a page cannot
+    write_whole(path, render(facts), "the report")
+
+
+def write_whole(path: str | Path, text: str, what: str) -> None:
+    text = text.replace("\0", "\ufffd")  # a file name can hold what a page cannot
     try:
         with whole_file(Path(path)) as temporary:
             temporary.write_bytes(text.encode("utf-8", errors="replace"))
     except OSError as error:
-        raise UserError(f"cannot write the report {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
 def render(facts: ReportFacts) -> str:
@@ -82,12 +92,15 @@ def render(facts: ReportFacts) -> str:
         .render(
             facts=facts,
             summary=summarise(scores, facts.reliability, facts.baseline),
-            calibration=calibration_sentence(facts.reliability, scores.n),
+            calibration=calibration_text(facts),
+            answering=_answering(scores) if isinstance(scores, Scores) else None,
+            suspicion=suspicion_sentence(facts.suspected, scores.n, scores.top1) if isinstance(scores, Scores) else "",
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
             confusion=confusion,
             reliability=Markup(plots.reliability_diagram(facts.reliability)),
-            classes=sorted(scores.per_class, key=_worst_first),
+            classes=sorted(scores.per_class, key=worst_first),
             excluded=facts.excluded[:EXCLUDED_SHOWN],
+            commands=[shlex.join(words) for words in facts.commands],
         )
     )
 
@@ -100,6 +113,28 @@ def _confusions(scores: Scores) -> dict[str, Any]:
         "matrix": Markup(plots.confusion_matrix(scores.confusion, names)) if len(shown) else None,
         "shown": len(shown) if len(shown) < len(names) else None,
         "pairs": confused_pairs(scores),
+    }
+
+
+def calibration_text(facts: ReportFacts) -> str:
+    """What stated probabilities are worth, and what tuning would make of them."""
+    scores = facts.scores
+    more = temperature_sentence(scores) if isinstance(scores, Scores) else thresholds_sentence(scores)
+    return f"{calibration_sentence(facts.reliability, scores)} {more}".rstrip()
+
+
+def _answering(scores: Scores) -> dict[str, Any] | None:
+    """What the section on answering less shows, if there are enough images to say anything."""
+    tuned = scores.tuned
+    rows = answered_rows(tuned.coverage, scores.n) if tuned is not None else []
+    if tuned is None or not rows:
+        return None
+    asked = tuned.abstention.accuracy if tuned.abstention is not None else None
+    return {
+        "curve": Markup(plots.coverage_curve(tuned.coverage, scores.n, asked)),
+        "rows": rows,
+        "asked": abstention_sentence(scores),
+        "temperature": tuned.temperature,
     }
 
 
@@ -150,6 +185,6 @@ def page_environment() -> Environment:
     return environment
 
 
-def _worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
+def worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
     value = one.average_precision if isinstance(one, TagScore) else one.recall
     return value is None, value or 0.0, one.name

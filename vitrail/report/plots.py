@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vitrail.evaluate.abstain import FEWEST, Coverage, lower_bound
 from vitrail.evaluate.calibration import Reliability
 from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, draw, save, short_name, style
 
@@ -95,6 +96,35 @@ def reliability_diagram(reliability: Reliability) -> str:
     return draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
+def coverage_curve(coverage: Coverage, images: int, asked: float | None = None) -> str:
+    """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
+    least with 95 % confidence; `asked` is a line."""
+    return draw(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
+
+
+def _coverage(figure: Figure, coverage: Coverage, images: int, asked: float | None) -> None:
+    axes = figure.subplots()
+    points = coverage.to_dict()
+    share, right = np.array(points["coverage"]), np.array(points["accuracy"])
+    told = share * images >= min(FEWEST, images)  # fewer answers say nothing
+    share, right = share[told], right[told]
+    answered = np.rint(share * images).astype(int)
+    pairs = zip(np.rint(right * answered).astype(int).tolist(), answered.tolist(), strict=True)
+    least = np.array([lower_bound(one, many) for one, many in pairs])
+    axes.fill_between(share, least, right, color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(share, right, color=BLUE, linewidth=2)
+    levels = [*right, *least, *([] if asked is None else [asked])]
+    room = max(0.02, 0.08 * (max(levels) - min(levels)))
+    axes.set(xlim=(0, 1), ylim=(max(0, min(levels) - room), min(1.005, max(levels) + room)))
+    if asked is not None:
+        above = asked < axes.get_ylim()[1] - 2 * room
+        _level(axes, asked, f"asked for {100 * asked:.1f}\u202f%", above=above, side="right")
+    axes.set_title("Share of answers that are right", loc="left")
+    axes.set_xlabel("share of images that are answered, the surest first")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
+
+
 def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Points, last: int) -> None:
     heights = [5, 1] if rates[0].size else [1]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -168,21 +198,27 @@ def _accuracy_panel(accuracy: _Points, baseline: float | None, last: int, title:
     room = max(0.02, (max(levels) - min(levels)) * 0.15)
     axes.set_ylim(max(0, min(levels) - room), min(1.02, max(levels) + room))
     if baseline is not None:
-        axes.axhline(baseline, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
         above = values[0] <= baseline  # at the left, on the side where the curve is not
-        axes.annotate(
-            f"baseline {100 * baseline:.1f}\u202f%",
-            (0, baseline),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 4 if above else -4),
-            textcoords="offset points",
-            ha="left",
-            va="bottom" if above else "top",
-            color=RED,
-        )
+        _level(axes, baseline, f"baseline {100 * baseline:.1f}\u202f%", above=above, side="left")
     axes.set_title(title, loc="left")
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
     _step_axis(axes, last)
+
+
+def _level(axes: Axes, level: float, text: str, *, above: bool, side: Literal["left", "right"]) -> None:
+    """A dashed line across, and what it is."""
+    axes.axhline(level, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
+    left = side == "left"
+    axes.annotate(
+        text,
+        (0 if left else 1, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(4 if left else -4, 4 if above else -4),
+        textcoords="offset points",
+        ha=side,
+        va="bottom" if above else "top",
+        color=RED,
+    )
 
 
 def _matrix(figure: Figure, counts: np.ndarray, shares: np.ndarray, labels: Sequence[str]) -> None:

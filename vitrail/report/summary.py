@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from vitrail.evaluate.tags import TagScores
 
 THIN_SPACE = "\u202f"  # does not break
 FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise
+MANY_SUSPECTS = 0.1  # share of the labels: beyond, the network is likelier wrong than they are
 
 Baseline = tuple[str, float]  # what it is, and its value of the headline number on the same images
 
@@ -43,13 +45,14 @@ def summarise(scores: Scores | TagScores, reliability: Reliability, baseline: Ba
 
 def _of_classes(scores: Scores, baseline: Baseline | None) -> Summary:
     stats = []
-    if scores.top5 is not None and scores.top5_interval is not None:
-        low, high = scores.top5_interval
-        stats.append((percent(scores.top5), f"top-5 accuracy, {percent(low)} to {percent(high)}"))
+    if scores.top5 is not None:
+        stats.append((percent(scores.top5), f"top-5 accuracy{_between(scores.top5_interval, percent)}"))
+    chance = "" if scores.ece_chance is None else f"; by chance alone, up to {percent(scores.ece_chance)}"
+    balanced = _between(scores.balanced_interval, percent)
     stats += [
-        (percent(scores.balanced_accuracy), "balanced accuracy, every class counting the same"),
-        (percent(scores.ece), "calibration error"),
-        (f"{scores.nll:.3f}", "log-loss in nats"),
+        (percent(scores.balanced_accuracy), f"balanced accuracy{balanced}: every class counting the same"),
+        (percent(scores.ece), f"calibration error{chance}"),
+        (f"{scores.nll:.3f}", f"log-loss in nats{_between(scores.nll_interval, lambda value: f'{value:.3f}')}"),
         (f"{scores.n:,}", f"images in {len(scores.per_class):,} classes"),
     ]
     levels = [Level(*_guess(scores))]
@@ -96,14 +99,27 @@ def _of_tags(scores: TagScores, reliability: Reliability) -> Summary:
     return Summary(scores.mean_ap, scores.mean_ap_interval, "mean average precision", levels, sentences, stats)
 
 
-def calibration_sentence(found: Reliability, images: int) -> str:
+def suspicion_sentence(suspected: int, images: int, accuracy: float) -> str:
+    """How many labels are doubted, and what to make of it."""
+    few = suspected <= MANY_SUSPECTS * images
+    begin = f"The network doubts the label of {suspected:,} of {images:,} images. "
+    if few:
+        return begin + "Those it doubts most come first."
+    return (
+        f"{begin}Measured test sets have some 3{THIN_SPACE}% of wrong labels, and a network that is right for "
+        f"{percent(accuracy)} doubts many that are right: look at the first ones, and trust the count little."
+    )
+
+
+def calibration_sentence(found: Reliability, scores: Scores | TagScores) -> str:
     if found.ece < 0.0005:
         return "When it states a probability, that is off by less than 0.1 percentage points on average."
     if abs(found.overconfidence) < found.ece / 2:
         direction = "sometimes too high and sometimes too low"
     else:
         direction = "mostly too high" if found.overconfidence > 0 else "mostly too low"
-    rough = " With so few images this number is rough." if images < FEW_IMAGES else ""
+    known = isinstance(scores, Scores) and scores.ece_chance is not None  # what chance gives: then that is told instead
+    rough = " With so few images this number is rough." if scores.n < FEW_IMAGES and not known else ""
     return (
         f"When it states a probability, that is off by {100 * found.ece:.1f} percentage points on average, "
         f"{direction}.{rough}"
@@ -112,6 +128,10 @@ def calibration_sentence(found: Reliability, images: int) -> str:
 
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}{THIN_SPACE}%"
+
+
+def _between(interval: tuple[float, float] | None, tell: Callable[[float], str]) -> str:
+    return "" if interval is None else f", {tell(interval[0])} to {tell(interval[1])}"
 
 
 def _guess(scores: Scores) -> tuple[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +16,10 @@ from vitrail.images.dataset import Dataset, Samples
 from vitrail.infer.forward import device_of
 from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
+from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.measure import Measurement, judge, logits_of
+from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.runs.unseen import check_names, unseen_images
@@ -53,6 +54,7 @@ def evaluate(
         classifier = load(weights, image_size=image_size, device=device)
         card = classifier.card
         path = Path(report) if report is not None else _beside(weights, str(data))
+        again = _command(weights, data, split, image_size, quarantine, target_accuracy)
         _check(weights, card, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
@@ -67,13 +69,15 @@ def evaluate(
 
         def tell() -> Scores | TagScores:
             thresholds = card.answering.thresholds
-            told = words + fitted_note(card, samples)
-            found = judge(out, told, samples, card.preprocess, settings, several=card.several, thresholds=thresholds)
-            found = tuned(found, card, target_accuracy)
+            net, several, told = classifier.net, card.several, words + fitted_note(card, samples)
+            found = judge(net, out, told, samples, card.preprocess, settings, several=several, thresholds=thresholds)
+            found = tuned(found, thresholds, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
-            write_report(path, _facts(weights, data, dataset, card, found, quarantine))
-            console.print(f"report: [bold]{escape(str(path))}[/]")
+            facts = _facts(weights, dataset, card, found, again)
+            write_report(path, facts)
+            write_model_card(path.with_name(f"{path.stem}-card.md"), facts)
+            console.print(f"report: [bold]{escape(str(path))}[/], and as a model card {path.stem}-card.md beside it")
             if write:
                 console.print(escape(write_answering(weights, card, found, samples)))
             return found.scores
@@ -103,15 +107,26 @@ def _beside(weights: str | Path, data: str) -> Path:
     return folder / f"evaluation-{data_name(os.path.normpath(data))}.html"
 
 
-def _facts(
+def _command(
     weights: str | Path,
     data: str | Path,
-    dataset: Dataset,
-    card: Card,
-    found: Measurement,
+    split: str | None,
+    image_size: Size | None,
     quarantine: str | Path | None,
-) -> ReportFacts:
-    listed = ["--quarantine", str(quarantine)] if quarantine else []
+    target_accuracy: float | None,
+) -> list[str]:
+    """What measures the same again."""
+    options = {
+        "--split": split,
+        "--image-size": "x".join(map(str, image_size)) if image_size else None,
+        "--quarantine": quarantine,
+        "--target-accuracy": target_accuracy,
+    }
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return ["vitrail", "evaluate", str(weights), str(data), *given]
+
+
+def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str]) -> ReportFacts:
     return ReportFacts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
@@ -120,6 +135,8 @@ def _facts(
         split_used=found.sentence,
         mistakes=found.mistakes,
         uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=found.suspected,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,
@@ -128,13 +145,8 @@ def _facts(
             ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
         ],
         commands=[
-            shlex.join(["vitrail", "evaluate", str(weights), str(data), *listed]),
-            shlex.join(["vitrail", "predict", str(weights), "photo.jpg"]),
+            again,
+            ["vitrail", "predict", str(weights), "photo.jpg"],
         ],
-        card=[
-            ("starting weights", card.source or "none (random)"),
-            ("licence", card.licence or "none stated"),
-            ("trained on", str(card.data.get("name", "unknown"))),
-            ("made with", card.created_with),
-        ],
+        card=provenance(card),
     )

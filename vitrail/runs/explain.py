@@ -41,6 +41,7 @@ from vitrail.report.explain_plots import (
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.summary import percent
 from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, evenly, see_images, weights_name
+from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
 
@@ -246,11 +247,10 @@ def _subtitle(config: ModelConfig) -> str:
         *([f"{config.registers} registers"] * bool(config.registers)),
     ]
     extra = f", {' and '.join(prefix)}" if prefix else ""
-    kind = "hybrid" if config.stem else "axial Vision Transformer" if config.axial else "Vision Transformer"
     rows, columns = config.grid
     return (
-        f"{kind}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} patches of "
-        f"{cell} px{extra}, read by {query(config)}"
+        f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
+        f"patches of {cell} px{extra}, read by {query(config)}"
     )
 
 

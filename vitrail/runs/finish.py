@@ -14,10 +14,14 @@ from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import sketch
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
+from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
+from vitrail.runs.folder import MODEL_CARD
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
+from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
+from vitrail.runs.tune import tuned
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
@@ -32,7 +36,7 @@ def finish(
     console: Console,
     interrupts: Interrupts,
 ) -> Scores | TagScores:
-    """Measure once on the images kept for it, write model.safetensors and report.html."""
+    """Measure once on the images kept for it, write report.html, model_card.md and model.safetensors."""
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
@@ -45,11 +49,15 @@ def finish(
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
         console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
     card = _card(plan, found.sentence, metrics, about)
-    write_report(folder / "report.html", _facts(plan, found, folder, about, seconds, card))
+    facts = _facts(plan, found, folder, about, seconds, card)
+    write_report(folder / "report.html", facts)
+    write_model_card(folder / MODEL_CARD, facts)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
+    console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
     return found.scores
 
 
@@ -123,6 +131,8 @@ def _facts(
         baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
         mistakes=found.mistakes,
         uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=found.suspected,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,
@@ -130,16 +140,11 @@ def _facts(
         cost=cost,
         config_toml=(folder / "config.toml").read_text(encoding="utf-8"),
         commands=[
-            shlex.join(["vitrail", "predict", weights, "photo.jpg"]),
-            shlex.join(["vitrail", "evaluate", weights, plan.config.data.path]),
-            shlex.join(["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"]),
+            ["vitrail", "predict", weights, "photo.jpg"],
+            ["vitrail", "evaluate", weights, plan.config.data.path],
+            ["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"],
         ],
-        card=[
-            ("starting weights", card.source or "none (random)"),
-            ("licence of the starting weights", card.licence or "none stated"),
-            ("data fingerprint", dataset.fingerprint),
-            ("made with", card.created_with),
-        ],
+        card=provenance(card),
     )
 
 

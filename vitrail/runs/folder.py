@@ -18,12 +18,14 @@ try:
 except ImportError:  # Windows, where two launches at once are the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
+MODEL_CARD = "model_card.md"
 FILES = (
     "checkpoints",
     "config.toml",
     "curves.svg",
     "metrics.jsonl",
     "model.safetensors",
+    MODEL_CARD,
     "report.html",
     "tensorboard",
 )

@@ -11,18 +11,19 @@ from torch import nn
 
 from vitrail.config import DataConfig, Preprocess
 from vitrail.evaluate.calibration import Reliability, reliability
+from vitrail.evaluate.labels import suspected_labels
 from vitrail.evaluate.metrics import Scores, confident_mistakes, least_certain, score, softmax
 from vitrail.evaluate.tags import THRESHOLD, TagScores, score_tags, sigmoid, tag_reliability, worst_tags
 from vitrail.images.dataset import Samples
-from vitrail.images.decode import BadImage
 from vitrail.infer.forward import Outputs
 from vitrail.report.page import Picture
-from vitrail.runs.outputs import outputs_of, reader_of
+from vitrail.runs.outputs import outputs_of
+from vitrail.runs.pictures import Asked, Pictures, asked_of
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import ALONE, Ranks
 from vitrail.training.precision import repeatable
 
-MISTAKES, UNCERTAIN = 12, 6  # pictures in a report
+MISTAKES, UNCERTAIN, SUSPECTS = 12, 6, 12  # pictures in a report; half as many of the first two where they have maps
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Measurement:
     reliability: Reliability
     mistakes: list[Picture]  # the most confident first
     uncertain: list[Picture]  # the least certain first, right or wrong
+    suspects: list[Picture]  # with the class that is likelier than their label; the most doubtful first
+    suspected: int  # how many there are
 
 
 def measure(
@@ -50,7 +53,7 @@ def measure(
 ) -> Measurement:
     """Score a network in float32 on every image of a split; `split` says in words which that is."""
     out = logits_of(net, samples, spec, data, device, interrupts)
-    return judge(out, split, samples, spec, data, several=several)
+    return judge(net, out, split, samples, spec, data, several=several)
 
 
 def logits_of(
@@ -71,6 +74,7 @@ def logits_of(
 
 
 def judge(
+    net: nn.Module,
     out: Outputs,
     split: str,
     samples: Samples,
@@ -80,7 +84,7 @@ def judge(
     several: bool,
     thresholds: Sequence[float] = (),
 ) -> Measurement:
-    """Score logits, and find the pictures that explain them.
+    """Score the logits that `net` gave, and find the pictures that explain them.
 
     `several`: they give an image any number of labels, each from its threshold on. Those that give one label are right,
     where an image has a set of them, with any of the set.
@@ -90,19 +94,30 @@ def judge(
     sentence = f"Measured on {len(labels):,} images of the {split}{left_out}."
     if labels.ndim == 2 and several:
         least = np.array(thresholds or [THRESHOLD] * len(samples.classes))
-        return _judge_tags(sentence, out, samples, spec, data, least)
+        return _judge_tags(sentence, out, Pictures(net, out, samples, spec, data), least)
     out = with_one_label(out)
-    labels = out.labels.numpy()
-    scores = score(logits, labels, samples.classes)
+    labels, classes = out.labels.numpy(), samples.classes
     probabilities = softmax(logits)
-    pictures = _Pictures(samples, out, probabilities, spec, data)
+    pictures, answers = Pictures(net, out, samples, spec, data), probabilities.argmax(axis=1)
+    wrong = confident_mistakes(logits, labels, pictures.most(MISTAKES))
+    unsure = least_certain(logits, pictures.most(UNCERTAIN))
+    suspects = suspected_labels(probabilities, labels)
+
+    def asked(rows: np.ndarray, said: np.ndarray) -> list[Asked]:
+        return [
+            asked_of(row, other, int(labels[row]), probabilities[row], classes)
+            for row, other in zip(rows, said, strict=True)
+        ]
+
     return Measurement(
         sentence,
         out,
-        scores,
+        score(logits, labels, classes),
         reliability(probabilities, labels),
-        pictures.of(confident_mistakes(logits, labels, MISTAKES).tolist()),
-        pictures.of(least_certain(logits, UNCERTAIN).tolist()),
+        pictures.explained(asked(wrong, answers[wrong])),
+        pictures.explained(asked(unsure, answers[unsure])),
+        pictures.plain(asked(suspects.row[:SUSPECTS], suspects.rather[:SUSPECTS])),
+        len(suspects.row),
     )
 
 
@@ -114,50 +129,17 @@ def with_one_label(out: Outputs) -> Outputs:
     return replace(out, labels=best)
 
 
-def _judge_tags(
-    sentence: str, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig, thresholds: np.ndarray
-) -> Measurement:
+def _judge_tags(sentence: str, out: Outputs, pictures: Pictures, thresholds: np.ndarray) -> Measurement:
     """The same for images with any number of labels."""
-    logits, truth, classes = out.values.numpy(), out.labels.numpy(), samples.classes
-    probabilities = sigmoid(logits.astype(np.float64))
-    reader = reader_of(samples, spec, data)
-    pictures = []
-    for row, label in worst_tags(logits, truth, MISTAKES):
-        index, chance = int(out.sample[row]), float(probabilities[row, label])
-        yes, no = (classes[label], chance), (f"not {classes[label]}", 1 - chance)
-        said, true = (no, yes) if truth[row, label] else (yes, no)
-        try:
-            pictures.append(Picture(reader.image(index), samples.name(index), true[0], said[0], said[1], true[1]))
-        except BadImage:  # it was readable a moment ago
-            continue
-    scores = score_tags(logits, truth, classes, thresholds=thresholds)
-    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures, [])
-
-
-class _Pictures:
-    """Rows of the outputs as pictures with what was said of them."""
-
-    def __init__(self, samples: Samples, out: Outputs, probabilities: np.ndarray, spec: Preprocess, data: DataConfig):
-        self.samples, self.out, self.probabilities = samples, out, probabilities
-        self.reader = reader_of(samples, spec, data)
-
-    def of(self, rows: Sequence[int]) -> list[Picture]:
-        found = (self._picture(row) for row in rows)
-        return [picture for picture in found if picture is not None]
-
-    def _picture(self, row: int) -> Picture | None:
-        index, truth = int(self.out.sample[row]), int(self.out.labels[row])
-        predicted = int(self.probabilities[row].argmax())
-        try:
-            image = self.reader.image(index)
-        except BadImage:  # it was readable a moment ago
-            return None
-        classes, chances = self.samples.classes, self.probabilities[row]
-        return Picture(
-            image,
-            self.samples.name(index),
-            classes[truth],
-            classes[predicted],
-            float(chances[predicted]),
-            float(chances[truth]),
+    logits, truth, classes = out.values.numpy(), out.labels.numpy(), pictures.samples.classes
+    chances = sigmoid(logits.astype(np.float64))
+    worst = []
+    for row, label in worst_tags(logits, truth, pictures.most(MISTAKES)):
+        yes, no = (
+            (classes[label], float(chances[row, label])),
+            (f"not {classes[label]}", float(1 - chances[row, label])),
         )
+        said, true = (no, yes) if truth[row, label] else (yes, no)
+        worst.append(Asked(row, said, true, label))
+    scores = score_tags(logits, truth, classes, thresholds=thresholds)
+    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures.explained(worst), [], [], 0)

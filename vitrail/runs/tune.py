@@ -4,68 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import THRESHOLD, TagScores
 from vitrail.evaluate.temperature import COLDEST, HOTTEST
-from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
+from vitrail.evaluate.tuning import TagTuning, tune, tune_tags
 from vitrail.images.dataset import Samples
+from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
 from vitrail.weights.bundle import Answering, Card, read_card, replace_card
 
 FEWEST = 50  # images to fit to before anything is written down
-WORTH = 0.005  # of a calibration error, that a temperature has to take off to be worth a line
 
 
-def tuned(found: Measurement, card: Card, accuracy: float | None) -> Measurement:
-    """The measurement, with what temperature, abstention and thresholds would change."""
+def tuned(found: Measurement, thresholds: Sequence[float] = (), accuracy: float | None = None) -> Measurement:
+    """The measurement, with what temperature, abstention and thresholds would change. `thresholds`: those in use for
+    several labels; `accuracy`: asked of answers."""
     logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
     scores = found.scores
     if isinstance(scores, TagScores):
-        now = np.array(card.answering.thresholds or [THRESHOLD] * len(card.classes))
+        now = np.array(thresholds or [THRESHOLD] * logits.shape[1])
         return replace(found, scores=replace(scores, tuned=tune_tags(logits, labels, now)))
     return replace(found, scores=replace(scores, tuned=tune(logits, labels, accuracy)))
 
 
 def show_tuning(console: Console, scores: Scores | TagScores) -> None:
-    if isinstance(scores.tuned, TagTuning):
-        tags = scores.tuned
-        console.print(
-            f"[dim]thresholds of its own for every label: mean F1 {tags.macro_f1_before:.1%} -> {tags.macro_f1:.1%} "
-            f"on images they were not fitted on[/]"
-        )
-        return
-    assert isinstance(scores, Scores)
-    if scores.tuned is None:
-        return
-    if scores.ece_chance is not None and scores.ece <= scores.ece_chance:
-        console.print("[dim]so few images give a calibration error like this by chance[/]")
-    elif scores.ece - scores.tuned.ece > WORTH:
-        console.print(
-            f"[dim]a temperature of {scores.tuned.temperature:.2f} would take the calibration error from "
-            f"{scores.ece:.1%} to {scores.tuned.ece:.1%}, on images it was not fitted on[/]"
-        )
-    asked = scores.tuned.abstention
-    if asked is None:
-        return
-    if asked.threshold is None:
-        console.print(f"no threshold makes {asked.accuracy:.1%} of the answers right with 95 % confidence")
-        return
-    console.print(f"answers from a probability of [bold]{asked.threshold:.3f}[/] on: {_answers(scores.tuned)}")
-
-
-def _answers(tuning: Tuning) -> str:
-    asked = tuning.abstention
-    assert asked is not None
-    if asked.answered is None or asked.right is None:
-        return f"at least {asked.accuracy:.1%} right by these images, too few to check it by halves"
-    return f"{asked.right:.1%} of them are right and {asked.answered:.1%} of the images get one, as checked by halves"
+    if isinstance(scores, TagScores):
+        sentences = [thresholds_sentence(scores)]
+    else:
+        sentences = [temperature_sentence(scores), abstention_sentence(scores)]
+    for sentence in sentences:
+        if sentence:
+            console.print(escape(sentence))
 
 
 def own_file(weights: str | Path) -> Path:
