@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from tests.explain.nets import attending_net, brightness_net, dark_and_bright, noise, random_net
+from vitrail.config import Preprocess
 from vitrail.explain.faithfulness import faithfulness, gain, random_maps
 from vitrail.explain.pointing import paste, pointing
 from vitrail.explain.relevance import relevance
 from vitrail.explain.rollout import rollout
+from vitrail.infer.predict import Classifier
+from vitrail.weights.bundle import Answering, Card
 
 
 def patches_of(pixels, net):
@@ -17,13 +20,21 @@ def patches_of(pixels, net):
     return pixels[:, 0].reshape(-1, rows, height, columns, width).mean((2, 4)).flatten(1).numpy()
 
 
+def card_of(net, several, temperature):
+    spec = Preprocess(size=net.config.image_size, mean=(0.5,), std=(0.5,))
+    answering = Answering(temperature=temperature)
+    return Card(model=net.config, preprocess=spec, created_with="a test", several=several, answering=answering)
+
+
 @pytest.mark.parametrize("several", [False, True])
-def test_curves_are_those_computed_patch_by_patch(several):
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_curves_are_those_computed_patch_by_patch(several, temperature):
     net = brightness_net()
     pixels = 10 * torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     patches = patches_of(pixels, net)
     maps = patches.reshape(3, 4, 4)  # the truth: brighter patches speak for the second class
-    found = faithfulness(net, pixels, maps, [1, 1, 1], several=several, steps=8)
+    chances = Classifier(net, card_of(net, several, temperature)).chances
+    found = faithfulness(net, pixels, maps, [1, 1, 1], chances=chances, steps=8)
     assert np.allclose(found.shares, np.arange(9) / 8)
     for image in range(3):
         order, grey = np.argsort(-patches[image]), patches[image].mean()
@@ -33,8 +44,8 @@ def test_curves_are_those_computed_patch_by_patch(several):
             shown = np.full(16, grey)
             shown[order[:count]] = patches[image][order[:count]]
             for curve, values in ((found.deletion, gone), (found.insertion, shown)):
-                assert curve[image, point] == pytest.approx(1 / (1 + np.exp(-values.mean())), abs=1e-5)
-    reversed_ = faithfulness(net, pixels, -maps, [1, 1, 1], several=several, steps=8)
+                assert curve[image, point] == pytest.approx(1 / (1 + np.exp(-values.mean() / temperature)), abs=1e-5)
+    reversed_ = faithfulness(net, pixels, -maps, [1, 1, 1], chances=chances, steps=8)
     assert (found.deletion_area < reversed_.deletion_area).all()
     assert (found.insertion_area > reversed_.insertion_area).all()
 

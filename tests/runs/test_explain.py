@@ -15,13 +15,14 @@ from tests.explain.nets import KINDS, attending_net, brightness_net, dark_and_br
 from tests.runs.conftest import draw, vitrail
 from vitrail.config import Preprocess, network_config
 from vitrail.errors import UserError
-from vitrail.infer.predict import Classifier
+from vitrail.infer.predict import Classifier, load
 from vitrail.model.build import build
+from vitrail.report.summary import percent
 from vitrail.runs.explain import explain
 from vitrail.runs.looking import Seen, evenly
 from vitrail.runs.paper import paper
 from vitrail.runs.trusting import measure_trust
-from vitrail.weights.bundle import Card, write_bundle
+from vitrail.weights.bundle import Answering, Card, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = ("heron", "egret", "stork", "crane", "ibis")
@@ -110,6 +111,20 @@ def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
     numbers = explain(run, [birds], out=tmp_path / "features", shown=1, console=quiet)
     page = (tmp_path / "features" / "explain.html").read_text()
     assert "no classifier" in page and "rollout" in page and "trust" not in numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_probabilities_are_those_of_predict(several, birds, tmp_path, quiet):
+    """At the temperature that `vitrail evaluate --write` put into the weights."""
+    options = {"several": several, "answering": Answering(temperature=5.0, threshold=0.0)}
+    run = write(tmp_path / "run", random_net(image_size=(16, 24)), **options)
+    image = sorted(birds.rglob("*.*"))[0]
+    explain(run, [image], out=tmp_path / "out", shown=1, measured=0, console=quiet)
+    label, probability = load(run).predict([image])[0].top[0]
+    assert f"{label} {percent(probability)}" in (tmp_path / "out" / "explain.html").read_text()
+    hot = load(write(tmp_path / "hot", random_net(image_size=(16, 24)), several=several)).predict([image])[0].top[0]
+    assert abs(hot[1] - probability) > 0.02  # else the test would say nothing
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ from torch import Tensor
 from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.evaluate.metrics import softmax
-from vitrail.evaluate.tags import sigmoid
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -159,12 +157,11 @@ def _panels(
     if not classes:
         return "features", [MapPanel("input", None), whole]
     with torch.no_grad():
-        logits = net(pixels).float().cpu().numpy()
-    order = np.argsort(-logits[0], kind="stable").tolist()
+        logits = net(pixels).float().cpu()
+    order = logits[0].argsort(descending=True, stable=True).tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
     rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    chances = sigmoid(logits)[0] if classifier.card.several else softmax(logits)[0]
-    answer = f"{_short(classes[order[0]])} {percent(float(chances[order[0]]))}"
+    answer = f"{_short(classes[order[0]])} {percent(float(classifier.chances(logits)[0, order[0]]))}"
     panels = [MapPanel(f"input\n{answer}", None), whole]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {_short(classes[second[0]])}" if second else ""

@@ -76,15 +76,21 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
 def _curves(
     classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
 ) -> dict[str, Curves]:
-    net, several = transformer(classifier.net), classifier.card.several
+    net = transformer(classifier.net)
     task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * KINDS)
     parts: dict[str, list[Curves]] = {name: [] for name in maps}
     for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
         for name, one in maps.items():
-            chosen = classes[rows].tolist()
             parts[name].append(
-                faithfulness(net, batch, one[rows], chosen, several=several, between=lambda n: bar.advance(task, n))
+                faithfulness(
+                    net,
+                    batch,
+                    one[rows],
+                    classes[rows].tolist(),
+                    chances=classifier.chances,
+                    between=lambda n: bar.advance(task, n),
+                )
             )
     return {name: joined(found) for name, found in parts.items()}
 
