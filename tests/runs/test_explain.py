@@ -156,7 +156,7 @@ def test_trust_goes_to_the_network_that_goes_by_its_attention(kind):
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
     pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
     found = measure_trust(Classifier(net, card), Seen(["x"] * 32, pixels, [], 32), 32, Progress(disable=True))
-    assert found.pasted_images >= 10 and found.pasted is not None
+    assert len(found.found.pixels) >= 10 and found.pasted is not None
     relevance, rollout, *_ = found.rows
     if kind is attending_net:
         assert relevance.pointing.accuracy == rollout.pointing.accuracy == 1

@@ -264,7 +264,9 @@ def _numbers(
         numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
     if trusted is not None:
         numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        numbers["pasted"] = {"images": trusted.pasted_images, "tried": trusted.tried, "chance": trusted.chance}
+        found = trusted.found
+        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
+        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
     if seen is not None:
         numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
     return numbers
