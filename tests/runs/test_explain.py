@@ -18,7 +18,7 @@ from vitrail.errors import UserError
 from vitrail.infer.predict import Classifier, load
 from vitrail.model.build import build
 from vitrail.report.summary import percent
-from vitrail.runs.explain import explain
+from vitrail.runs.explain import class_of, explain
 from vitrail.runs.looking import Seen, evenly
 from vitrail.runs.paper import paper
 from vitrail.runs.trusting import measure_trust
@@ -148,6 +148,59 @@ def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_pa
     assert "1 of the images could not be read" in page and "With 4 images no map can be judged" in page
     with pytest.raises(UserError, match="no image could be read"):
         explain(weights, [tmp_path / "bad.jpg"], out=tmp_path / "out", console=quiet)
+
+
+@pytest.mark.slow
+def test_figures_of_an_earlier_call_go_and_foreign_files_stay(weights, birds, tmp_path, quiet):
+    out, figures = tmp_path / "out", tmp_path / "out" / "figures"
+    explain(weights, [birds / "0"], out=out, shown=2, measured=0, console=quiet)
+    written = {file.name for file in figures.iterdir()}
+    assert "image-01-heads.png" in written
+    (tmp_path / "beside.png").touch()
+    for mine in ("mine.png", "image-07-maps.svg"):
+        (figures / mine).touch()
+    numbers = json.loads((out / "explain.json").read_text())
+    assert {f"figures/{name}" for name in written} == set(numbers["figures"])
+    numbers["figures"] += ["../beside.png", "figures/../../beside.png", str(tmp_path / "beside.png")]
+    (out / "explain.json").write_text(json.dumps(numbers))
+    explain(weights, [birds / "0"], out=out, shown=1, measured=0, console=quiet)
+    left = {file.name for file in figures.iterdir()}
+    assert left == {name for name in written if "image-01" not in name} | {"mine.png", "image-07-maps.svg"}
+    assert (tmp_path / "beside.png").exists()
+    for wrong in ("not JSON", "[]", '{"figures": 3}', '{"figures": [7]}'):
+        (out / "explain.json").write_text(wrong)
+        explain(weights, out=out, console=quiet)
+    assert "image-00-maps.svg" in {file.name for file in figures.iterdir()}  # nobody said that it is ours
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    weights, birds, tmp_path, quiet, monkeypatch
+):
+    monkeypatch.setattr("vitrail.runs.explain.distances_of", None)
+    monkeypatch.setattr("vitrail.runs.paper.distances_of", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="it is a file, and a folder is needed"):
+        explain(weights, [birds], out=tmp_path / "file", console=quiet)
+    for command in (
+        lambda out: explain(weights, [birds], out=out, console=quiet),
+        lambda out: paper("figure-11", [weights], [birds], out=out / "a.svg", console=quiet),
+    ):
+        with pytest.raises(UserError, match=r"cannot write to .*file.*Not a directory"):
+            command(tmp_path / "file" / "below")
+
+
+def test_classes_without_names_are_called_by_number(tmp_path):
+    net = random_net()
+    card = Card(model=net.config, preprocess=Preprocess(size=(8, 12)), created_with="a test")
+    bare = Classifier(net, card)
+    assert class_of(bare, "3") == class_of(bare, "class 3") == 3
+    for wrong in ("5", "-1", "heron"):
+        with pytest.raises(UserError, match=f"no class '{wrong}': theirs have no names, but numbers, 0 to 4"):
+            class_of(bare, wrong)
+    numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
+    assert class_of(numbered, "3") == 1  # a name, though it is a number
+    with pytest.raises(UserError, match="no class 'class 3'; there is 4, 3, 2, 1, 0"):
+        class_of(numbered, "class 3")
 
 
 @pytest.mark.parametrize("kind", [attending_net, brightness_net])
