@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -72,3 +73,9 @@ def attending_net() -> VisionTransformer:
 def dark_and_bright(count: int = 16) -> Tensor:
     half = torch.full((count, 1, 8, 8), -0.2), torch.full((count, 1, 8, 8), 1.0)
     return torch.cat(half) + 0.02 * torch.rand(2 * count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def patches_of(pixels: Tensor, net: VisionTransformer) -> np.ndarray:
+    """The mean of each patch, (B, h*w)."""
+    (rows, columns), (height, width) = net.config.grid, net.config.cell
+    return pixels[:, 0].reshape(-1, rows, height, columns, width).mean((2, 4)).flatten(1).numpy()

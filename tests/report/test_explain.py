@@ -47,12 +47,12 @@ def curves(level: float, images: int = 20) -> Curves:
 
 
 def point(accuracy: float, low: float) -> Pointing:
-    return Pointing(accuracy, 0.5, Gain(accuracy - 0.25, low, accuracy))
+    return Pointing(accuracy, low, 1.0, share=0.5, chance=0.25)
 
 
 def test_trust_needs_every_test_and_most_pasted_pictures() -> None:
     every = {"relevance": curves(0.2), "rollout": curves(0.3), "last attention": curves(0.6), "random": curves(0.5)}
-    points = {"relevance": point(0.9, 0.5), "rollout": point(0.5, 0.1), "last attention": point(0.2, -0.2)}
+    points = {"relevance": point(0.9, 0.75), "rollout": point(0.5, 0.35), "last attention": point(0.2, 0.05)}
     sentences = trust_sentences(trust(every, points))
     assert sentences[0].startswith("Relevance deserves trust here: better than chance in 3 of 3 tests; it finds 90.0")
     assert sentences[1].startswith("Rollout deserves some trust here: better than chance in 3 of 3")
@@ -60,6 +60,8 @@ def test_trust_needs_every_test_and_most_pasted_pictures() -> None:
         "Last attention deserves no trust here: better than chance in 0 of 3 tests, worse in 2"
     )
     assert "some trust" in trust_sentences(trust(every, {}))[0]  # nothing was pasted
+    for few in (point(0.74, 0.6), point(0.8, 0.49)):  # too little, or of too few pictures
+        assert "some trust" in trust_sentences(trust(every, {"relevance": few}))[0]
 
 
 def test_a_certain_difference_that_is_tiny_is_none() -> None:

@@ -15,13 +15,14 @@ from tests.explain.nets import KINDS, attending_net, brightness_net, dark_and_br
 from tests.runs.conftest import draw, vitrail
 from vitrail.config import Preprocess, network_config
 from vitrail.errors import UserError
-from vitrail.infer.predict import Classifier
+from vitrail.infer.predict import Classifier, load
 from vitrail.model.build import build
-from vitrail.runs.explain import explain
+from vitrail.report.summary import percent
+from vitrail.runs.explain import class_of, explain
 from vitrail.runs.looking import Seen, evenly
 from vitrail.runs.paper import paper
 from vitrail.runs.trusting import measure_trust
-from vitrail.weights.bundle import Card, write_bundle
+from vitrail.weights.bundle import Answering, Card, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = ("heron", "egret", "stork", "crane", "ibis")
@@ -113,6 +114,20 @@ def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_probabilities_are_those_of_predict(several, birds, tmp_path, quiet):
+    """At the temperature that `vitrail evaluate --write` put into the weights."""
+    options = {"several": several, "answering": Answering(temperature=5.0, threshold=0.0)}
+    run = write(tmp_path / "run", random_net(image_size=(16, 24)), **options)
+    image = sorted(birds.rglob("*.*"))[0]
+    explain(run, [image], out=tmp_path / "out", shown=1, measured=0, console=quiet)
+    label, probability = load(run).predict([image])[0].top[0]
+    assert f"{label} {percent(probability)}" in (tmp_path / "out" / "explain.html").read_text()
+    hot = load(write(tmp_path / "hot", random_net(image_size=(16, 24)), several=several)).predict([image])[0].top[0]
+    assert abs(hot[1] - probability) > 0.02  # else the test would say nothing
+
+
+@pytest.mark.slow
 def test_chosen_classes_blocks_and_heads(weights, birds, tmp_path, quiet):
     chosen = {"why": "ibis", "rather_than": "egret", "layers": [-1], "heads": [2, 0]}
     explain(weights, [birds], out=tmp_path, shown=1, measured=0, **chosen, console=quiet)
@@ -135,13 +150,66 @@ def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_pa
         explain(weights, [tmp_path / "bad.jpg"], out=tmp_path / "out", console=quiet)
 
 
+@pytest.mark.slow
+def test_figures_of_an_earlier_call_go_and_foreign_files_stay(weights, birds, tmp_path, quiet):
+    out, figures = tmp_path / "out", tmp_path / "out" / "figures"
+    explain(weights, [birds / "0"], out=out, shown=2, measured=0, console=quiet)
+    written = {file.name for file in figures.iterdir()}
+    assert "image-01-heads.png" in written
+    (tmp_path / "beside.png").touch()
+    for mine in ("mine.png", "image-07-maps.svg"):
+        (figures / mine).touch()
+    numbers = json.loads((out / "explain.json").read_text())
+    assert {f"figures/{name}" for name in written} == set(numbers["figures"])
+    numbers["figures"] += ["../beside.png", "figures/../../beside.png", str(tmp_path / "beside.png")]
+    (out / "explain.json").write_text(json.dumps(numbers))
+    explain(weights, [birds / "0"], out=out, shown=1, measured=0, console=quiet)
+    left = {file.name for file in figures.iterdir()}
+    assert left == {name for name in written if "image-01" not in name} | {"mine.png", "image-07-maps.svg"}
+    assert (tmp_path / "beside.png").exists()
+    for wrong in ("not JSON", "[]", '{"figures": 3}', '{"figures": [7]}'):
+        (out / "explain.json").write_text(wrong)
+        explain(weights, out=out, console=quiet)
+    assert "image-00-maps.svg" in {file.name for file in figures.iterdir()}  # nobody said that it is ours
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    weights, birds, tmp_path, quiet, monkeypatch
+):
+    monkeypatch.setattr("vitrail.runs.explain.distances_of", None)
+    monkeypatch.setattr("vitrail.runs.paper.distances_of", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="it is a file, and a folder is needed"):
+        explain(weights, [birds], out=tmp_path / "file", console=quiet)
+    for command in (
+        lambda out: explain(weights, [birds], out=out, console=quiet),
+        lambda out: paper("figure-11", [weights], [birds], out=out / "a.svg", console=quiet),
+    ):
+        with pytest.raises(UserError, match=r"cannot write to .*file.*Not a directory"):
+            command(tmp_path / "file" / "below")
+
+
+def test_classes_without_names_are_called_by_number(tmp_path):
+    net = random_net()
+    card = Card(model=net.config, preprocess=Preprocess(size=(8, 12)), created_with="a test")
+    bare = Classifier(net, card)
+    assert class_of(bare, "3") == class_of(bare, "class 3") == 3
+    for wrong in ("5", "-1", "heron"):
+        with pytest.raises(UserError, match=f"no class '{wrong}': theirs have no names, but numbers, 0 to 4"):
+            class_of(bare, wrong)
+    numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
+    assert class_of(numbered, "3") == 1  # a name, though it is a number
+    with pytest.raises(UserError, match="no class 'class 3'; there is 4, 3, 2, 1, 0"):
+        class_of(numbered, "class 3")
+
+
 @pytest.mark.parametrize("kind", [attending_net, brightness_net])
 def test_trust_goes_to_the_network_that_goes_by_its_attention(kind):
     net = kind()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
     pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
     found = measure_trust(Classifier(net, card), Seen(["x"] * 32, pixels, [], 32), 32, Progress(disable=True))
-    assert found.pasted_images >= 10 and found.pasted is not None
+    assert len(found.found.pixels) >= 10 and found.pasted is not None
     relevance, rollout, *_ = found.rows
     if kind is attending_net:
         assert relevance.pointing.accuracy == rollout.pointing.accuracy == 1

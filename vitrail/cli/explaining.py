@@ -66,13 +66,13 @@ def explain(
     heads
         Heads that are shown, as 0,1,2; the first twelve if not given.
     why
-        The class to explain; the one the network predicts if not given.
+        The class to explain, by name, or by number where classes have none; the predicted one if not given.
     rather_than
         The class to compare with; the likeliest other one if not given.
     shown
         How many images get maps.
     measured
-        How many images the maps are judged on, 10 or more; 0 leaves that out. Each takes about 80 forward passes.
+        How many images the maps are judged on, 10 or more; 0 leaves that out. Each takes 80 to 100 forward passes.
     image_size
         Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
     device

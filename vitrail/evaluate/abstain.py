@@ -85,8 +85,8 @@ def lower_bound(right: int, n: int) -> float:
 
 
 def at_least(right: int, n: int, share: float) -> float:
-    """How likely so many right of n, or more, are where each is right with this chance. A sum of falling terms, from the
-    first one on: for a `share` below right / n each is smaller than the one before."""
+    """How likely so many right of n, or more, are where each is right with this chance: a sum whose terms fall, for a
+    `share` below right / n, from the first one on."""
     if share <= 0:
         return 0.0
     log_first = lgamma(n + 1) - lgamma(right + 1) - lgamma(n - right + 1)

@@ -43,14 +43,15 @@ def faithfulness(
     maps: np.ndarray,
     classes: Sequence[int],
     *,
-    several: bool = False,
+    chances: Callable[[Tensor], Tensor] | None = None,
     steps: int = STEPS,
     between: Callable[[int], None] | None = None,
 ) -> Curves:
     """Curves for normalised pixels (B, C, H, W) and maps (B, h, w) of the same images.
 
     A patch that is gone has the mean colour of its image. Patches of equal rank go in a random order, which is the
-    same in every call. `several`: the network gives an image any number of labels. `between` hears of each forward.
+    same in every call. `chances` makes probabilities of logits (if not given, a softmax). `between` hears of each
+    forward.
     """
     config = net.config
     count = config.grid[0] * config.grid[1]
@@ -67,10 +68,10 @@ def faithfulness(
         mask = there.unflatten(1, config.grid)[:, None]
         mask = mask.repeat_interleave(config.cell[0], 2).repeat_interleave(config.cell[1], 3)
         logits = net(torch.where(mask, pixels, grey)).float()
-        chances = logits.sigmoid() if several else logits.softmax(-1)
+        found = logits.softmax(-1) if chances is None else chances(logits)
         if between is not None:
             between(len(pixels))
-        return chances.gather(1, chosen)[:, 0].cpu().numpy()
+        return found.gather(1, chosen)[:, 0].cpu().numpy()
 
     with at_rest(net):
         middle = counts[1:-1].tolist()

@@ -79,20 +79,24 @@ class Classifier:
             raise UserError(f"{name}: {reason}") from None
         return prepare(decoded, self.preprocess)
 
+    def chances(self, logits: Tensor) -> Tensor:
+        """Probabilities (N, classes) of the network's logits, at the temperature of these weights."""
+        logits = logits.float() / self.card.answering.temperature
+        return logits.sigmoid() if self.card.several else logits.softmax(-1)
+
     @torch.no_grad()
     def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction]:
         """Predictions for a batch of uint8 inputs (B, C, H, W)."""
         if top < 1:
             raise UserError(f"top is how many classes to show, at least 1, not {top}")
-        several, answering = self.card.several, self.card.answering
+        several = self.card.several
         if threshold is not None and not 0 <= threshold <= 1:
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
         classes = self.classes
         if not classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
-        logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).float().cpu()
-        logits = logits / answering.temperature
-        chances = logits.sigmoid() if several else logits.softmax(-1)
+        logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).cpu()
+        chances = self.chances(logits)
         best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
         found = []
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -14,6 +17,9 @@ from vitrail.report.explain_summary import Trust
 from vitrail.report.page import page_environment
 
 FIGURES = "figures"  # the folder beside the page
+PAGE, NUMBERS = "explain.html", "explain.json"
+SUFFIXES = (".svg", ".png")
+OWN_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # no other name is removed, whatever a list says
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +64,37 @@ class ExplainFacts:
     commands: Sequence[str] = ()
 
     @property
+    def files(self) -> list[str]:
+        """Where figures are written, from the folder of the page."""
+        return [f"{FIGURES}/{picture.file}{suffix}" for picture in self.pictures for suffix in SUFFIXES]
+
+    @property
     def pictures(self) -> list[Picture]:
         single = (self.filters, self.similarity, self.distances, self.curves, self.pasted)
         return [one for one in single if one is not None] + [p for one in self.images for p in (one.maps, one.heads)]
 
 
-def write_explanation(folder: Path, facts: ExplainFacts) -> None:
-    """The page as explain.html, and each figure as SVG and PNG beside it."""
-    figures = folder / FIGURES
-    figures.mkdir(parents=True, exist_ok=True)
+def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]) -> None:
+    """The page, each figure as SVG and PNG beside it, and the numbers, which list the files of figures. Those that an
+    earlier explanation listed, and this one does not have, are removed."""
+    (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn = {}
     for picture in facts.pictures:
-        files = [figures / f"{picture.file}{suffix}" for suffix in (".svg", ".png")]
+        files = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
         drawn[picture.file] = Markup(picture.drawing.save(*files))
-    text = page_environment().get_template("explain.html").render(facts=facts, folder=FIGURES, drawn=drawn)
-    with whole_file(folder / "explain.html") as temporary:
+    text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, drawn=drawn)
+    with whole_file(folder / PAGE) as temporary:
         temporary.write_bytes(text.replace("\0", "\ufffd").encode("utf-8", errors="replace"))
+    for name in _earlier(folder) - set(facts.files):
+        (folder / name).unlink(missing_ok=True)
+    with whole_file(folder / NUMBERS) as temporary:
+        temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def _earlier(folder: Path) -> set[str]:
+    """Files of figures that an earlier explanation wrote here."""
+    try:
+        listed = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
+        return {name for name in listed if OWN_FILE.fullmatch(name)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()  # there was none, or it is not ours

@@ -14,7 +14,7 @@ from vitrail.report.summary import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
 STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, from which a trend is called one
-TRUSTED = 0.75  # of pasted pictures found
+TRUSTED, SURELY = 0.75, 0.5  # of pasted pictures found, and the low end of its interval: surely more often than not
 FEWEST = 10  # images: fewer judge nothing
 PLAIN = {
     "relevance": "relevance (Chefer et al.) for the predicted class",
@@ -30,8 +30,21 @@ class Pointing:
     """How often the highest patch of a map is inside the pasted picture, and how much of the map is."""
 
     accuracy: float
+    low: float  # of its 95 % interval
+    high: float
     share: float
-    over_chance: Gain
+    chance: float  # what a map scores that lights the same patch in every image
+
+    @property
+    def over_chance(self) -> Gain:
+        return Gain(self.accuracy - self.chance, self.low - self.chance, self.high - self.chance)
+
+    @property
+    def trusted(self) -> bool:
+        return self.accuracy >= TRUSTED and self.low > SURELY
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"over_chance": vars(self.over_chance)}
 
 
 @dataclass(frozen=True)
@@ -65,8 +78,7 @@ class Trust:
             if one is not None:
                 values[key] = vars(one)
         if self.pointing is not None:
-            accuracy = {"accuracy": self.pointing.accuracy, "share": self.pointing.share}
-            values["pointing"] = accuracy | {"over_chance": vars(self.pointing.over_chance)}
+            values["pointing"] = self.pointing.to_dict()
         return values
 
 
@@ -91,13 +103,15 @@ def trust_sentences(rows: Sequence[Trust]) -> list[str]:
 
 def _verdict(row: Trust) -> str:
     better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
-    found = row.pointing.accuracy if row.pointing else 0.0
+    found = row.pointing
     if better < total:
         word = "deserves little trust" if better else "deserves no trust"
     else:
-        word = "deserves trust" if found >= TRUSTED else "deserves some trust"
+        word = "deserves trust" if found and found.trusted else "deserves some trust"
     tests = f"better than chance in {better} of {total} tests" + (f", worse in {worse}" if worse else "")
-    pointed = f"; it finds {percent(found)} of pasted pictures" if row.pointing else ""
+    pointed = (
+        f"; it finds {percent(found.accuracy)} of pasted pictures, chance {percent(found.chance)}" if found else ""
+    )
     return f"{row.name[0].upper()}{row.name[1:]} {word} here: {tests}{pointed}."
 
 

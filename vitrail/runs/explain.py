@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +15,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
-from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, did_you_mean
-from vitrail.evaluate.metrics import softmax
-from vitrail.evaluate.tags import sigmoid
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -40,7 +36,16 @@ from vitrail.report.explain_plots import (
 )
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.summary import percent
-from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, evenly, see_images, weights_name
+from vitrail.runs.looking import (
+    MOST_IMAGES,
+    Seen,
+    batches,
+    distances_of,
+    evenly,
+    ready_folder,
+    see_images,
+    weights_name,
+)
 from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
@@ -84,6 +89,7 @@ def explain(
     wanted = _wanted(classifier, layers, heads, why, rather_than)
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
     folder = Path(out) if out is not None else Path("explained") / weights_name(weights)
+    ready_folder(folder)
     distances, trusted, looked = None, None, []
     if seen is not None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -94,9 +100,7 @@ def explain(
     facts = _facts(classifier, net, str(weights), images, seen, distances, trusted, looked)
     numbers = _numbers(net.config, facts, seen, distances, trusted)
     try:
-        write_explanation(folder, facts)
-        with whole_file(folder / "explain.json") as temporary:
-            temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        write_explanation(folder, facts, numbers)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     for sentence in facts.findings:
@@ -122,16 +126,29 @@ def _wanted(
         if wrong:
             raise UserError(f"there is no {what} {wrong[0]}: this network has {what}s 0 to {most - 1}")
     chosen = [head % config.heads for head in heads] if heads else list(range(min(config.heads, MOST_HEADS)))
-    first, second = (_class(classifier, name) if name is not None else None for name in (why, rather_than))
+    first, second = (class_of(classifier, name) if name is not None else None for name in (why, rather_than))
     if first is not None and first == second:
         raise UserError(f"'{why}' rather than itself: name two different classes")
     return Wanted([layer % count for layer in asked], chosen, first, second)
 
 
-def _class(classifier: Classifier, name: str) -> int:
-    if name not in classifier.classes:
-        raise UserError(f"these weights have no class '{name}'{did_you_mean(name, classifier.classes)}")
-    return classifier.classes.index(name)
+def class_of(classifier: Classifier, name: str) -> int:
+    """The number of a class by its name; where weights came without names, by its number too."""
+    classes = classifier.classes
+    if not classifier.card.classes and f"class {name}" in classes:
+        name = f"class {name}"
+    if name in classes:
+        return classes.index(name)
+    if not classes:
+        raise UserError("these weights have no classifier, so there is no class to explain")
+    if classifier.card.classes:
+        raise UserError(f"these weights have no class '{name}'{did_you_mean(name, classes) or _some(classes)}")
+    raise UserError(f"these weights have no class '{name}': theirs have no names, but numbers, 0 to {len(classes) - 1}")
+
+
+def _some(classes: Sequence[str]) -> str:
+    """Names, as an example of how classes are called."""
+    return f"; there is {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
 
 
 def _looked(
@@ -160,12 +177,11 @@ def _panels(
     if not classes:
         return "features", [MapPanel("input", None), whole]
     with torch.no_grad():
-        logits = net(pixels).float().cpu().numpy()
-    order = np.argsort(-logits[0], kind="stable").tolist()
+        logits = net(pixels).float().cpu()
+    order = logits[0].argsort(descending=True, stable=True).tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
     rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    chances = sigmoid(logits)[0] if classifier.card.several else softmax(logits)[0]
-    answer = f"{_short(classes[order[0]])} {percent(float(chances[order[0]]))}"
+    answer = f"{_short(classes[order[0]])} {percent(float(classifier.chances(logits)[0, order[0]]))}"
     panels = [MapPanel(f"input\n{answer}", None), whole]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {_short(classes[second[0]])}" if second else ""
@@ -267,10 +283,12 @@ def _numbers(
         numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
     if trusted is not None:
         numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        numbers["pasted"] = {"images": trusted.pasted_images, "tried": trusted.tried, "chance": trusted.chance}
+        found = trusted.found
+        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
+        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
     if seen is not None:
         numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
-    return numbers
+    return numbers | {"figures": facts.files}
 
 
 def _short(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,19 @@ def maps_of(
         if between is not None:
             between(len(pixels))
     return {name: np.concatenate(maps) for name, maps in found.items()}
+
+
+def ready_folder(folder: Path) -> None:
+    """Make a folder and try to write into it, before minutes are spent on what goes there."""
+    temporary = folder / f".{secrets.token_hex(4)}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
+    except FileExistsError:
+        raise UserError(f"cannot write to {folder}: it is a file, and a folder is needed") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def weights_name(weights: str | Path) -> str:

@@ -19,7 +19,7 @@ from vitrail.explain.similarity import position_similarity
 from vitrail.infer.predict import Classifier, load
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
-from vitrail.runs.looking import MOST_IMAGES, batches, distances_of, see_images, weights_name
+from vitrail.runs.looking import MOST_IMAGES, batches, distances_of, ready_folder, see_images, weights_name
 from vitrail.runs.show import make_console
 
 ROWS = 4  # images of figure 6
@@ -47,10 +47,10 @@ def paper(
     if name in NEED_IMAGES and not images:
         raise UserError(f"{name} needs images: add --images photos/")
     networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
+    ready_folder(path.parent)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         drawing = _drawing(name, networks, images, bar, console)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         drawing.save(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error

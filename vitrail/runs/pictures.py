@@ -74,7 +74,7 @@ class Pictures:
         against = [one.rather for one, _ in found if one.rather is not None]
         device = device_of(net)
         with repeatable(device):
-            maps = relevance(net, normalise(seen.to(device), self.spec), why, against or None)
+            maps = np.nan_to_num(relevance(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [
             replace(picture, map=glow(view, map_), why=self._words(one))

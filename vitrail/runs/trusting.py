@@ -10,8 +10,8 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.explain.attention import transformer
-from vitrail.explain.faithfulness import STEPS, Curves, faithfulness, gain, random_maps
-from vitrail.explain.pointing import Pasted, paste, pointing
+from vitrail.explain.faithfulness import STEPS, Curves, faithfulness, random_maps
+from vitrail.explain.pointing import Pasted, paste, pointing, share_found
 from vitrail.infer.predict import Classifier
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_curves, draw_pasted
@@ -31,9 +31,7 @@ class Trusted:
     curves: Drawing
     pasted: Drawing | None
     pasted_sentence: str
-    pasted_images: int
-    tried: int
-    chance: float
+    found: Pasted
     notes: list[str]
 
 
@@ -48,43 +46,43 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
     curves = _curves(classifier, pixels, maps, classes, bar)
     found, points, examples = _pasted(classifier, pixels, measured, bar)
     rows = trust(curves, points)
+    counts = (
+        f"in {found.changed:,} of {found.tried:,} tries the network then gives the pasted picture’s class, in "
+        f"{found.hidden:,} of these a grey box gives it too"
+    )
     notes = []
     if not found.tried:
         notes.append("Pointing could not be measured: the network gives all these images one class.")
     elif not points:
-        changed = f"{len(found.pixels)} of {found.tried:,} pasted pictures changed the answer, {FEWEST} are needed"
-        notes.append(f"Pointing could not be measured: {changed}.")
+        rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {FEWEST} are needed"
+        notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
     sentence = (
-        f"A picture shrunk to half its sides is pasted into another of another class. In {len(found.pixels):,} of "
-        f"{found.tried:,} pairs the network then gives the pasted picture’s class: what spoke for it is inside the "
-        f"box, because nothing else changed. A random patch is inside in {percent(found.chance)}."
+        f"A picture is shrunk and pasted into a quarter of another of another class: {counts}, because of what it "
+        f"hides. Kept are {len(found.pixels):,} of the others, equally many for each quarter: there the answer needs "
+        f"something inside the box, though the rest of the image may have its part in it. A map that lights the same "
+        f"patch in every image finds {percent(found.chance)}, whichever patch that is."
     )
-    return Trusted(
-        rows,
-        len(pixels),
-        trust_sentences(rows),
-        draw_curves(curves),
-        examples,
-        sentence,
-        len(found.pixels),
-        found.tried,
-        found.chance,
-        notes,
-    )
+    return Trusted(rows, len(pixels), trust_sentences(rows), draw_curves(curves), examples, sentence, found, notes)
 
 
 def _curves(
     classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
 ) -> dict[str, Curves]:
-    net, several = transformer(classifier.net), classifier.card.several
+    net = transformer(classifier.net)
     task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * KINDS)
     parts: dict[str, list[Curves]] = {name: [] for name in maps}
     for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
         for name, one in maps.items():
-            chosen = classes[rows].tolist()
             parts[name].append(
-                faithfulness(net, batch, one[rows], chosen, several=several, between=lambda n: bar.advance(task, n))
+                faithfulness(
+                    net,
+                    batch,
+                    one[rows],
+                    classes[rows].tolist(),
+                    chances=classifier.chances,
+                    between=lambda n: bar.advance(task, n),
+                )
             )
     return {name: joined(found) for name, found in parts.items()}
 
@@ -114,8 +112,7 @@ def _pasted(
     points = {}
     for name, one in maps.items():
         hits, share = pointing(one, found.inside)
-        chance = found.inside.mean((1, 2))
-        points[name] = Pointing(float(hits.mean()), float(share.mean()), gain(hits, chance))
+        points[name] = Pointing(*share_found(hits), float(share.mean()), found.chance)
     spec = classifier.preprocess
     mean, std = (np.array(values)[:, None, None] for values in (spec.mean, spec.std))
     shown = found.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean
