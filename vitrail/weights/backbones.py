@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.weights.read import HUB, cached
+from vitrail.weights.hub import HUB, cached
 
 PATIENCE = 3.0  # seconds for the Hub to answer whether it has a model
 

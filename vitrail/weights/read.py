@@ -15,11 +15,10 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.weights import google, huggingface, timm
 from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
 from vitrail.weights.foreign import Foreign, joined, read_json
+from vitrail.weights.hub import HUB, download
 from vitrail.weights.pickles import pickle_source
 from vitrail.weights.tensors import Tensors, npz_source, safetensors_source
 
-HUB = "hf-hub:"
-HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -43,7 +42,7 @@ def read_weights(spec: str, *, image_size: Size | None = None, pickle: bool = Fa
     lets them hold nothing but tensors.
     """
     if spec.startswith(HUB):
-        path = _download(spec, pickle)
+        path = download(spec, PICKLES if pickle else ())
         commit = re.fullmatch(r"[0-9a-f]{40}", path.name)  # the Hub's cache names a folder by its commit
         source = f"{spec.partition('@')[0]}@{path.name}" if commit else spec
     else:
@@ -181,43 +180,3 @@ def _pickle_error(file: Path) -> UserError:
 def _config_beside(file: Path) -> dict[str, Any] | None:
     config = file.with_name("config.json")
     return read_json(config) if config.exists() else None
-
-
-def cached(spec: str) -> bool:
-    """Whether the weights of a model of the Hub lie in the local cache."""
-    from huggingface_hub import errors, snapshot_download
-
-    name, _, revision = spec.removeprefix(HUB).partition("@")
-    try:
-        folder = snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
-        return _weights_file(Path(folder), False).is_file()
-    except (errors.LocalEntryNotFoundError, UserError):
-        return False
-
-
-def _download(spec: str, pickle: bool) -> Path:
-    """The folder where a model of the Hub lies, after fetching what is not in the local cache."""
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError:
-        raise UserError(f"'{spec}' needs the Hugging Face client: pip install 'vitrail[hub]'") from None
-    name, _, revision = spec.removeprefix(HUB).partition("@")
-    patterns = HUB_FILES + [f"*{suffix}" for suffix in PICKLES if pickle]
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except errors.HFValidationError:
-        raise UserError(
-            f"'{spec}' is not a model of the Hub: write {HUB}owner/name or {HUB}owner/name@revision"
-        ) from None
-    except errors.GatedRepoError:
-        raise UserError(
-            f"'{name}' is closed on the Hub: ask for access on its page and log in with hf auth login"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UserError(f"the Hub has no model '{name}', or it is private and you are not logged in") from None
-    except errors.RevisionNotFoundError:
-        raise UserError(f"the Hub's '{name}' has no revision '{revision}'") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise UserError(f"'{name}' is not in the local cache, and the Hub cannot be reached from here") from None
-    except OSError as error:
-        raise UserError(f"cannot fetch '{name}' from the Hub: {error}") from None

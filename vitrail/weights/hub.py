@@ -1,0 +1,52 @@
+"""Models of the Hugging Face Hub: whether they are in the local cache, and fetching them. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrail.errors import UserError
+
+HUB = "hf-hub:"
+HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
+
+
+def cached(spec: str) -> bool:
+    """Whether the weights of a model of the Hub lie in the local cache."""
+    from huggingface_hub import errors, snapshot_download
+
+    name, _, revision = spec.removeprefix(HUB).partition("@")
+    try:
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
+    except errors.LocalEntryNotFoundError:
+        return False
+    return any(file.exists() for file in Path(folder).glob("*.safetensors"))
+
+
+def download(spec: str, more: Sequence[str] = ()) -> Path:
+    """The folder where a model of the Hub lies, after fetching what is not in the local cache. `more`: endings of files
+    to fetch besides those that hold weights safely and what describes them."""
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError:
+        raise UserError(f"'{spec}' needs the Hugging Face client: pip install 'vitrail[hub]'") from None
+    name, _, revision = spec.removeprefix(HUB).partition("@")
+    patterns = HUB_FILES + [f"*{suffix}" for suffix in more]
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except errors.HFValidationError:
+        raise UserError(
+            f"'{spec}' is not a model of the Hub: write {HUB}owner/name or {HUB}owner/name@revision"
+        ) from None
+    except errors.GatedRepoError:
+        raise UserError(
+            f"'{name}' is closed on the Hub: ask for access on its page and log in with hf auth login"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(f"the Hub has no model '{name}', or it is private and you are not logged in") from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"the Hub's '{name}' has no revision '{revision}'") from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        raise UserError(f"'{name}' is not in the local cache, and the Hub cannot be reached from here") from None
+    except OSError as error:
+        raise UserError(f"cannot fetch '{name}' from the Hub: {error}") from None
