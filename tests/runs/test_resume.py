@@ -105,8 +105,9 @@ def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tiny,
     import vitrail as package
 
     two = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the cores alone
-    command = ["train", photos, *start(tiny), "--out", tmp_path / "two", *SETTINGS]
-    done = subprocess.run([sys.executable, "-m", "vitrail", *map(str, command)], env=two, capture_output=True, text=True)
+    words = ["train", photos, *start(tiny), "--out", tmp_path / "two", *SETTINGS]
+    command = [sys.executable, "-m", "vitrail", *map(str, words)]
+    done = subprocess.run(command, env=two, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     images = sorted(photos.rglob("*.png"))[::5]
     pixels = torch.stack([package.load(reference).pixels(image) for image in images])
