@@ -14,6 +14,8 @@ from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
 from vitrail.weights.bundle import read_card, write_bundle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(photos, tiny, tmp_path_factory):

@@ -20,6 +20,8 @@ from vitrail.runs.train import train
 from vitrail.runs.tune import own_file
 from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

@@ -15,6 +15,8 @@ from vitrail.runs import vtab as run
 from vitrail.runs.vtab import thousand, vtab
 from vitrail.weights.bundle import read_card
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def few(monkeypatch):

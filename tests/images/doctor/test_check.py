@@ -22,6 +22,8 @@ from vitrail.images.doctor.check import check
 from vitrail.images.doctor.findings import SEVERITY, Finding, Findings
 from vitrail.images.quarantine import Quarantined, write_quarantine
 
+pytestmark = pytest.mark.slow
+
 PHOTOS = list(generated(40, (60, 80)))
 DATA = [encode(photo, "PNG") for photo in PHOTOS]
 
