@@ -1,6 +1,5 @@
 """Every command and code block of the README runs, on small images in place of the reader's."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ranks as processes
-from tests.runs.conftest import SMALL, draw
+from tests.runs.conftest import SMALL, draw, vitrail
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -43,26 +41,19 @@ def run(place, *command):
     return done
 
 
-def in_folder(folder, *words):
-    os.chdir(folder)
-    processes.vitrail(*words)
-
-
 @pytest.mark.slow
 def test_every_command_runs(place):
     offline = [c for c in COMMANDS if "hf-hub:" not in c and not c.startswith("make")]
     assert len(offline) >= 4
-    for number, command in enumerate(offline):
+    for command in offline:
         words = shlex.split(re.sub(r"train\.steps=\d+", "train.steps=3", command))
         assert words[0] == "vitrail"
         training = words[1] == "train"
         start = ["--set", "precision.compute=fp32"] if "--from" in words else QUICK
         if "--from" in words and not any(word.startswith("train.steps") for word in words):
             start = [*start, "--set", "train.steps=3"]
-        # A fork, which has everything imported already, and not a new process for each.
-        said = place / "said" / str(number)
-        started = processes.start(1, said, in_folder, place, *words[1:], *(start if training else []))
-        assert started.codes() == [0], command + started.errors()
+        done = vitrail(*words[1:], *(start if training else []), cwd=place)
+        assert done.returncode == 0, command + done.stderr
 
 
 def test_the_make_targets_exist():

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests import ranks as processes
-from tests.runs.conftest import draw
+from tests.runs.conftest import draw, vitrail
 from tests.runs.test_vtab import lists
-from tests.test_readme import in_folder
 from vitrail.runs.train import train
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
@@ -31,8 +29,8 @@ def test_every_command_runs(tiny, tmp_path):
             train(tmp_path / "photos", out=tmp_path / "runs" / out, **options)
     assert {command.split()[1] for command in COMMANDS} == {"evaluate", "compare", "fewshot", "knn", "vtab"}
     for command in COMMANDS:
-        started = processes.start(1, tmp_path / "said", in_folder, tmp_path, *shlex.split(command)[1:])
-        assert started.codes() == [0], command + started.errors()
+        done = vitrail(*shlex.split(command)[1:], cwd=tmp_path)
+        assert done.returncode == 0, command + done.stderr
 
 
 def test_links_point_to_files_that_exist():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TOKENS = 256
-DEPTHS = (32, 64)  # numbers in a head; more would need more memory than a multiprocessor has
+DEPTH = 64  # numbers in a head, as in the paper's networks up to L
 
 
 def is_short(qkv: Tensor, heads: int) -> bool:
@@ -21,7 +21,7 @@ def is_short(qkv: Tensor, heads: int) -> bool:
         qkv.is_cuda
         and qkv.dtype in (torch.bfloat16, torch.float16)
         and qkv.shape[1] <= TOKENS
-        and qkv.shape[2] // (3 * heads) in DEPTHS
+        and qkv.shape[2] // (3 * heads) == DEPTH
         and _there()
     )
 
