@@ -42,7 +42,7 @@ def test_nothing_waits_for_the_gpu() -> None:
     try:
         images = augment_batch(pixels, config, 1, EPOCH, SAMPLE).float()
         erase(images, config, 1, EPOCH, SAMPLE)
-        mix(images, targets, weights, config, 1, 0, np.arange(200))
+        mix(images, targets, weights, config, 1, [0], np.arange(200))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -54,6 +54,6 @@ def test_a_part_of_a_batch_is_erased_and_mixed_as_the_whole() -> None:
 
     def mixed(rows: torch.Tensor) -> torch.Tensor:
         images = erase(pixels[rows.cuda()], config, 1, EPOCH[rows], SAMPLE[rows])
-        return mix(images, targets[rows.cuda()], weights[rows.cuda()], config, 1, 0, rows.numpy())[0]
+        return mix(images, targets[rows.cuda()], weights[rows.cuda()], config, 1, [0], rows.numpy())[0]
 
     assert torch.equal(mixed(torch.arange(49, 100))[1:], mixed(torch.arange(200))[50:100])

@@ -119,14 +119,12 @@ def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets
         pixels = erase(pixels, augment, seed, batch.epoch, batch.sample)
     targets = targets_of(on_device(batch.labels.numpy(), plan.device))
     weights = on_device(batch.weights.numpy(), plan.device)
+    if augment.mixup or augment.cutmix:
+        pixels, targets, weights = mix(pixels, targets, weights, augment, seed, places, batch.position.numpy())
     size = len(batch) // len(places)
-    for number, place in enumerate(places):
-        rows = slice(number * size, (number + 1) * size)
-        x, y, w = pixels[rows], targets[rows], weights[rows]
-        if augment.mixup or augment.cutmix:
-            x, y, w = mix(x, y, w, augment, seed, place, batch.position[rows].numpy())
-        own = slice(batch.extra, None)
-        yield Prepared(x[own], y[own], w[own], batch.epoch[rows][own], batch.sample[rows][own])
+    for first in range(0, len(batch), size):
+        own = slice(first + batch.extra, first + size)
+        yield Prepared(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
 
 
 class _HeldOut:

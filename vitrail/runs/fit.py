@@ -115,7 +115,9 @@ def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
     """The module with its optimizer and average, distributed and compiled as the plan says."""
     config = plan.config
     how = parallel_for(plan, ranks)
-    by_blocks = config.train.compile == "blocks" or how == "fsdp"  # which hangs its work between blocks
+    # fsdp hangs its work between blocks. A network small enough for graphs gains 5 % when it is compiled as one, which
+    # takes half a minute longer: longer than that gain pays back.
+    by_blocks = config.train.compile in ("blocks", "graphs") or how == "fsdp"
     if config.train.compile != "off" and by_blocks:
         compile_blocks(module)
     network = distribute(module, how, config.precision, plan.device)

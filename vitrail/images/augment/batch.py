@@ -39,9 +39,9 @@ def _shift(pixels: Tensor, share: float, draws: np.ndarray) -> Tensor:
     for axis, draw in ((-2, draws[:, 0]), (-1, draws[:, 1])):
         length = pixels.shape[axis]
         most = min(round(share * length), length - 1)
-        moved = np.arange(length) + np.floor(draw * (2 * most + 1)).astype(np.int64)[:, None] - most  # (B, length)
-        inside = length - 1 - np.abs(length - 1 - np.abs(moved))
-        index = on_device(inside, pixels.device)
+        moves = on_device(np.floor(draw * (2 * most + 1)).astype(np.int64) - most, pixels.device)
+        moved = torch.arange(length, device=pixels.device) + moves[:, None]  # (B, length)
+        index = length - 1 - (length - 1 - moved.abs()).abs()
         index = index[:, None, :, None] if axis == -2 else index[:, None, None, :]
         pixels = pixels.gather(axis, index.expand(pixels.shape))
     return pixels
