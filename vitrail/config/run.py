@@ -66,8 +66,9 @@ class AugmentConfig(Schema):
 
     # inception: the paper's; random_resized: torchvision's rule; resmall: a square of `part` of the short side,
     # anywhere, as if resized to 256 and cut to 224; part: that share of both sides, anywhere, as BiT cuts 128 of 160;
-    # shift: as in evaluation, then moved by up to `shift` of the sides, the border mirrored; none: as in evaluation
-    crop: Literal["inception", "random_resized", "resmall", "part", "shift", "none"] = "inception"
+    # shift: as in evaluation, then moved by up to `shift` of the sides, the border mirrored; zoom: as in evaluation,
+    # then a part of that by torchvision's rule, magnified; none: as in evaluation
+    crop: Literal["inception", "random_resized", "resmall", "part", "shift", "zoom", "none"] = "inception"
     part: float = Field(default=0.875, ge=0.05, le=1)
     shift: float = Field(default=0.125, ge=0, le=0.5)  # 4 of CIFAR's 32 pixels
     area: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]

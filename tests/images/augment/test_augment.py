@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
 
@@ -98,6 +99,46 @@ def test_flips_mirror_some_images_and_only_mirror():
         assert 16 < sum(mirrored) < 48
     both = augment_batch(pixels, AugmentConfig(flip_vertical=True), 0, epoch, sample)
     assert any(torch.equal(both[i], pixels[i].flip(-1, -2)) for i in range(64))
+
+
+def test_zoom_takes_parts_of_the_asked_area_and_aspect_from_anywhere():
+    """Read from ramps down and across: their first levels and their slopes tell what was cut out."""
+    config, count = AugmentConfig(crop="zoom", area=(0.25, 0.64), aspect=(3 / 4, 4 / 3), flip=False), 1500
+    ramp = 8 * torch.arange(32, dtype=torch.uint8)
+    pixels = torch.stack([ramp[:, None].expand(32, 32), ramp.expand(32, 32)]).expand(count, 2, 32, 32)
+    zoomed = augment_batch(pixels, config, 0, torch.zeros(count, dtype=torch.int64), torch.arange(count)).double()
+    assert (zoomed[:, 0, :, 0] == zoomed[:, 0, :, 9]).all() and (zoomed[:, 1, 0] == zoomed[:, 1, 9]).all()
+    inner = slice(4, 28)  # not at the border, where the ramps end
+    places = np.arange(32)[inner] + 0.5
+    (height, top), (width, left) = (
+        np.polyfit(places, line[:, inner].numpy().T / 8 + 0.5, 1) for line in (zoomed[:, 0, :, 0], zoomed[:, 1, 0])
+    )
+    assert stats.kstest(height * width, stats.uniform(0.25, 0.39).cdf).pvalue > 1e-3
+    shape = np.log(width / height)
+    assert stats.kstest(shape, stats.uniform(np.log(3 / 4), 2 * np.log(4 / 3)).cdf).pvalue > 1e-3
+    for first, side in ((top, height), (left, width)):
+        assert stats.kstest(first / (32 * (1 - side)), stats.uniform().cdf).pvalue > 1e-3
+
+
+def test_zoom_magnifies_as_pillow():
+    picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    ramps = (
+        np.broadcast_to(8 * np.arange(32, dtype=np.uint8), (24, 32)),
+        np.broadcast_to(8 * np.arange(24, dtype=np.uint8)[:, None], (24, 32)),
+    )
+    pixels = torch.from_numpy(np.concatenate([picture, np.stack(ramps, -1)], -1)).permute(2, 0, 1)[None]
+    config = AugmentConfig(crop="zoom", area=(0.3, 0.5), flip=False)
+    zoomed = augment_batch(pixels, config, 0, torch.zeros(1, dtype=torch.int64), torch.tensor([5]))[0].numpy()
+    edges = []
+    for line in (zoomed[3, 0], zoomed[4, :, 0]):
+        inner = np.arange(len(line))[4:-4]
+        slope, start = np.polyfit(inner + 0.5, line[inner] / 8 + 0.5, 1)
+        edges.append((start, start + slope * len(line)))
+    (left, right), (top, bottom) = edges
+    expected = Image.fromarray(picture).resize((32, 24), Image.Resampling.BILINEAR, box=(left, top, right, bottom))
+    difference = np.abs(np.asarray(expected, int).transpose(2, 0, 1) - zoomed[:3])
+    assert difference.mean() < 1.5 and difference.max() < 12  # the box is read from rounded levels
+    assert np.abs(picture.transpose(2, 0, 1).astype(int) - zoomed[:3]).mean() > 50
 
 
 def test_the_two_flips_are_drawn_apart():

@@ -291,7 +291,7 @@ def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
 
 
 @pytest.mark.parametrize("together", [1, 3])
-@pytest.mark.parametrize("crop", ["none", "shift"])
+@pytest.mark.parametrize("crop", ["none", "shift", "zoom"])
 def test_images_kept_on_the_device_and_batches_that_come_as_one_are_the_same(crop, together):
     source, augment = Pictures.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
     place = Place(1, 2)

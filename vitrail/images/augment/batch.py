@@ -16,6 +16,7 @@ from vitrail.images.augment.policy import layers_for
 from vitrail.images.randomness import Stream, bits, uniform
 from vitrail.images.transfer import on_device
 
+PIXEL = 1 << 16  # a pixel in the whole numbers that places are counted in
 ERASING_ATTEMPTS = 10  # timm's
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_ASPECT = (0.3, 1 / 0.3)
@@ -26,6 +27,8 @@ def augment_batch(pixels: Tensor, config: AugmentConfig, seed: int, epoch: Tenso
     epochs, samples = epoch.numpy(), sample.numpy()
     if config.crop == "shift":
         pixels = _shift(pixels, config.shift, uniform(seed, Stream.CROP, epochs, samples, 2))
+    if config.crop == "zoom":
+        pixels = _zoom(pixels, config, uniform(seed, Stream.CROP, epochs, samples, 4))
     if config.flip:
         pixels = _flip(pixels, -1, uniform(seed, Stream.FLIP, epochs, samples, 1)[:, 0] < 0.5)
     if config.flip_vertical:
@@ -44,6 +47,31 @@ def _shift(pixels: Tensor, share: float, draws: np.ndarray) -> Tensor:
         index = length - 1 - (length - 1 - moved.abs()).abs()
         index = index[:, None, :, None] if axis == -2 else index[:, None, None, :]
         pixels = pixels.gather(axis, index.expand(pixels.shape))
+    return pixels
+
+
+def _zoom(pixels: Tensor, config: AugmentConfig, draws: np.ndarray) -> Tensor:
+    """Cut a part out of each image, (B, 4) draws for its area, aspect, place down and right, and magnify it again, in
+    whole numbers: a CPU and a GPU agree. Sides that would be too long are cut off."""
+    area = config.area[0] + draws[:, 0] * (config.area[1] - config.area[0])
+    low, high = config.aspect
+    aspect = low * (high / low) ** draws[:, 1]  # width over height
+    sides = np.minimum(np.sqrt(np.stack([area / aspect, area * aspect])), 1.0)  # (2, B), as shares of height and width
+    lengths = np.array(pixels.shape[-2:])[:, None]
+    firsts = draws[:, 2:].T * (1 - sides) * lengths
+    drawn = on_device(np.floor(np.concatenate([firsts, sides]) * PIXEL).astype(np.int64), pixels.device)[..., None]
+    for axis, first, step in ((-2, drawn[0], drawn[2]), (-1, drawn[1], drawn[3])):  # each (B, 1)
+        length = pixels.shape[axis]
+        middles = first + (2 * torch.arange(length, device=pixels.device) + 1) * step // 2  # of the pixels to make
+        place = (middles - PIXEL // 2).clamp(0, (length - 1) * PIXEL)  # (B, length), from the middle of the first
+        first_of_two, share = place // PIXEL, (place % PIXEL).to(torch.int32)
+        near, far, share = (
+            one[:, None, :, None] if axis == -2 else one[:, None, None, :]
+            for one in (first_of_two, (first_of_two + 1).clamp(max=length - 1), share)
+        )
+        near, far = (pixels.gather(axis, index.expand(pixels.shape)).to(torch.int32) for index in (near, far))
+        mixed = (near * (PIXEL - share)).addcmul_(far, share).add_(PIXEL // 2)
+        pixels = mixed.bitwise_right_shift_(16).to(torch.uint8)
     return pixels
 
 

@@ -23,7 +23,7 @@ from vitrail.images.preprocess import prepare
 from vitrail.images.randomness import order as random_order
 from vitrail.images.scan import cores
 
-UNCUT = ("none", "shift")  # crops that take the image as evaluation does
+UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 NOBODY = -1  # the position of a row that counts nothing
 FEW = 256  # images that one process evaluates before others have started
 
