@@ -185,7 +185,13 @@ def test_a_signal_in_a_step_or_an_evaluation_saves_first(where):
     assert log.saved[-1] == (7 if where == "step" else 5)
 
 
-def test_a_second_signal_falls_through():
+def test_a_second_signal_falls_through_but_not_the_echo_of_the_first(monkeypatch):
+    """`timeout` signals its child, and then the group that the child is in."""
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.caught == signal.SIGTERM
+    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

@@ -12,6 +12,8 @@ from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.weights.bundle import Card
 
+STRAY = 0.01  # share of images known to be trained on, below which those of which nothing is known may stay
+
 
 def unseen_images(
     data: str, cards: Sequence[Card], split: str | None, quarantine: str, scanned: Callable[[int, int], None]
@@ -51,23 +53,28 @@ def unseen_images(
 def _without_trained(
     data: str, dataset: Dataset, samples: Samples, sentence: str, cards: Sequence[Card]
 ) -> tuple[Samples, str]:
-    seen, doubtful = np.zeros(len(samples), bool), np.zeros(len(samples), bool)
+    seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card in cards:
         own, beyond = seen_in(samples, card.data.get("trained_on", []))
         seen |= own
         if own.any() and dataset.fingerprint != card.data.get("fingerprint"):
             doubtful |= beyond
+            chance = max(chance, float(own.sum() / (~beyond).sum()))
     if not all(card.data.get("trained_on") for card in cards):
         sentence += "; these weights do not tell what they were trained on, which may be among them"
     if not seen.any():
         return samples, sentence
-    kept = ~(seen | doubtful)
+    doubtful &= ~seen
+    spared = chance < STRAY  # copies that strayed into another set, not a set that was trained on
+    kept = ~seen if spared else ~(seen | doubtful)
     if not kept.any():
         raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
     left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
-    more = int((doubtful & ~seen).sum())
-    if more:
+    more = int(doubtful.sum())
+    if more and not spared:
         left_out += f", and {more:,} more that cannot be told from such"
+    elif round(chance * more):
+        left_out += f", and about {chance * more:.0f} more may be among the rest"
     return samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
 
 

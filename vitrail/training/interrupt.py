@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,19 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """A context that remembers the first signal; a second one falls through to what was there before.
+    """A context that remembers the first signal; a later one falls through to what was there before.
 
-    Not under torchrun, which passes on what a cluster often has told every process already; it has its own patience.
+    Not what comes at once after the first: `timeout` and others signal a process, then its group, which is it again.
+    And not under torchrun, which passes on what a cluster often has told every process already and has its own
+    patience.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    ECHO = 1.0  # seconds
 
     def __init__(self) -> None:
         self.caught: int | None = None
+        self._when = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -51,9 +56,11 @@ class Interrupts:
         self._before.clear()
 
     def _catch(self, number: int, _: FrameType | None) -> None:
-        self.caught = number
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
+        if self.caught is None:
+            self.caught, self._when = number, time.monotonic()
+        elif time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ:
             self.__exit__()
+            signal.raise_signal(number)
 
     def check(self, ranks: Ranks | None = None) -> None:
         """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""
