@@ -22,9 +22,6 @@ from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import Card, write_bundle
 
-# A network small enough for tests: four patches of a 16 px image.
-SMALL = ("model.name=Ti/8", "model.image_size=[16, 16]", "train.batch_size=8", "precision.compute=fp32")
-
 
 def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:
     """Noisy pictures of one colour: easy to tell apart, no two alike."""
