@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
@@ -55,6 +56,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quiet() -> Console:
     return Console(file=open(os.devnull, "w"), width=200)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with blank pictures: drawing takes most of the time of a short run, and other tests look at it."""
+    blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    monkeypatch.setattr(Figure, "savefig", lambda _, file, **options: file.write(blank))
 
 
 def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

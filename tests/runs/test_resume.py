@@ -31,7 +31,7 @@ RUN = [
 ]
 SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
 
-pytestmark = pytest.mark.slow  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # whole runs
 
 
 def start(tiny):
