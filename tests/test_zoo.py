@@ -16,7 +16,8 @@ from PIL import Image
 from rich.console import Console
 
 from tests.images.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
-from tests.runs.conftest import SMALL, vitrail
+from tests.runs.conftest import vitrail
+from tests.small import SMALL
 from vitrail.images.dataset import open_dataset
 from vitrail.images.doctor.check import check
 from vitrail.images.scan import see

@@ -246,7 +246,7 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
     "settings",
     [
         ("model.name=R+Toy/16", "model.image_size=[32, 64]"),
-        ("model.name=R26x1", "model.image_size=[32, 32]"),
+        ("model.name=R8x1", "model.image_size=[32, 32]"),
         ("model.name=Axial-Toy/8",),
         ("model.positions=relative", "model.layer_scale=0.1", "model.registers=2", "model.drop_path=0.1"),
         ("model.positions=2d", "model.positions_at=layers", "model.pool=map"),
