@@ -8,6 +8,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side; more threads would fight
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, those that wait leave the cores alone
 
 import pytest
 

@@ -17,7 +17,18 @@ import torch
 import torch.distributed as dist
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["vitrail.cli.main", "vitrail.runs.train", "torch.distributed.fsdp", "tests.ranks"])
+_context.set_forkserver_preload(
+    [
+        "vitrail.cli.main",
+        "vitrail.runs.train",
+        "vitrail.report.page",
+        "matplotlib.backends.backend_svg",
+        "torch._dynamo",  # torch imports it with the first optimizer
+        "torch.distributed.fsdp",
+        "tests.ranks",
+        "tests.small",
+    ]
+)
 _numbers = itertools.count()
 
 
@@ -30,6 +41,10 @@ class Started:
     @property
     def alive(self) -> bool:
         return any(process.is_alive() for process in self.processes)
+
+    def signal(self, number: int) -> None:
+        for process in self.processes:
+            os.kill(process.pid, number)
 
     def kill(self) -> None:
         for process in self.processes:

@@ -1,14 +1,16 @@
 """Every command and code block of the README runs, on small images in place of the reader's."""
 
+import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import SMALL, draw, vitrail
+from tests import ranks as processes
+from tests.runs.conftest import draw, vitrail
+from tests.small import SMALL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -35,10 +37,17 @@ def place(tmp_path_factory):
     return root
 
 
-def run(place, *command):
-    done = subprocess.run([sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+def said(place, code):
+    """What a script prints."""
+    (place / "example.py").write_text(code)
+    started = processes.start(1, place, _script, place)
+    assert started.codes() == [0], started.errors()
+    return started.said()
+
+
+def _script(place):
+    os.chdir(place)
+    runpy.run_path("example.py", run_name="__main__")
 
 
 @pytest.mark.slow
@@ -68,17 +77,14 @@ def test_the_python_example_runs(place):
     small = f"overrides={[*SMALL, 'train.steps=2']!r}"
     code = code.replace('out="runs/python")', f'out="runs/python", {small})')
     assert small in code
-    (place / "example.py").write_text(code)
-    done = run(place, "example.py")
-    assert "('egret', 'heron')" in done.stdout
+    assert "('egret', 'heron')" in said(place, code)
 
 
 @pytest.mark.slow
 def test_the_python_example_of_explanations_runs(place):
     (code,) = re.findall(r"```python\n(.*?)```", EXPLAIN, re.S)
-    run(place, "-m", "vitrail", "train", "photos/", "--out", "runs/explained", *QUICK)
-    (place / "explain.py").write_text(code.replace("runs/photos", "runs/explained"))
-    assert "px" in run(place, "explain.py").stdout
+    assert vitrail("train", "photos/", "--out", "runs/explained", *QUICK, cwd=place).returncode == 0
+    assert "px" in said(place, code.replace("runs/photos", "runs/explained"))
 
 
 def test_links_point_to_files_that_exist():

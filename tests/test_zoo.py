@@ -16,7 +16,8 @@ from PIL import Image
 from rich.console import Console
 
 from tests.images.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
-from tests.runs.conftest import SMALL, vitrail
+from tests.runs.conftest import vitrail
+from tests.small import SMALL
 from vitrail.images.dataset import open_dataset
 from vitrail.images.doctor.check import check
 from vitrail.images.scan import see
@@ -134,6 +135,7 @@ def assert_clean(data: bytes, name: str = "a.jpg") -> None:
         assert isinstance(seen.look, np.ndarray) and seen.look.dtype == np.int8 and seen.look.shape == (64,)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=2000)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(["a.jpg", "a.png", "a", "b.tiff"]))
 def test_mutated_bytes_are_pixels_or_a_reason(seed: int, name: str) -> None:

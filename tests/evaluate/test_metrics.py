@@ -157,6 +157,7 @@ def test_mistakes_come_most_confident_first() -> None:
     assert least_certain(logits, 2).tolist() == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_large_evaluation_is_quick_and_small() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((10_000, 1000), dtype=np.float32)

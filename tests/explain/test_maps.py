@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from tests.explain.nets import KINDS, noise, random_net
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.errors import UserError
 from vitrail.explain.attention import attention_maps, query, transformer
 from vitrail.explain.relevance import relevance
 from vitrail.explain.rollout import rollout
-from vitrail.model.build import create
+from vitrail.model.build import build
 from vitrail.model.vit import VisionTransformer
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_explained_says_so():
     with pytest.raises(UserError, match="no classifier"):
         relevance(random_net(num_classes=0), noise(), [0, 0])
     with pytest.raises(UserError, match="ResNet"):
-        transformer(create("R26x1", 5, 32))
+        transformer(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
 
 
 def test_the_query_is_stated():

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.model.build import build
-from vitrail.model.variants import configure
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 KINDS = {
@@ -125,4 +124,4 @@ def test_gradients_reach_the_attention():
 
 
 def test_a_resnet_has_nothing_to_trace():
-    assert not hasattr(build(configure("R26x1", 5, 32)), "trace")
+    assert not hasattr(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)), "trace")

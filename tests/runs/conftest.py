@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
@@ -21,9 +22,6 @@ from vitrail.model.build import build
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import Card, write_bundle
-
-# A network small enough for tests: four patches of a 16 px image.
-SMALL = ("model.name=Ti/8", "model.image_size=[16, 16]", "train.batch_size=8", "precision.compute=fp32")
 
 
 def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:
@@ -58,6 +56,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quiet() -> Console:
     return Console(file=open(os.devnull, "w"), width=200)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with blank pictures: drawing takes most of the time of a short run, and other tests look at it."""
+    blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    monkeypatch.setattr(Figure, "savefig", lambda _, file, **options: file.write(blank))
 
 
 def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from bench.planted import encode, generated
 from tests.images.folders import fill
-from tests.runs.conftest import SMALL, vitrail
+from tests.runs.conftest import vitrail
+from tests.small import SMALL
 from vitrail.errors import UserError
 from vitrail.images import scan
 from vitrail.images.decode import decode

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import SMALL, draw, vitrail
+from tests.runs.conftest import draw, vitrail
+from tests.small import SMALL
 from vitrail.config import Preprocess, network_config
 from vitrail.model.build import build
 from vitrail.runs.train import train

@@ -13,7 +13,7 @@ from vitrail.config import RunConfig, read_recipe, recipe_folder, recipe_names, 
 from vitrail.model import variants
 from vitrail.training.progress import read_metrics
 
-pytestmark = pytest.mark.slow  # a second each
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # half a second each
 TINY = (32, 1, 64, 2)  # width, depth, mlp_dim, heads
 QUICK = ("train.device=cpu", "data.workers=0")
 STEP = (

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs.conftest import SMALL, assert_same_bits, draw, stopped_at, vitrail, weights
+from tests import ranks as processes
+from tests.runs.conftest import assert_same_bits, draw, stopped_at, vitrail, weights
+from tests.small import SMALL
+from vitrail import load
 from vitrail.errors import UserError
 from vitrail.runs import train as module
 from vitrail.runs.train import train
@@ -28,11 +31,7 @@ RUN = [
 ]
 SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
 
-pytestmark = pytest.mark.slow  # whole runs
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "vitrail", "train", *map(str, arguments)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # whole runs
 
 
 def start(tiny):
@@ -51,28 +50,26 @@ def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, re
     out = tmp_path / "killed"
     chance = random.Random(1)
     kills, arguments = 0, [photos, *start(tiny), "--out", out, *SETTINGS]
-    for _ in range(30):
-        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _wait_for_checkpoint(out, process)
-        try:
-            process.wait(timeout=chance.uniform(0.0, 0.15) if kills < 4 else 120)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-            arguments = ["--resume", "--out", out]
-            continue
-        break
-    assert process.returncode == 0
-    assert kills >= 3, "the run was never interrupted: the test shows nothing"
+    while True:
+        launched = processes.start(1, tmp_path, processes.vitrail, "train", *arguments)
+        if kills == 4:
+            break
+        _wait_for_checkpoint(out, launched)
+        time.sleep(chance.uniform(0.0, 0.15))
+        if not launched.alive:
+            break
+        launched.kill()
+        kills, arguments = kills + 1, ["--resume", "--out", out]
+    assert launched.codes() == [0], launched.errors()
+    assert kills >= 3, "the run was hardly interrupted: the test shows nothing"
     assert_same_bits(weights(reference), weights(out))
 
 
-def _wait_for_checkpoint(out, process):
+def _wait_for_checkpoint(out, launched):
     """Until the launch under way has written a checkpoint of its own, so that every launch makes some progress."""
     before = set((out / "checkpoints").glob("step_*"))
     deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
+    while launched.alive and time.monotonic() < deadline:
         if set((out / "checkpoints").glob("step_*")) - before:
             return
         time.sleep(0.01)
@@ -81,37 +78,31 @@ def _wait_for_checkpoint(out, process):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_path, reference, number):
     out = tmp_path / "stopped"
-    process = subprocess.Popen(
-        command(photos, *start(tiny), "--out", out, *SETTINGS),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    _wait_for_checkpoint(out, process)
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert errors == f"stopped and saved; go on with: vitrail train --resume --out {out}\n", output
+    arguments = [photos, *start(tiny), "--out", out, *SETTINGS]
+    launched = processes.start(1, tmp_path, processes.vitrail, "train", *arguments)
+    _wait_for_checkpoint(out, launched)
+    launched.signal(number)
+    assert launched.codes() == [128 + number], launched.said()
+    assert launched.errors() == f"stopped and saved; go on with: vitrail train --resume --out {out}\n"
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "goes on from step" in done.stdout
     assert_same_bits(weights(reference), weights(out))
 
 
+def _with_two_threads(*arguments):
+    torch.set_num_threads(2)
+    processes.vitrail(*arguments)
+
+
 def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tiny, tmp_path, reference):
     """Across thread counts sums are ordered differently: the promise is logits within 1e-3, not bits."""
-    import os
-
-    import vitrail as package
-
-    two = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the cores alone
     words = ["train", photos, *start(tiny), "--out", tmp_path / "two", *SETTINGS]
-    command = [sys.executable, "-m", "vitrail", *map(str, words)]
-    done = subprocess.run(command, env=two, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    launched = processes.start(1, tmp_path, _with_two_threads, *words)
+    assert launched.codes() == [0], launched.errors()
     images = sorted(photos.rglob("*.png"))[::5]
-    pixels = torch.stack([package.load(reference).pixels(image) for image in images])
-    logits = [package.load(folder).net(pixels.float() / 127.5 - 1) for folder in (reference, tmp_path / "two")]
+    pixels = torch.stack([load(reference).pixels(image) for image in images])
+    logits = [load(folder).net(pixels.float() / 127.5 - 1) for folder in (reference, tmp_path / "two")]
     np.testing.assert_allclose(logits[0].numpy(), logits[1].numpy(), atol=1e-3)
 
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from tests.runs.conftest import SMALL
+from tests.small import SMALL
 from vitrail.config import RunConfig, parse_overrides
 from vitrail.errors import UserError
 from vitrail.runs.sense import check_purpose, check_resolved
@@ -78,7 +78,7 @@ def test_a_run_is_replaced_only_by_one_that_begins(photos, tmp_path, quiet):
     [
         ('name = "adamw"', 'name = "sgd"', "optimizer.name cannot change"),
         ("ema = 0.0", "ema = 0.5", "train.ema cannot change"),
-        ('name = "Ti/8"', 'name = "S/8"', "model.name cannot change"),
+        ('name = "Toy/8"', 'name = "S/8"', "model.name cannot change"),
     ],
 )
 def test_what_a_checkpoint_depends_on_is_not_accepted_as_a_change(photos, tmp_path, quiet, old, new, sentence):

@@ -14,8 +14,9 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 import vitrail
-from tests.runs.conftest import SMALL, draw
+from tests.runs.conftest import draw
 from tests.runs.conftest import vitrail as command
+from tests.small import SMALL
 from vitrail.config import DataConfig
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset

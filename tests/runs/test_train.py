@@ -8,7 +8,8 @@ import torch
 from rich.console import Console
 
 import vitrail
-from tests.runs.conftest import SMALL, draw
+from tests.runs.conftest import draw
+from tests.small import SMALL
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
 from vitrail.runs.evaluate import evaluate
@@ -212,7 +213,7 @@ def test_scores_are_json(trained):
 
 def test_a_users_own_recipe_stands(photos, quiet, tmp_path):
     (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nbatch_size = 24\nsteps = 2\n')
-    small = ["model.name=Ti/8", "model.image_size=[16, 16]", "precision.compute=fp32"]
+    small = ["model.name=Toy/8", "model.image_size=[16, 16]", "precision.compute=fp32"]
     result = train(photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=small, console=quiet)
     assert read_card(result.weights).recipe["train"]["batch_size"] == 24
     with pytest.raises(UserError, match="set one of them"):
@@ -229,7 +230,7 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
     for setting in ("model.pool=gap", "model.representation=true"):
         with pytest.raises(UserError, match=r"leave out model\.(pool|representation)"):
             train(photos, from_=trained[0].weights, overrides=[setting], console=quiet)
-    with pytest.raises(UserError, match="not a S/16: their width is 192, not 384"):
+    with pytest.raises(UserError, match="not a S/16: their width is 48, not 384"):
         train(photos, from_=trained[0].weights, model="S/16", console=quiet)
     with pytest.raises(UserError, match="say which images"):
         train(recipe="scratch", console=quiet)
@@ -244,9 +245,9 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("model.name=R+Ti/16", "model.image_size=[32, 64]"),
-        ("model.name=R26x1", "model.image_size=[32, 32]"),
-        ("model.name=Axial-Ti/8",),
+        ("model.name=R+Toy/16", "model.image_size=[32, 64]"),
+        ("model.name=R8x1", "model.image_size=[32, 32]"),
+        ("model.name=Axial-Toy/8",),
         ("model.positions=relative", "model.layer_scale=0.1", "model.registers=2", "model.drop_path=0.1"),
         ("model.positions=2d", "model.positions_at=layers", "model.pool=map"),
     ],

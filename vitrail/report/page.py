@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import shlex
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,7 @@ def is_small(image: np.ndarray) -> bool:
     return max(image.shape[:2]) <= SMALL_PICTURE
 
 
+@functools.cache
 def page_environment() -> Environment:
     """Templates of this room, with what they need to show numbers, paths and pictures."""
     environment = Environment(
