@@ -68,7 +68,7 @@ def train(
     recipe
         A recipe by name (see `vitrail recipes`) or a .toml file.
     from_
-        Weights to start from: a file, a run folder, or hf-hub:owner/name.
+        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
     out
         The run folder; if not given, one in runs/ with the name of the data.
     quarantine
@@ -128,7 +128,7 @@ def transfer(
     data
         Images with a test split; anything vitrail train takes.
     from_
-        Weights to start from: a file, a run folder, or hf-hub:owner/name.
+        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
     recipe
         A recipe for fine-tuning: a row of Table 4 (paper-finetune-cifar, ...), what they share, or any other.
     rates
@@ -171,7 +171,7 @@ def predict(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     images
         Image files, folders, .zip archives, tables and Parquet shards.
     top

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.weights.hub import HUB, cached
+from vitrail.weights.hub import cached
+from vitrail.weights.names import HUB
 
 PATIENCE = 3.0  # seconds for the Hub to answer whether it has a model
 
