@@ -1,4 +1,4 @@
-"""Any weights, from a file, a folder, the package or the Hugging Face Hub, as one thing: a card and a state in our names."""
+"""Any weights, from a file, a folder, the package or the Hub, as one thing: a card and a state in our names."""
 
 from __future__ import annotations
 
