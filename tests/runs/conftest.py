@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from tests import ranks as processes
+from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.model import variants
 from vitrail.model.build import build
+from vitrail.training import parallel
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights import names
@@ -86,6 +88,25 @@ def bundled(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(names, "BUNDLED_FILE", stand_in)
     monkeypatch.setitem(variants.SIZES, "Ti", SMALL_TI)
     return stand_in
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A command in this process, with whatever a test has put in place of the real: exit code, output, error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = 0
+        monkeypatch.setattr(parallel, "end_process", lambda: None)
+        monkeypatch.setattr("sys.argv", ["vitrail", *map(str, words)])
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
 
 
 @pytest.fixture

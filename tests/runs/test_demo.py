@@ -53,7 +53,7 @@ def test_both_halves_are_one_network_with_one_budget(bundled):
 
 
 @pytest.mark.slow
-def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_images, tmp_path, monkeypatch):
+def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_images, tmp_path, monkeypatch, typed):
     folder, log = tmp_path / "demo", tmp_path / "log"
     step, seen = TrainingProgress.step, []
 
@@ -89,7 +89,7 @@ def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_i
     for words in commands:
         words = words[: words.index("photos/") + 1] if "photos/" in words else words
         quick = ["--set", "train.steps=2", "--set", "precision.compute=fp32"] if words[1] == "train" else []
-        typed(monkeypatch, *words[1:], *quick)
+        assert typed(*words[1:], *quick)[0] == 0, words
 
     before = (folder / "pretrained" / "model.safetensors").stat().st_mtime_ns
     again = run(folder, log, again=True)
@@ -100,16 +100,3 @@ def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_i
     (folder / "scratch" / "config.toml").write_text('recipe = "scratch"')
     with pytest.raises(UserError, match="scratch holds another run"):
         run(folder, log, again=True)
-
-
-def typed(monkeypatch, *words):
-    """A command as the demo prints it, in this process, where the stand-in is."""
-    from vitrail.cli.main import main
-    from vitrail.training import parallel
-
-    monkeypatch.setattr(parallel, "end_process", lambda: None)
-    monkeypatch.setattr("sys.argv", ["vitrail", *words])
-    try:
-        main()
-    except SystemExit as ended:
-        assert not ended.code, words
