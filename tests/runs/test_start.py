@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from tests.runs import conftest
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.build import build
@@ -128,22 +127,22 @@ def test_what_lies_in_the_cache_is_used_without_asking(hub, monkeypatch):
 
 
 @pytest.mark.slow
-def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, tmp_path):
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, tmp_path, typed):
     """In one line: what, why, and how to have it otherwise. And nothing but --recipe scratch is random."""
-    log = StringIO()
-    console = Console(file=log, width=500)
-    steps = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
-    result = train(photos, out=tmp_path / "run", overrides=steps, console=console)
-    (line,) = (line for line in log.getvalue().splitlines() if line.startswith("start"))
+    quick = [part for setting in ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
+             for part in ("--set", setting)]  # fmt: skip
+    code, said, _ = typed("train", photos, "--out", tmp_path / "run", *quick)
+    assert code == 0
+    (line,) = (line for line in said.splitlines() if line.startswith("start: "))
     assert "bundled Ti/8 at 64 px" in line and "HF_HUB_OFFLINE is set" in line and "--recipe scratch" in line
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert written["model"]["weights"] == "bundled" and written["recipe"] == "finetune"
-    card = read_card(result.weights)
+    card = read_card(tmp_path / "run" / "model.safetensors")
     assert card.source == "bundled ti8-stand-in" and card.licence == "for research"
-    assert "random" not in log.getvalue().replace("starts from random weights", "")
 
-    steps = (*conftest.SMALL, "train.steps=2")
-    train(photos, recipe="scratch", out=tmp_path / "scratch", overrides=steps, console=console)
+    code, said, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
+    assert code == 0 and "start: " not in said
     assert read_card(tmp_path / "scratch" / "model.safetensors").source == ""
 
 
@@ -151,3 +150,19 @@ def test_without_the_bundled_file_a_run_does_not_quietly_begin_at_random(photos,
     monkeypatch.setattr("vitrail.weights.names.BUNDLED_FILE", tmp_path / "gone.safetensors")
     with pytest.raises(UserError, match="lacks the bundled weights"):
         train(photos, out=tmp_path / "run", console=quiet)
+
+
+def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
+    """So that few steps are enough to be no worse than it."""
+
+    def run(name: str, *settings: str) -> tuple[float, str]:
+        log = StringIO()
+        overrides = ("train.steps=1", "optimizer.lr=1e-12", "train.batch_size=8", "precision.compute=fp32", *settings)
+        console = Console(file=log, width=200)
+        result = train(photos, recipe="finetune", from_=tiny, out=tmp_path / name, overrides=overrides, console=console)
+        return result.scores.top1, log.getvalue()
+
+    accuracy, said = run("probe")
+    assert f"to beat: {accuracy:.1%}, a linear probe on the starting weights" in said
+    assert "the head starts as this probe, not at zero" in said and accuracy > 0.5
+    assert "the head starts as this probe" not in run("zero", "model.head=zero")[1]

@@ -42,6 +42,9 @@ class ModelChoice(Schema):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     head_bias: float = 0.0
+    # where the head of starting weights begins: at zero, as in the paper, or as the linear probe that is fitted for a
+    # baseline, if the data is small enough for one
+    head: Literal["zero", "probe"] = "zero"
     resample: Resampling = "paper"  # how positions of the starting weights are fitted to another image size
 
 

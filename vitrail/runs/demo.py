@@ -23,7 +23,7 @@ from vitrail.infer.forward import device_of
 from vitrail.infer.predict import load
 from vitrail.report.demo_page import DemoFacts, Half, write_demo_page
 from vitrail.report.page import Picture
-from vitrail.runs.compare import Compared, compare, sentence
+from vitrail.runs.compare import Compared, compare
 from vitrail.runs.measure import logits_of
 from vitrail.runs.pictures import Pictures, asked_of
 from vitrail.runs.show import make_console
@@ -66,7 +66,7 @@ def demo(
         console.rule("[bold]both on the same 1,000 test images[/]", align="left")
         runs = [folder / run.folder for run in (SCRATCH, PRETRAINED)]
         scratch, pretrained = compare(runs, data=bundled_images(), console=Console(quiet=True))
-        verdict = [_thesis(folder, pretrained, scratch), sentence(pretrained, scratch.name)]
+        verdict = [_thesis(folder, pretrained, scratch), _difference(pretrained)]
         _show(console, pretrained, scratch, verdict)
         test = _first_of_each_class(open_dataset(bundled_images()).splits["test"])
         _write_samples(folder / "samples", test)
@@ -99,6 +99,17 @@ def _thesis(folder: Path, pretrained: Compared, scratch: Compared) -> str:
     return (
         f"The same network, the same images, the same {one[0]} steps ({one[1]:.1f} and {other[1]:.1f} minutes): "
         f"{_top1(pretrained):.1%} after pre-training, {_top1(scratch):.1%} from random weights."
+    )
+
+
+def _difference(pretrained: Compared) -> str:
+    paired = pretrained.against_first
+    assert paired is not None and paired.p is not None
+    low, high = (100 * bound for bound in paired.interval)
+    return (
+        f"The difference is {100 * paired.difference:.1f} points (95 % interval {low:.1f} to {high:.1f}): "
+        f"{paired.only_second:,} test images are named rightly only after pre-training, {paired.only_first:,} only "
+        f"from random weights (p = {paired.p:.1g}, McNemar's test){'' if paired.different else '; that can be chance'}."
     )
 
 
@@ -170,7 +181,7 @@ def _facts(
     return DemoFacts(
         subtitle=f"{own.network}, 2,000 images of CIFAR-10 to learn from: once after other images, once from nothing",
         measured_on="Measured on the 1,000 test images of the demo.",
-        verdict=[verdict[0], verdict[1].replace("[bold]", "").replace("[/]", "")],
+        verdict=verdict,
         halves=[Half(run.name, starts[run], _scores(one), f"{run.folder}/report.html") for run, one in both],
         pictures=list(zip(*(_pictures(folder / run.folder, test) for run, _ in both), strict=True)),
         commands=commands,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitrail.errors import UserError
-from vitrail.runs.choose import Decision, Facts, choose_backbone
+from vitrail.runs.choose import START, Decision, Facts, choose_backbone
 from vitrail.weights.backbones import bundled, why_not
 from vitrail.weights.read import Weights, read_weights
 
@@ -33,7 +33,7 @@ def find_start(facts: Facts, tell: Callable[[str], None]) -> tuple[Weights, str,
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
     why = f"{backbone.network}, {fitting}; it learned from {backbone.learned}; --recipe scratch does without"
-    return weights, spec, Decision("start", f"{backbone.repository} ({size})", why)
+    return weights, spec, Decision(START, f"{backbone.repository} ({size})", why)
 
 
 def _bundled(missing: str) -> tuple[Weights, str, Decision]:
@@ -43,4 +43,4 @@ def _bundled(missing: str) -> tuple[Weights, str, Decision]:
         "--recipe scratch starts from random weights"
     )
     value = f"{own.spec} {own.network} ({own.megabytes} MB, {own.licence})"
-    return read_weights(own.spec), own.spec, Decision("start", value, why)
+    return read_weights(own.spec), own.spec, Decision(START, value, why)

@@ -221,11 +221,14 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
         return None
     with console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
-    if found is not None:
-        console.print(
-            f"to beat: [bold]{found.accuracy:.1%}[/], a linear probe on {found.features} ({found.seconds:.0f} s)",
-        )
-    return found
+    if found is None:
+        return None
+    told, probe = found
+    console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
+    if plan.weights is not None and plan.config.model.head == "probe":
+        net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
+        console.print("[dim]the head starts as this probe, not at zero[/]")
+    return told
 
 
 def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
