@@ -6,6 +6,8 @@ import re
 import shlex
 import shutil
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.console import Console
 from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe, validate
 from vitrail.errors import UserError
-from vitrail.runs.demo import demo
+from vitrail.runs.demo import demo, next_commands
 from vitrail.runs.network import network_from, new_network
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
@@ -52,9 +54,24 @@ def test_both_halves_are_one_network_with_one_budget(bundled):
     assert (one.train.steps, one.train.batch_size) == (other.train.steps, other.train.batch_size)
 
 
+@pytest.mark.parametrize(
+    ("path", "called", "begin"),
+    [
+        ("/env/bin/vitrail", "/env/bin/vitrail", "vitrail predict "),
+        (None, "/env/bin/vitrail", "/env/bin/vitrail predict "),
+        (None, "/lib/vitrail/__main__.py", f"{shlex.quote(sys.executable)} -m vitrail predict "),
+    ],
+)
+def test_the_next_commands_are_as_they_can_be_typed(path, called, begin, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: path)
+    monkeypatch.setattr("sys.argv", [called, "demo"])
+    assert next_commands(Path("runs/demo"))[0].startswith(begin)
+
+
 @pytest.mark.slow
 def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_images, tmp_path, monkeypatch, typed):
     folder, log = tmp_path / "demo", tmp_path / "log"
+    monkeypatch.setattr("sys.argv", ["vitrail"])
     step, seen = TrainingProgress.step, []
 
     def stop_in_the_second_half(self, number):

@@ -70,7 +70,7 @@ def demo(
         _show(console, pretrained, scratch, verdict)
         test = _first_of_each_class(open_dataset(bundled_images()).splits["test"])
         _write_samples(folder / "samples", test)
-        commands = _next_commands(folder)
+        commands = next_commands(folder)
         page = folder / "index.html"
         write_demo_page(page, _facts(folder, pretrained, scratch, verdict, test, commands))
     except Interrupted as stopped:
@@ -157,13 +157,15 @@ def _write_samples(folder: Path, test: Samples) -> None:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-def _next_commands(folder: Path) -> list[str]:
-    vitrail = "vitrail" if shutil.which("vitrail") else sys.argv[0]  # as it can be typed here
+def next_commands(folder: Path) -> list[str]:
+    called = sys.argv[0]  # what can be typed here: the command, its place, or the module
+    module = [sys.executable, "-m", "vitrail"] if Path(called).name == "__main__.py" else [called]
+    vitrail = ["vitrail"] if shutil.which("vitrail") else module
     trained, samples = str(folder / PRETRAINED.folder), str(folder / "samples")
     return [
-        shlex.join([vitrail, "predict", trained, samples, "--top", "3"]),
-        shlex.join([vitrail, "explain", trained, samples]),
-        shlex.join([vitrail, "train", "photos/"]),
+        shlex.join([*vitrail, "predict", trained, samples, "--top", "3"]),
+        shlex.join([*vitrail, "explain", trained, samples]),
+        shlex.join([*vitrail, "train", "photos/"]),
     ]
 
 
@@ -179,7 +181,7 @@ def _facts(
     starts = {PRETRAINED: f"the bundled weights, which learned from {own.learned}", SCRATCH: "random weights"}
     both = [(PRETRAINED, pretrained), (SCRATCH, scratch)]
     return DemoFacts(
-        subtitle=f"{own.network}, 2,000 images of CIFAR-10 to learn from: once after other images, once from nothing",
+        subtitle=f"{own.network}, from pre-trained weights and from random ones, on 2,000 images of CIFAR-10",
         measured_on="Measured on the 1,000 test images of the demo.",
         verdict=verdict,
         halves=[Half(run.name, starts[run], _scores(one), f"{run.folder}/report.html") for run, one in both],
