@@ -8,7 +8,7 @@ WORKERS ?= 2
 .PHONY: help setup dev demo test quick lint bench gpu clean
 
 help:
-	@echo "make demo   train, measure and report on the bundled images (about 3 minutes)"
+	@echo "make demo   what pre-training is worth, on the bundled images (under 5 minutes)"
 	@echo "make test   lint, types and the whole test suite (under 10 minutes)"
 	@echo "make quick  the fast tests (under a minute)"
 	@echo "make setup  only the virtual environment with vitrail in it"

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +17,17 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from tests import ranks as processes
+from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess
+from vitrail.model import variants
 from vitrail.model.build import build
+from vitrail.training import parallel
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
+from vitrail.weights import names
 from vitrail.weights.bundle import Card, write_bundle
+
+SMALL_TI = (32, 2, 64, 2)  # width, depth, mlp_dim, heads
 
 
 def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:
@@ -51,6 +57,55 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
     write_bundle(path, build(model).state_dict(), card)
     return path
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the bundled weights are, but for the size of their Ti."""
+    path = tmp_path_factory.mktemp("bundled") / "ti8-stand-in.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(variants.SIZES, "Ti", SMALL_TI)
+        model = variants.configure("Ti/8", 4, 64, pool="gap", positions="sincos")
+    torch.manual_seed(0)
+    card = Card(
+        model=model,
+        preprocess=Preprocess(size=(64, 64)),
+        classes=tuple("abcd"),
+        recipe={"model": {"name": "Ti/8"}},
+        data={"name": "other-pictures", "images": {"train": 1234}},
+        metrics={"top1": 0.4321, "measured_on": "Measured on 100 images of the val split."},
+        licence="for research",
+        created_with="a test",
+    )
+    write_bundle(path, {name: tensor.half() for name, tensor in build(model).state_dict().items()}, card)
+    return path
+
+
+@pytest.fixture
+def bundled(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In this process the stand-in lies in the package, and Ti is as small."""
+    monkeypatch.setattr(names, "BUNDLED_FILE", stand_in)
+    monkeypatch.setitem(variants.SIZES, "Ti", SMALL_TI)
+    return stand_in
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A command in this process, with whatever a test has put in place of the real: exit code, output, error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = 0
+        monkeypatch.setattr(parallel, "end_process", lambda: None)
+        monkeypatch.setattr("sys.argv", ["vitrail", *map(str, words)])
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe, recipe_folder, recipe_names, validate
 from vitrail.model import variants
 from vitrail.training.progress import read_metrics
+from vitrail.weights import names
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # half a second each
 TINY = (32, 1, 64, 2)  # width, depth, mlp_dim, heads
@@ -74,6 +75,8 @@ def test_a_recipe_builds_and_takes_a_step(name, start, pictures, tmp_path, monke
         options["from_"] = start("R50x1" if name.startswith("bit") else "S/8")
     else:
         options["model"] = "S/8"
+    if config.model.weights == names.BUNDLED:
+        monkeypatch.setattr(names, "BUNDLED_FILE", start(config.model.name))
     if "objective.teacher" in command:
         settings.append(f"objective.teacher={start('S/8')}")
         side = 16

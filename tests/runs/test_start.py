@@ -1,4 +1,4 @@
-"""What a run starts from when nobody says: a pre-trained network of the Hub where one can be had."""
+"""What a run starts from when nobody says: a network of the Hub where one can be had, else the bundled one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from vitrail.config import ModelConfig, Preprocess
+from vitrail.errors import UserError
 from vitrail.model.build import build
 from vitrail.model.cost import parameters
 from vitrail.model.variants import configure
@@ -21,7 +22,7 @@ from vitrail.runs.start import find_start, is_open
 from vitrail.runs.train import train
 from vitrail.weights import to_timm
 from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
-from vitrail.weights.bundle import Card
+from vitrail.weights.bundle import Card, read_card
 
 timm = pytest.importorskip("timm")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -96,17 +97,22 @@ def test_a_run_starts_from_the_hub_and_says_so(hub, photos, tmp_path):
     assert (ours - theirs).abs().max() < 0.02  # two steps away, and not another random draw
 
 
-def test_a_silent_hub_is_told_and_nothing_is_lost(hub, monkeypatch):
+def test_where_the_hub_is_silent_the_bundled_network_is_taken_and_said_so(hub, bundled, monkeypatch):
     def silent(self: object, name: str, timeout: float) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", silent)
     weights, spec, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
-    assert weights is None and spec == "" and decision.value == "random weights"
-    assert "the Hub does not answer" in decision.why and hub.asked == []
+    assert weights.file == bundled and spec == "bundled"
+    assert decision.value == "bundled Ti/8 at 64 px (0 MB, for research)"
+    assert decision.why == (
+        "because none is in the local cache, and the Hub does not answer; it learned from 1,234 images of "
+        "other-pictures; --from WEIGHTS names others; --recipe scratch starts from random weights"
+    )
+    assert hub.asked == []
 
 
-def test_offline_nobody_is_asked(hub, monkeypatch):
+def test_offline_nobody_is_asked(hub, bundled, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_: pytest.fail("the network was used"))
     _, _, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
@@ -118,3 +124,45 @@ def test_what_lies_in_the_cache_is_used_without_asking(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     weights, spec, _ = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
     assert weights is not None and spec.endswith(COMMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, tmp_path, typed):
+    """In one line: what, why, and how to have it otherwise. And nothing but --recipe scratch is random."""
+    quick = [part for setting in ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
+             for part in ("--set", setting)]  # fmt: skip
+    code, said, _ = typed("train", photos, "--out", tmp_path / "run", *quick)
+    assert code == 0
+    (line,) = (line for line in said.splitlines() if line.startswith("start: "))
+    assert "bundled Ti/8 at 64 px" in line and "HF_HUB_OFFLINE is set" in line and "--recipe scratch" in line
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written["model"]["weights"] == "bundled" and written["recipe"] == "finetune"
+    card = read_card(tmp_path / "run" / "model.safetensors")
+    assert card.source == "bundled ti8-stand-in" and card.licence == "for research"
+
+    code, said, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
+    assert code == 0 and "start: " not in said
+    assert read_card(tmp_path / "scratch" / "model.safetensors").source == ""
+
+
+def test_without_the_bundled_file_a_run_does_not_quietly_begin_at_random(photos, tmp_path, monkeypatch, quiet):
+    monkeypatch.setattr("vitrail.weights.names.BUNDLED_FILE", tmp_path / "gone.safetensors")
+    with pytest.raises(UserError, match="lacks the bundled weights"):
+        train(photos, out=tmp_path / "run", console=quiet)
+
+
+def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
+    """So that few steps are enough to be no worse than it."""
+
+    def run(name: str, *settings: str) -> tuple[float, str]:
+        log = StringIO()
+        overrides = ("train.steps=1", "optimizer.lr=1e-12", "train.batch_size=8", "precision.compute=fp32", *settings)
+        console = Console(file=log, width=200)
+        result = train(photos, recipe="finetune", from_=tiny, out=tmp_path / name, overrides=overrides, console=console)
+        return result.scores.top1, log.getvalue()
+
+    accuracy, said = run("probe")
+    assert f"to beat: {accuracy:.1%}, a linear probe on the starting weights" in said
+    assert "the head starts as this probe, not at zero" in said and accuracy > 0.5
+    assert "the head starts as this probe" not in run("zero", "model.head=zero")[1]

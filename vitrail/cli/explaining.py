@@ -56,7 +56,7 @@ def explain(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     images
         Image files, folders, .zip archives, tables and Parquet shards; without any, only the weights are shown.
     out
@@ -128,7 +128,7 @@ def paper(
     name
         The figure.
     weights
-        Weights files, run folders, or hf-hub:owner/name; figures 6 and 7 show one network.
+        Weights files, run folders, bundled, or hf-hub:owner/name; figures 6 and 7 show one network.
     images
         Image files, folders, archives, tables or shards; may be repeated.
     out

@@ -21,7 +21,7 @@ app = App(
     help="Vision Transformers: from a folder of images to a trained, measured classifier.",
     help_epilogue="""First steps:
 
-    vitrail demo                                   see it work on bundled images
+    vitrail demo                                   see what pre-training is worth, on bundled images
 
     vitrail train photos/                          photos/<class>/*.jpg -> runs/photos
 

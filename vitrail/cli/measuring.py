@@ -37,7 +37,7 @@ def evaluate(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     data
         Anything `train` takes.
     split

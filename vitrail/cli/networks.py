@@ -70,6 +70,8 @@ def convert(
     image_size: ImageSize | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,
+    half: bool = False,
+    licence: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Turn weights of any layout into any other, and compare with the libraries' own networks.
@@ -81,6 +83,8 @@ def convert(
 
     vitrail convert B_16.npz b16.safetensors --to vitrail
 
+    vitrail convert runs/photos photos.safetensors --to vitrail --half
+
     vitrail convert runs/photos photos-timm --to timm --adopt-constants
 
     vitrail convert hf-hub:google/vit-base-patch16-224 vit.npz --to google --adopt-constants
@@ -88,7 +92,7 @@ def convert(
     Parameters
     ----------
     source
-        A weights file, a folder, or hf-hub:owner/name.
+        A weights file, a folder, bundled, or hf-hub:owner/name.
     target
         A new file (vitrail: .safetensors, google: .npz) or folder (timm, huggingface).
     to
@@ -99,6 +103,10 @@ def convert(
         Open .bin, .pt and .pth files too, as tensors alone.
     adopt_constants
         Take the constants that the target fixes (epsilons, GELU, smoothing) where they differ.
+    half
+        Store numbers in float16, in half the space (--to vitrail).
+    licence
+        What the file shall say of its licence, or of the terms of what it was made from.
     overwrite
         Replace what stands at the target.
     """
@@ -111,6 +119,8 @@ def convert(
         image_size=image_size,
         allow_pickle=allow_pickle,
         adopt_constants=adopt_constants,
+        half=half,
+        licence=licence,
         overwrite=overwrite,
     )
 

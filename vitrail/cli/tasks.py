@@ -36,7 +36,7 @@ def fewshot(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     data
         Anything `train` takes; without a split of its own, a fifth is held out to measure on.
     shots
@@ -86,7 +86,7 @@ def knn(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     data
         Anything `train` takes; without a split of its own, a fifth is held out to measure on.
     neighbours
@@ -151,7 +151,7 @@ def vtab(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     folder
         What holds a folder for each task.
     tasks

@@ -11,16 +11,18 @@ from vitrail.errors import UserError
 
 
 def demo(*, out: str = "runs/demo", again: bool = False) -> None:
-    """Train, measure and report on the bundled images, in about three minutes on two cores.
+    """See what pre-training is worth, on bundled images, in under five minutes on two cores.
 
-    A run that was stopped goes on; a finished one is shown again.
+    The bundled weights are fine-tuned, and the same network is trained from random weights with the same images and
+    steps. Both are compared on test images, and a page shows what they look at. Stopped, the same command goes on; what
+    is finished is used again.
 
     Parameters
     ----------
     out
-        The folder to work in.
+        The folder to work in: it gets index.html, samples/ and a run folder for each network.
     again
-        Start over, even when a run is already there.
+        Start over, even where there are finished runs.
     """
     from vitrail.runs.demo import demo
 
@@ -68,7 +70,7 @@ def train(
     recipe
         A recipe by name (see `vitrail recipes`) or a .toml file.
     from_
-        Weights to start from: a file, a run folder, or hf-hub:owner/name.
+        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
     out
         The run folder; if not given, one in runs/ with the name of the data.
     quarantine
@@ -128,7 +130,7 @@ def transfer(
     data
         Images with a test split; anything vitrail train takes.
     from_
-        Weights to start from: a file, a run folder, or hf-hub:owner/name.
+        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
     recipe
         A recipe for fine-tuning: a row of Table 4 (paper-finetune-cifar, ...), what they share, or any other.
     rates
@@ -171,7 +173,7 @@ def predict(
     Parameters
     ----------
     weights
-        A weights file, a run folder, or hf-hub:owner/name.
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
     images
         Image files, folders, .zip archives, tables and Parquet shards.
     top

@@ -26,7 +26,7 @@ class ModelChoice(Schema):
     """The network a run asks for; with the data's class count it becomes a ModelConfig."""
 
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
-    weights: str = ""  # what to start from: a file, a folder or hf-hub:owner/name; empty: random weights
+    weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: random weights
     initial: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
     image_size: Size | None = None  # none: the size of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
@@ -42,6 +42,9 @@ class ModelChoice(Schema):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     head_bias: float = 0.0
+    # where the head of starting weights begins: at zero, as in the paper, or as the linear probe that is fitted for a
+    # baseline, if the data is small enough for one
+    head: Literal["zero", "probe"] = "zero"
     resample: Resampling = "paper"  # how positions of the starting weights are fitted to another image size
 
 

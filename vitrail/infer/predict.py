@@ -117,12 +117,12 @@ class Classifier:
 
 
 def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:
-    """Weights from a file, a folder or `hf-hub:owner/name`, ready to predict.
+    """Weights from a file, a folder, `bundled` or `hf-hub:owner/name`, ready to predict.
 
     `image_size`, a side or (height, width), is for foreign weights that do not say theirs.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    weights = read_weights(str(spec), image_size=size)
+    weights = read_weights(spec, image_size=size)
     net = build_with(weights.card.model, weights.state)
     return Classifier(net.to(choose_device(device)).eval().requires_grad_(False), weights.card)
 

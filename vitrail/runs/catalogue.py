@@ -12,9 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import ModelConfig, read_recipe, read_recipe_file, recipe_folder, recipe_names
+from vitrail.errors import UserError
 from vitrail.model.cost import macs, parameters
 from vitrail.model.variants import AXIAL, BIT, HYBRIDS, PLAIN, configure
-from vitrail.weights.backbones import BACKBONES
+from vitrail.weights.backbones import BACKBONES, Backbone, bundled
+from vitrail.weights.names import BUNDLED
 
 KINDS = {"Vision Transformers": PLAIN, "hybrids": HYBRIDS, "BiT ResNets": BIT, "axial": AXIAL}
 # Families of recipes by how their names begin, in the order to show them; what is left is for every day.
@@ -67,9 +69,19 @@ def show_models(console: Console) -> None:
     console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8; more: vitrail plan MODEL[/]\n")
     console.print("[bold]pre-trained[/], for --from, and where a run is left to choose")
     for backbone in BACKBONES:
-        console.print(f"  {backbone.spec}", soft_wrap=True)
-        facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
-        console.print(f"  [dim]{facts}, {backbone.licence}, learned from {backbone.learned}[/]")
+        _show_backbone(console, backbone)
+    try:
+        _show_backbone(console, bundled())
+    except UserError as error:
+        console.print(f"  {BUNDLED}: {escape(str(error))}")
+
+
+def _show_backbone(console: Console, backbone: Backbone) -> None:
+    console.print(f"  {backbone.spec}", soft_wrap=True)
+    facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
+    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, learned from {escape(backbone.learned)}[/]")
+    if backbone.measured:
+        console.print(f"  [dim]{escape(backbone.measured)}[/]")
 
 
 def family(name: str) -> str:

@@ -17,6 +17,7 @@ CPU_SECONDS, GPU_SECONDS = 600.0, 1200.0  # how long a run may take when nobody 
 FEWEST_STEPS = 100
 PATCHES = (4, 8, 14, 16, 32, 1)  # those of the published networks; 1 divides every image
 FEW_FOR_BASE = 2_000  # images: the base network is three times as slow as the small one
+START = "start"  # what the decision on starting weights is called
 SMALL_DATA = 20_000  # images up to which a linear probe takes seconds
 
 

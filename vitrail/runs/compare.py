@@ -28,6 +28,7 @@ from vitrail.runs.unseen import check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.bundle import Card
+from vitrail.weights.names import local_path, spec_of, whole_spec
 from vitrail.weights.read import read_weights
 
 
@@ -67,10 +68,10 @@ def compare(
 
     Without `data`, the images are those that the first run kept from its own training.
     """
-    names = [str(run) for run in runs]
+    names = [spec_of(run) for run in runs]
     if len(names) < 2:
         raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
-    if len({Path(name).absolute() for name in names}) < len(names):
+    if len({whole_spec(name) for name in names}) < len(names):
         raise UserError("a run is named twice")
     if split == "train":
         raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
@@ -111,9 +112,10 @@ def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
 
 def _data_of(name: str) -> str:
     """Where the images of a run lie, by its config.toml."""
-    path = Path(name) / "config.toml"
+    folder = local_path(name)
     try:
-        where = str(tomllib.loads(path.read_text(encoding="utf-8"))["data"]["path"])
+        text = (folder / "config.toml").read_text(encoding="utf-8") if folder is not None else ""
+        where = str(tomllib.loads(text)["data"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
     if not Path(where).expanduser().exists():

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ from vitrail.errors import UserError
 from vitrail.runs.show import make_console
 from vitrail.training.interrupt import Interrupted
 from vitrail.weights import google, to_google, to_timm
-from vitrail.weights.bundle import Answering, Card
+from vitrail.weights.bundle import Answering, Card, read_bundle
 from vitrail.weights.peers import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
 from vitrail.weights.place import free_place, staged
 from vitrail.weights.read import Weights, read_tensors, read_weights
@@ -40,13 +41,22 @@ def convert(
     image_size: Size | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,
+    half: bool = False,
+    licence: str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Read, check against the source's library, write, check against the target's; on any failure nothing is left."""
+    """Read, check against the source's library, write, check against the target's; on any failure nothing is left.
+
+    With `half`, numbers are stored in float16; `licence` replaces what the card says of it.
+    """
     console = console or make_console()
+    if half and to != "vitrail":
+        raise UserError("--half is for --to vitrail, whose files are read in float32 again")
     path = free_place(source, target, to, overwrite)
     weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
+    if licence is not None:
+        weights = replace(weights, card=weights.card.model_copy(update={"licence": licence}))
     card, plan = weights.card, TARGETS[to]
     console.print(f"read {escape(source)}: weights in {OWNERS[weights.layout]} layout")
     for line in describe(card):
@@ -63,8 +73,10 @@ def convert(
         console.print("changed to what transformers fixes: its crop can lie one pixel beside ours")
     try:
         with _terminable(), staged(path, plan.folder) as place:
-            plan.write(place, plan.adopted(card), weights.state)
+            plan.write(place, plan.adopted(card), _halved(weights.state, source) if half else weights.state)
             _check_written(console, place, to, weights, pixels)
+            if half and pixels is not None:
+                _tell_rounding(console, place, weights, pixels)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}") from None
     if left := _left_out(card, to):
@@ -100,6 +112,14 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
         if not torch.isfinite(tensor).all():
             what = "NaN" if torch.isnan(tensor).any() else "infinite numbers"
             raise UserError(f"'{source}': tensor '{name}' holds {what}: the network cannot answer")
+
+
+def _halved(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    found = {name: tensor.half() for name, tensor in state.items()}
+    for name, tensor in found.items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"'{source}': tensor '{name}' has numbers too large for half precision: leave out --half")
+    return found
 
 
 def describe(card: Card) -> list[str]:
@@ -162,6 +182,12 @@ def _check_written(console: Console, place: Path, to: LayoutName, weights: Weigh
     if to == "google":
         _check_identical(place, written, weights)
         console.print("read back: every tensor is the same, bit for bit")
+
+
+def _tell_rounding(console: Console, place: Path, weights: Weights, pixels: Tensor) -> None:
+    """What half precision changes, from what was written."""
+    cost, largest = _difference(ours(*read_bundle(place)), ours(weights.card, weights.state), pixels)
+    console.print(f"cost of half precision: outputs differ by up to {cost:.1e} (the largest output is {largest:.2g})")
 
 
 def _compare(

@@ -26,6 +26,7 @@ from vitrail.runs.unseen import check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
+from vitrail.weights.names import local_path
 
 
 def evaluate(
@@ -101,7 +102,7 @@ def _check(weights: str | Path, card: Card, report: Path, target: float | None, 
 
 
 def _beside(weights: str | Path, data: str) -> Path:
-    path = Path(weights)
+    path = local_path(weights) or Path()  # here, for what lies in the package or in a cache
     folder = path if path.is_dir() else path.parent
     folder = folder if folder.is_dir() else Path()
     return folder / f"evaluation-{data_name(os.path.normpath(data))}.html"

@@ -45,7 +45,8 @@ def finish(
     )
     show_scores(console, found.scores, found.sentence)
     to_beat = about["baseline"]
-    if to_beat and isinstance(found.scores, Scores) and found.scores.top1 < to_beat["accuracy"]:
+    # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
+    if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
         console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}

@@ -41,6 +41,7 @@ from vitrail.runs.network import network_from, new_network
 from vitrail.runs.sense import check_purpose, check_resolved
 from vitrail.runs.start import find_start, is_open
 from vitrail.training.precision import can_compile, choose_precision
+from vitrail.weights.names import whole_spec
 from vitrail.weights.read import Weights, read_weights
 
 if TYPE_CHECKING:
@@ -121,10 +122,8 @@ def make_plan(
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
     if settings.config.data.quarantine:
         settings.set("data.quarantine", str(Path(settings.config.data.quarantine).expanduser().absolute()))
-    if weights is not None and Path(settings.config.model.weights).exists():
-        settings.set("model.weights", str(Path(settings.config.model.weights).absolute()))
-    if settings.config.objective.teacher and Path(settings.config.objective.teacher).exists():
-        settings.set("objective.teacher", str(Path(settings.config.objective.teacher).absolute()))
+    settings.set("model.weights", whole_spec(settings.config.model.weights))
+    settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
     check_purpose(settings.config, weights)  # the recipe may have been chosen since
     if dataset.several and settings.config.kind != "masked":
         if settings.config.kind == "probe":

@@ -40,8 +40,9 @@ def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
     return _fit(plan, train)
 
 
-def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> Baseline | None:
-    """The number a run has to beat; none when the data is too large for it to take seconds.
+def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
+    """The number a run has to beat, with the probe that reached it; none when the data is too large for it to take
+    seconds.
 
     With starting weights the probe sees their features; without any (`net` is none), the pixels of a thumbnail.
     """
@@ -68,7 +69,8 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> Baselin
     fitted = _fit(plan, found["train"])
     accuracy = {split: _accuracy(fitted, outputs) for split, outputs in found.items()}
     watched = accuracy.get("val")
-    return Baseline(name, accuracy["test" if "test" in accuracy else "val"], watched, time.monotonic() - started)
+    reached = accuracy["test" if "test" in accuracy else "val"]
+    return Baseline(name, reached, watched, time.monotonic() - started), fitted
 
 
 def _pixels(batch: Tensor) -> Tensor:

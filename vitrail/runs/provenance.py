@@ -19,6 +19,7 @@ def provenance(card: Card) -> list[tuple[str, str]]:
         ("starting weights", card.source or "none (random)"),
         ("licence of the starting weights", card.licence or ("none stated" if card.source else "")),
         ("answers", _answers(card)),
+        ("stored in", "half precision (float16)" if card.stored == "float16" else ""),
         ("made with", card.created_with),
     ]
     return [(name, value) for name, value in rows if value]

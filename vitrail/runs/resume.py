@@ -27,6 +27,7 @@ from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupts
+from vitrail.weights.names import whole_spec
 
 # What a user may leave to the run, whose config.toml then has what it chose.
 CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
@@ -93,10 +94,11 @@ def check_same(folder: Path, request: Request) -> None:
     given.get("train", {}).pop("epochs", None)  # stand as steps in what is stored
     if given.get("data", {}).get("path"):
         given["data"]["path"] = os.path.normpath(Path(given["data"]["path"]).expanduser().absolute())
-    for section, key in (("data", "quarantine"), ("model", "weights"), ("objective", "teacher")):
-        path = given.get(section, {}).get(key)
-        if path and Path(path).expanduser().exists():
-            given[section][key] = str(Path(path).expanduser().absolute())
+    if path := given.get("data", {}).get("quarantine"):
+        given["data"]["quarantine"] = str(Path(path).expanduser().absolute())
+    for section, key in (("model", "weights"), ("objective", "teacher")):
+        if spec := given.get(section, {}).get(key):
+            given[section][key] = whole_spec(spec)
     if request.recipe is not None:
         if request.recipe.endswith(".toml"):  # what stands there was said, and may have changed since
             own = read_recipe_file(request.recipe)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vitrail.config import RunConfig
 from vitrail.errors import UserError
 from vitrail.model.variants import parse
 from vitrail.training.events import require_tensorboard
 from vitrail.training.schedule import warmup_steps
+from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
 
 
@@ -38,7 +37,8 @@ def _check_teacher(config: RunConfig) -> None:
     objective = config.objective
     if objective.teacher:
         name = objective.teacher
-        if not name.startswith("hf-hub:") and not Path(name).expanduser().exists():
+        path = local_path(name)
+        if path is not None and not path.exists():
             raise UserError(f"there are no weights at objective.teacher '{name}'")
         return
     for key, given in (

@@ -14,7 +14,7 @@ from rich.table import Table
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import Dataset
-from vitrail.runs.choose import Decision
+from vitrail.runs.choose import START, Decision
 from vitrail.training.interrupt import Interrupts
 
 
@@ -57,12 +57,15 @@ def show_data(console: Console, dataset: Dataset) -> None:
 
 
 def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
-    if not decisions:
-        return
-    table = Table.grid(padding=(0, 2))
+    """A row for each; what a run starts from, which matters most and takes the most words, on a line of its own."""
     for decision in decisions:
+        if decision.what == START:
+            console.print(f"{START}: [bold]{escape(decision.value)}[/] [dim]{escape(decision.why)}[/]")
+    table = Table.grid(padding=(0, 2))
+    for decision in (decision for decision in decisions if decision.what != START):
         table.add_row(decision.what, f"[bold]{decision.value}[/]", f"[dim]{decision.why}[/]")
-    console.print(table)
+    if table.row_count:
+        console.print(table)
 
 
 def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) -> None:

@@ -35,6 +35,7 @@ from vitrail.training.checkpoint import Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.bundle import read_card
+from vitrail.weights.names import spec_of
 from vitrail.weights.resize import adapt
 
 
@@ -66,7 +67,8 @@ def train(
     where there is none and the data is given; `accept_changes` goes on though its config.toml or images have changed.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
-    images, start, listed = (str(path) if path is not None else None for path in (data, from_, quarantine))
+    images, listed = (str(path) if path is not None else None for path in (data, quarantine))
+    start = spec_of(from_) if from_ is not None else None
     request = Request(images, model, recipe, start, overrides, listed)
     with joined() as ranks, Interrupts() as interrupts:
         console = console if console is not None and ranks.first else make_console()
@@ -219,11 +221,14 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
         return None
     with console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
-    if found is not None:
-        console.print(
-            f"to beat: [bold]{found.accuracy:.1%}[/], a linear probe on {found.features} ({found.seconds:.0f} s)",
-        )
-    return found
+    if found is None:
+        return None
+    told, probe = found
+    console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
+    if plan.weights is not None and plan.config.model.head == "probe":
+        net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
+        console.print("[dim]the head starts as this probe, not at zero[/]")
+    return told
 
 
 def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:

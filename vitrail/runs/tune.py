@@ -21,6 +21,7 @@ from vitrail.images.dataset import Samples
 from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
 from vitrail.weights.bundle import Answering, Card, read_card, replace_card
+from vitrail.weights.names import local_path
 
 FEWEST = 50  # images to fit to before anything is written down
 
@@ -48,9 +49,9 @@ def show_tuning(console: Console, scores: Scores | TagScores) -> None:
 
 def own_file(weights: str | Path) -> Path:
     """The file of vitrail's own layout that can be written into."""
-    path = Path(weights)
-    path = path / "model.safetensors" if path.is_dir() else path
-    if path.suffix != ".safetensors" or not path.is_file():
+    path = local_path(weights)
+    path = path / "model.safetensors" if path is not None and path.is_dir() else path
+    if path is None or path.suffix != ".safetensors" or not path.is_file():
         raise UserError(
             f"--write needs a weights file of vitrail, and '{weights}' is none: make one with `vitrail convert "
             f"{weights} FILE.safetensors --to vitrail`"

@@ -5,30 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.weights.hub import HUB, cached
+from vitrail.model.cost import parameters
+from vitrail.weights.bundle import read_card
+from vitrail.weights.hub import cached
+from vitrail.weights.names import BUNDLED, HUB, bundled_file
 
 PATIENCE = 3.0  # seconds for the Hub to answer whether it has a model
 
 
 @dataclass(frozen=True)
 class Backbone:
-    repository: str
+    spec: str
     network: str
     parameters: float  # millions, without the head
-    megabytes: int  # to fetch, with the head of its 21,843 classes
+    megabytes: int  # to fetch, or of the package; with the head
     licence: str
-    learned: str
+    learned: str  # from
+    measured: str = ""  # here, on what
 
     @property
-    def spec(self) -> str:
-        return HUB + self.repository
+    def repository(self) -> str:
+        """Of the Hub."""
+        return self.spec.removeprefix(HUB)
 
 
 _AUGREG = "ImageNet-21k, 14 million images (AugReg, Steiner et al. 2021)"
-TINY = Backbone("timm/vit_tiny_patch16_224.augreg_in21k", "Ti/16", 5.5, 39, "apache-2.0", _AUGREG)
-SMALL = Backbone("timm/vit_small_patch16_224.augreg_in21k", "S/16", 21.7, 120, "apache-2.0", _AUGREG)
-BASE = Backbone("timm/vit_base_patch16_224.augreg_in21k", "B/16", 85.8, 410, "apache-2.0", _AUGREG)
+TINY = Backbone("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "Ti/16", 5.5, 39, "apache-2.0", _AUGREG)
+SMALL = Backbone("hf-hub:timm/vit_small_patch16_224.augreg_in21k", "S/16", 21.7, 120, "apache-2.0", _AUGREG)
+BASE = Backbone("hf-hub:timm/vit_base_patch16_224.augreg_in21k", "B/16", 85.8, 410, "apache-2.0", _AUGREG)
 BACKBONES = (TINY, SMALL, BASE)
+
+
+def bundled() -> Backbone:
+    """The network of the package, by what its card says."""
+    file = bundled_file()
+    card = read_card(file)
+    images, name = card.data.get("images", {}).get("train", 0), card.data.get("name", "unknown images")
+    top1 = card.metrics.get("top1")
+    return Backbone(
+        BUNDLED,
+        f"{card.recipe.get('model', {}).get('name') or 'ViT'} at {card.model.image_size[0]} px",
+        round(parameters(card.model.model_copy(update={"num_classes": 0})) / 1e6, 1),
+        round(file.stat().st_size / 1e6),
+        card.licence or "no licence stated",
+        f"{images:,} images of {name}",
+        f"top-1 {top1:.1%}. {card.metrics.get('measured_on', '')}".rstrip() if top1 is not None else "",
+    )
 
 
 def why_not(backbone: Backbone, fetching: Callable[[], None]) -> str:

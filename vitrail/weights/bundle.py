@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -57,6 +57,7 @@ class Card(Schema):
     metrics: dict[str, Any] = Field(default_factory=dict)
     source: str = ""  # where the starting weights came from
     licence: str = ""  # of the data and of the starting weights
+    stored: Literal["float32", "float16"] = "float32"  # the numbers in the file; they are computed with in float32
     created_with: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -215,13 +216,17 @@ def count_blocks(config: NetworkConfig) -> int:
 
 
 def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> None:
-    """Write weights and card whole or not at all; the same input gives the same bytes."""
+    """Write weights and card whole or not at all; the same input gives the same bytes. The card says how numbers are
+    stored: in half precision where they come so."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = Path(path)
     check_tensors({name: tuple(tensor.shape) for name, tensor in state.items()}, card.model, f"'{path}'")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    half = all(tensor.dtype == torch.float16 for tensor in tensors.values())
+    card = card.model_copy(update={"stored": "float16" if half else "float32"})
     try:
         with whole_file(path) as temporary:
             save_file(tensors, temporary, metadata={KEY: card.model_dump_json()})

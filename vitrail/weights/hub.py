@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.errors import UserError
+from vitrail.weights.names import HUB
 
-HUB = "hf-hub:"
 HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
 
 

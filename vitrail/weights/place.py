@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
+from vitrail.weights.names import local_path
 from vitrail.weights.write import TARGETS, LayoutName
 
 # What a converted folder may hold, with the pages that `vitrail evaluate` puts beside the weights; a folder with
@@ -23,13 +24,13 @@ def free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Pat
     """Where to write, once nothing stands there that should stay."""
     path = Path(target).expanduser()
     try:
-        _check_free(Path(source).expanduser(), path, target, to, overwrite)
+        _check_free(local_path(source), path, target, to, overwrite)
     except OSError as error:  # such as a name that is too long
         raise UserError(f"cannot write '{target}': {error.strerror}") from None
     return path
 
 
-def _check_free(source: Path, path: Path, target: str, to: LayoutName, overwrite: bool) -> None:
+def _check_free(source: Path | None, path: Path, target: str, to: LayoutName, overwrite: bool) -> None:
     folder = TARGETS[to].folder
     if not path.name or path.name == "..":
         raise UserError(f"'{target}' is no name for what is written: give one")
@@ -51,9 +52,9 @@ def _check_free(source: Path, path: Path, target: str, to: LayoutName, overwrite
         raise UserError(f"'{target}' is there already: give another name, or --overwrite")
 
 
-def _check_apart(source: Path, path: Path, target: str) -> None:
+def _check_apart(source: Path | None, path: Path, target: str) -> None:
     """What is converted must stay as it is: the target is neither it, nor in it, nor around it."""
-    if not source.exists():
+    if source is None or not source.exists():
         return  # which reading will say
     old, new = (Path(os.path.realpath(place)) for place in (source, path))  # which bears links that go in a circle
     if old == new or new in old.parents:

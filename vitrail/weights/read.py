@@ -1,4 +1,4 @@
-"""Any weights, from a file, a folder or the Hugging Face Hub, as one thing: a card and a state in our names."""
+"""Any weights, from a file, a folder, the package or the Hub, as one thing: a card and a state in our names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.weights import google, huggingface, timm
 from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
 from vitrail.weights.foreign import Foreign, joined, read_json
-from vitrail.weights.hub import HUB, download
+from vitrail.weights.hub import download
+from vitrail.weights.names import BUNDLED, HUB, bundled_file, local_path
 from vitrail.weights.pickles import pickle_source
 from vitrail.weights.tensors import Tensors, npz_source, safetensors_source
 
@@ -35,19 +36,23 @@ class Weights:
     assumed: str  # what the file does not say and the reader had to take for granted
 
 
-def read_weights(spec: str, *, image_size: Size | None = None, pickle: bool = False) -> Weights:
-    """Weights from a path or `hf-hub:owner/name[@revision]`; the layout is told by the contents, not by the name.
+def read_weights(spec: str | Path, *, image_size: Size | None = None, pickle: bool = False) -> Weights:
+    """Weights from a path, `bundled` or `hf-hub:owner/name[@revision]`; the layout is told by the contents.
 
     `image_size` is for files that do not say theirs. With `pickle`, files of torch.save are opened too, in a way that
     lets them hold nothing but tensors.
     """
-    if spec.startswith(HUB):
-        path = download(spec, PICKLES if pickle else ())
-        commit = re.fullmatch(r"[0-9a-f]{40}", path.name)  # the Hub's cache names a folder by its commit
-        source = f"{spec.partition('@')[0]}@{path.name}" if commit else spec
-    else:
-        path = _existing(spec)
+    local, name = local_path(spec), str(spec)
+    if local is not None:
+        path = _existing(name, local)
         source = "/".join(path.absolute().parts[-2:])  # enough to recognise it; a whole path tells about the machine
+    elif name == BUNDLED:
+        path = bundled_file()
+        source = f"{BUNDLED} {path.stem}"
+    else:
+        path = download(name, PICKLES if pickle else ())
+        commit = re.fullmatch(r"[0-9a-f]{40}", path.name)  # the Hub's cache names a folder by its commit
+        source = f"{name.partition('@')[0]}@{path.name}" if commit else name
     file = _weights_file(path, pickle) if path.is_dir() else path
     kind, where = _kind(file), f"'{file}'"
     if kind == "pickle" and not pickle:
@@ -107,8 +112,7 @@ def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
     return Weights(card, state, origin, "vitrail", path, "")
 
 
-def _existing(spec: str) -> Path:
-    path = Path(spec).expanduser()
+def _existing(spec: str, path: Path) -> Path:
     try:
         if spec and path.exists():
             return path

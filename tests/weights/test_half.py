@@ -1,0 +1,56 @@
+"""`vitrail convert --half`: half the space, the same card, nearly the same answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.weights.configs import SMALL, card_of, outputs, pixels_for, random_state
+from vitrail.config import ModelConfig
+from vitrail.runs.provenance import provenance
+from vitrail.weights.bundle import read_bundle, read_card, read_header, write_bundle
+from vitrail.weights.read import read_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+
+
+def test_half_the_space_the_same_card_and_nearly_the_same_answers(tmp_path, convert, ours):
+    source, target = ours(), tmp_path / "half.safetensors"
+    code, said, error = convert(source, target, "--to", "vitrail", "--half")
+    assert (code, error) == (0, "") and "cost of half precision: outputs differ by up to" in said
+    assert set(read_header(target).dtypes.values()) == {"F16"}
+    numbers = sum(tensor.numel() for tensor in read_weights(source).state.values())
+    assert source.stat().st_size - target.stat().st_size == pytest.approx(2 * numbers, abs=100)
+    before, after = read_card(source), read_card(target)
+    assert (before.stored, after.stored) == ("float32", "float16")
+    assert after.model_copy(update={"stored": "float32"}) == before
+    assert ("stored in", "half precision (float16)") in provenance(after)
+    model = ModelConfig(**SMALL)
+    pixels, state = pixels_for(model), read_weights(target).state
+    assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    assert (outputs(model, state, pixels) - outputs(model, random_state(model), pixels)).abs().max() < 1e-2
+
+
+def test_what_is_read_from_half_precision_is_written_whole(tmp_path, convert, ours):
+    half, whole = tmp_path / "half.safetensors", tmp_path / "whole.safetensors"
+    convert(ours(), half, "--to", "vitrail", "--half")
+    assert convert(half, whole, "--to", "vitrail")[0] == 0
+    assert read_card(whole).stored == "float32"
+    assert all(torch.equal(tensor, read_bundle(half)[1][name]) for name, tensor in read_bundle(whole)[1].items())
+
+
+def test_other_layouts_and_numbers_that_do_not_fit_are_refused(tmp_path, convert, ours):
+    assert "--half is for --to vitrail" in convert(ours(), tmp_path / "vit.npz", "--to", "google", "--half")[2]
+    model = ModelConfig(**SMALL)
+    state = random_state(model)
+    state["head.bias"][0] = 1e6
+    write_bundle(tmp_path / "large.safetensors", state, card_of(model))
+    target = tmp_path / "half.safetensors"
+    code, _, error = convert(tmp_path / "large.safetensors", target, "--to", "vitrail", "--half")
+    assert code == 2 and "'head.bias' has numbers too large for half precision" in error and not target.exists()
+
+
+def test_a_licence_can_be_stated(tmp_path, convert, ours):
+    target = tmp_path / "told.safetensors"
+    assert convert(ours(), target, "--to", "vitrail", "--licence", "for research alone")[0] == 0
+    assert read_card(target).licence == "for research alone"

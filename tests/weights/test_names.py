@@ -1,0 +1,59 @@
+"""`bundled` is a name for the weights that come with the package; a path is a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.errors import UserError
+from vitrail.weights import names
+from vitrail.weights.bundle import read_card
+from vitrail.weights.names import BUNDLED_FILE, local_path, spec_of, whole_spec
+from vitrail.weights.read import read_weights
+
+
+@pytest.fixture
+def bundled(ours, monkeypatch) -> Path:
+    file = ours("ti8-stand-in.safetensors")
+    monkeypatch.setattr(names, "BUNDLED_FILE", file)
+    return file
+
+
+def test_the_name_is_read_from_the_package(bundled):
+    found = read_weights("bundled")
+    assert found.file == bundled and found.origin == "bundled ti8-stand-in" and found.card == read_card(bundled)
+    assert vitrail.load("bundled").classes == tuple("abcde")
+
+
+def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, ours, tmp_path, monkeypatch):
+    """A command means the same in every folder."""
+    ours("bundled", num_classes=2)
+    monkeypatch.chdir(tmp_path)
+    assert read_weights("bundled").file == bundled
+    for path in ("./bundled", str(tmp_path / "bundled"), Path("bundled")):
+        assert read_weights(path).card.classes == ("a", "b")
+    assert spec_of(Path("bundled")) == "./bundled" and spec_of(Path("a/bundled")) == "a/bundled"
+    assert whole_spec("bundled") == "bundled" and whole_spec("./bundled") == str(tmp_path / "bundled")
+    assert local_path("hf-hub:bundled/bundled") is None
+
+
+def test_an_installation_without_them_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "BUNDLED_FILE", tmp_path / "gone.safetensors")
+    with pytest.raises(UserError, match=r"lacks the bundled weights \(gone\.safetensors\): install vitrail again"):
+        read_weights("bundled")
+
+
+def test_the_file_of_the_package_is_what_it_is_said_to_be():
+    """Ti/8 at 64 px, told by its own card alone."""
+    card = read_card(BUNDLED_FILE)
+    assert BUNDLED_FILE.stat().st_size < 13e6 and card.stored == "float16"
+    assert card.recipe["model"]["name"] == "Ti/8" and card.model.image_size == (64, 64)
+    assert (card.model.pool, card.model.positions, card.model.num_classes) == ("gap", "sincos", 200)
+    assert len(card.classes) == 200 and card.licence and card.data["name"] and card.data["trained_on"]
+    assert 0 < card.metrics["top1"] < 1 and card.metrics["measured_on"]
+    clf = vitrail.load("bundled")
+    grey = torch.zeros(1, 3, 64, 64)
+    assert torch.isfinite(clf.net(grey)).all()
