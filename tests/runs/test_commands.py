@@ -175,7 +175,7 @@ def test_models_and_recipes_are_listed():
     assert "86,567,656" in vitrail("models").stdout
     listed = vitrail("recipes").stdout
     assert all(name in listed for name in ("scratch", "finetune", "probe", "demo"))
-    assert "momentum = 0.9" in vitrail("recipes", "finetune").stdout
+    assert "weight_decay = 0.05" in vitrail("recipes", "finetune").stdout
     assert "no recipe 'foo'. `vitrail recipes` lists them." in sentence(vitrail("recipes", "foo"))
 
 
