@@ -14,8 +14,8 @@ from tests.small import SMALL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-EXPLAIN = (ROOT / "docs" / "explain.md").read_text()
-PAGES = README + (ROOT / "docs" / "data.md").read_text() + EXPLAIN
+EXPLAIN, DEPLOYING = ((ROOT / "docs" / name).read_text() for name in ("explain.md", "deploying.md"))
+PAGES = README + (ROOT / "docs" / "data.md").read_text() + EXPLAIN + DEPLOYING
 COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", PAGES, re.S)
@@ -87,6 +87,16 @@ def test_the_python_example_of_explanations_runs(place):
     assert "px" in said(place, code.replace("runs/photos", "runs/explained"))
 
 
-def test_links_point_to_files_that_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (Path(__file__).parents[1] / target).is_file(), target
+@pytest.mark.slow
+def test_the_python_example_of_deploying_runs(place):
+    (code,) = re.findall(r"```python\n(.*?)```", DEPLOYING, re.S)
+    assert vitrail("train", "photos/", "--out", "runs/deployed", *QUICK, cwd=place).returncode == 0
+    assert "('egret', 'heron')" in said(place, code.replace("runs/photos", "runs/deployed"))
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_point_to_files_that_exist(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).is_file(), target

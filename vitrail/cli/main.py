@@ -19,14 +19,8 @@ app = App(
     name="vitrail",
     version=f"vitrail {__version__}",
     help="Vision Transformers: from a folder of images to a trained, measured classifier.",
-    help_epilogue="""First steps:
-
-    vitrail demo                                   see what pre-training is worth, on bundled images
-
-    vitrail train photos/                          photos/<class>/*.jpg -> runs/photos
-
-    vitrail predict runs/photos new.jpg            use what was trained
-""",
+    help_epilogue="First steps: `vitrail demo`; then `vitrail train photos/` on a folder with one folder of images per "
+    "class; then `vitrail predict runs/photos new.jpg`. Each command has a page: `vitrail train --help`.",
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` says that the command was stopped
 )
@@ -50,7 +44,7 @@ for command in (
     networks.recipes,
     explaining.paper,
 ):
-    app.command(command)
+    app.command(command, help_epilogue="")
 
 
 def main() -> None:

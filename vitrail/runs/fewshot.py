@@ -251,7 +251,7 @@ def _shots(number: int | None) -> str:
 def _show(console: Console, found: Sequence[FewShot], sets: int) -> None:
     shots = list(dict.fromkeys(row.shots for row in found))
     table = Table(box=None, pad_edge=False)
-    for column in ("data", "by"):
+    for column in ("% right", "by"):
         table.add_column(column, no_wrap=True)
     for number in shots:
         table.add_column("all" if number is None else f"{number}-shot", justify="right", no_wrap=True)
@@ -262,13 +262,14 @@ def _show(console: Console, found: Sequence[FewShot], sets: int) -> None:
             table.add_row(escape(name), method, *cells)
         if sets > 1:
             means = [np.mean([row.accuracy for row in own if row.shots == number]) for number in shots]
-            table.add_row("[bold]mean[/]", method, *(f"[bold]{mean:.1%}[/]" for mean in means))
+            table.add_row("[bold]mean[/]", method, *(f"[bold]{100 * mean:.1f}[/]" for mean in means))
     console.print(table)
 
 
 def _cell(row: FewShot) -> str:
     low, high = row.interval
-    return f"{row.accuracy:.1%} ±{100 * (row.deviation if row.deviation is not None else (high - low) / 2):.1f}"
+    spread = row.deviation if row.deviation is not None else (high - low) / 2
+    return f"{100 * row.accuracy:.1f} ±{100 * spread:.1f}"
 
 
 def to_json(rows: Sequence[FewShot]) -> list[dict[str, Any]]:

@@ -1,0 +1,46 @@
+"""The weights that come with the package: what they say of themselves, and what their features are worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import vitrail
+from vitrail.images.dataset import bundled_images, open_dataset
+from vitrail.images.preprocess import normalise
+from vitrail.weights.bundle import read_card
+from vitrail.weights.names import bundled_file
+
+pytestmark = pytest.mark.slow
+
+
+def test_its_features_tell_images_apart_that_pixels_do_not():
+    """A probe that is not ours, on a slice of the demo's images: 400 to learn from, 400 to be tested on."""
+    clf = vitrail.load("bundled")
+    splits = open_dataset(bundled_images()).splits
+    found = {}
+    for name in ("train", "test"):
+        samples = splits[name]
+        chosen = np.arange(len(samples))[:: len(samples) // 400][:400]
+        pixels = torch.stack([clf.pixels(samples.read(index)) for index in chosen.tolist()])
+        with torch.no_grad():
+            features = clf.net.forward_features(normalise(pixels, clf.preprocess))
+        small = torch.nn.functional.avg_pool2d(pixels.float(), 8).flatten(1)
+        found[name] = {"features": features.numpy(), "pixels": small.numpy()}, samples.labels[chosen]
+    scores = {}
+    for kind in ("features", "pixels"):
+        (train, labels), (test, truth) = ((found[name][0][kind], found[name][1]) for name in ("train", "test"))
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=500)).fit(train, labels)
+        scores[kind] = probe.score(test, truth)
+    assert scores["features"] > 0.6 > 0.4 > scores["pixels"], scores
+
+
+def test_what_it_says_of_itself_is_what_was_measured():
+    card = read_card(bundled_file())
+    assert card.metrics["top1"] == pytest.approx(0.667, abs=1e-3)
+    assert "10,000 images" in card.metrics["measured_on"] and card.data["images"] == {"train": 100_000, "test": 10_000}
+    assert card.recipe["recipe"] == "tiny-imagenet" and "ImageNet" in card.licence
