@@ -77,7 +77,8 @@ def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
     assert json.loads((out / "explain.json").read_text()).keys() == numbers.keys()
     distance = numbers["attention_distance"]
     assert np.shape(distance["pixels"]) == np.shape(distance["renormalised"]) == (3, 3) and distance["images"] == 12
-    assert numbers["trust"].keys() == {"relevance", "rollout", "last attention", "random", "images"}
+    kinds = {"relevance", "rollout", "last attention", "random", "images"} | ({"votes"} if kind == "mean" else set())
+    assert numbers["trust"].keys() == kinds
     expected = {"filters", "distance", "faithfulness", "image-00-maps", "image-00-heads"}
     expected |= {"positions"} if kind != "relative" else set()
     files = {file.name for file in (out / "figures").iterdir()}
@@ -204,19 +205,21 @@ def test_classes_without_names_are_called_by_number(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [attending_net, brightness_net])
-def test_trust_goes_to_the_network_that_goes_by_its_attention(kind):
+def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
     net = kind()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
     pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
     found = measure_trust(Classifier(net, card), Seen(["x"] * 32, pixels, [], 32), 32, Progress(disable=True))
     assert len(found.found.pixels) >= 10 and found.pasted is not None
-    relevance, rollout, *_ = found.rows
+    rows = {row.name: row for row in found.rows}
+    relevance, rollout = rows["relevance"], rows["rollout"]
     if kind is attending_net:
         assert relevance.pointing.accuracy == rollout.pointing.accuracy == 1
         assert relevance.pointing.over_chance.verdict == "better"
     else:
-        assert relevance.pointing.accuracy == pytest.approx(1 / 4)
-        assert "deserves no trust" in found.sentences[0]
+        assert relevance.pointing.accuracy == pytest.approx(1 / 4) and rows["votes"].pointing.accuracy == 1
+        assert found.sentences[0].startswith("Votes deserve")
+        assert found.sentences[1].startswith("Relevance deserves no trust here")
 
 
 @pytest.mark.parametrize(

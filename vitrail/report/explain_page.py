@@ -48,6 +48,7 @@ class ExplainFacts:
     subtitle: str
     query: str  # whose view maps of the whole network show
     block_query: str  # and maps of one block
+    votes: bool  # whether maps of a class show votes of patches, and not relevance
     findings: Sequence[str]
     notes: Sequence[str]  # what could not be shown, and why
     images: Sequence[Looked] = ()

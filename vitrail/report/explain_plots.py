@@ -25,6 +25,7 @@ PANEL = 190  # CSS pixels of a picture beside others
 SMALL_PANEL = 84
 MOST_TICKS = 8
 LINES = {  # colour, dashes and marker: a reader needs only one of them
+    "votes": (INK, "-", "D"),
     "relevance": (BLUE, "-", "o"),
     "rollout": (RED, (0, (6, 2)), "s"),
     "last attention": (GREEN, (0, (3, 1.5)), "^"),
@@ -141,9 +142,10 @@ def draw_curves(curves: Mapping[str, Curves]) -> Drawing:
 
 
 def draw_pasted(
-    images: Sequence[np.ndarray], inside: np.ndarray, maps: np.ndarray, names: Sequence[tuple[str, str]]
+    images: Sequence[np.ndarray], inside: np.ndarray, maps: np.ndarray, names: Sequence[tuple[str, str]], kind: str
 ) -> Drawing:
-    """Images with a pasted picture, its place outlined, above their relevance; names are (pasted, background)."""
+    """Images with a pasted picture, its place outlined, above their maps of one kind; names are (pasted,
+    background)."""
     (height, width), (rows, columns) = images[0].shape[:2], inside.shape[1:]
 
     def paint(figure: Figure) -> None:
@@ -161,7 +163,7 @@ def draw_pasted(
                 axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#000000", linewidth=3.5))
                 axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#ffffff", linewidth=1.5))
         grid[0, 0].set_ylabel("input")
-        grid[1, 0].set_ylabel("relevance")
+        grid[1, 0].set_ylabel(kind)
 
     side = 142
     return Drawing("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)

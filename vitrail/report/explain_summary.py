@@ -17,12 +17,14 @@ STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, 
 TRUSTED, SURELY = 0.75, 0.5  # of pasted pictures found, and the low end of its interval: surely more often than not
 FEWEST = 10  # images: fewer judge nothing
 PLAIN = {
+    "votes": "votes of the patches for the predicted class, of which the answer is the mean",
     "relevance": "relevance (Chefer et al.) for the predicted class",
     "rollout": "attention rollout",
     "last attention": "attention of the last block, mean over heads",
     "random": "a random order, for comparison",
 }
-POINTED = PLAIN | {"relevance": "relevance for the pasted picture’s class rather than the background’s"}
+_POINTED = "for the pasted picture’s class rather than the background’s"
+POINTED = PLAIN | {"votes": f"votes of the patches {_POINTED}", "relevance": f"relevance {_POINTED}"}
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,13 @@ def _verdict(row: Trust) -> str:
     better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
     found = row.pointing
     if better < total:
-        word = "deserves little trust" if better else "deserves no trust"
+        word = "little trust" if better else "no trust"
     else:
-        word = "deserves trust" if found and found.trusted else "deserves some trust"
+        word = "trust" if found and found.trusted else "some trust"
     tests = f"better than chance in {better} of {total} tests" + (f", worse in {worse}" if worse else "")
-    pointed = (
-        f"; it finds {percent(found.accuracy)} of pasted pictures, chance {percent(found.chance)}" if found else ""
-    )
-    return f"{row.name[0].upper()}{row.name[1:]} {word} here: {tests}{pointed}."
+    deserve, finds = ("deserve", "they find") if row.name == "votes" else ("deserves", "it finds")
+    pointed = f"; {finds} {percent(found.accuracy)} of pasted pictures, chance {percent(found.chance)}" if found else ""
+    return f"{row.name[0].upper()}{row.name[1:]} {deserve} {word} here: {tests}{pointed}."
 
 
 def distance_sentences(distances: Distances) -> list[str]:

@@ -20,9 +20,9 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
-from vitrail.explain.relevance import relevance
 from vitrail.explain.rollout import rollout
 from vitrail.explain.similarity import position_similarity
+from vitrail.explain.votes import can_vote, reasons
 from vitrail.infer.predict import Classifier, load
 from vitrail.model.vit import VisionTransformer
 from vitrail.report.explain_page import ExplainFacts, Looked, Picture, write_explanation
@@ -186,7 +186,7 @@ def _panels(
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {_short(classes[second[0]])}" if second else ""
         panels.append(
-            MapPanel(f"why {_short(classes[first[0]])}{than}", relevance(net, pixels, first, second or None)[0])
+            MapPanel(f"why {_short(classes[first[0]])}{than}", reasons(net, pixels, first, second or None)[0])
         )
     return answer, panels
 
@@ -213,7 +213,7 @@ def _facts(
     if seen is None:
         notes.append("Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES...")
     elif not config.num_classes:
-        notes.append("These weights have no classifier: no relevance for a class, and no measure of trust.")
+        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
     elif len(seen.pixels) < FEWEST:
         given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
         notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
@@ -229,6 +229,7 @@ def _facts(
         subtitle=_subtitle(config),
         query=query(config),
         block_query=block_query(config),
+        votes=can_vote(net),
         findings=findings,
         notes=notes,
         images=looked,

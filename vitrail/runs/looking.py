@@ -17,6 +17,7 @@ from vitrail.explain.attention import attention_maps, transformer
 from vitrail.explain.distance import Distances, attention_distances
 from vitrail.explain.relevance import relevance
 from vitrail.explain.rollout import rollout
+from vitrail.explain.votes import can_vote, reasons
 from vitrail.images.preprocess import normalise
 from vitrail.infer.forward import device_of
 from vitrail.infer.predict import Classifier
@@ -94,14 +95,18 @@ def maps_of(
     against: np.ndarray | None = None,
     between: Callable[[int], None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Every kind of map, (N, h, w) each, for batches of normalised pixels: relevance for `classes` (rather than
-    `against`), rollout, and the last block's attention. `between` hears how many images a batch had."""
+    """Every kind of map, (N, h, w) each, for batches of normalised pixels: votes where there are any and relevance, for
+    `classes` (rather than `against`); rollout, and the last block's attention. The first one is what `reasons` shows.
+    `between` hears how many images a batch had."""
     net = transformer(classifier.net)
-    found: dict[str, list[np.ndarray]] = {"relevance": [], "rollout": [], "last attention": []}
+    kinds = (*(("votes",) if can_vote(net) else ()), "relevance", "rollout", "last attention")
+    found: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
     done = 0
     for pixels in parts:
         rows = slice(done, done + len(pixels))
         others = None if against is None else against[rows].tolist()
+        if "votes" in found:
+            found["votes"].append(reasons(net, pixels, classes[rows].tolist(), others))
         found["relevance"].append(relevance(net, pixels, classes[rows].tolist(), others))
         found["rollout"].append(rollout(net, pixels))
         found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))

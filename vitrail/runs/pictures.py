@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitrail.config import DataConfig, Preprocess
-from vitrail.explain.relevance import relevance
+from vitrail.explain.votes import reasons
 from vitrail.images.dataset import Samples
 from vitrail.images.decode import BadImage
 from vitrail.images.preprocess import normalise, prepare
@@ -50,7 +50,8 @@ class Pictures:
         return [picture for _, picture in self._read(asked)]
 
     def explained(self, asked: Sequence[Asked]) -> list[Picture]:
-        """With maps of relevance, by one forward and one backward pass for an image; a ResNet's are plain."""
+        """With maps of what spoke for the answer, by one forward and one backward pass for an image at most; a ResNet's
+        are plain."""
         if not isinstance(self.net, VisionTransformer):
             return self.plain(asked)
         found = list(self._read(asked))
@@ -74,7 +75,7 @@ class Pictures:
         against = [one.rather for one, _ in found if one.rather is not None]
         device = device_of(net)
         with repeatable(device):
-            maps = np.nan_to_num(relevance(net, normalise(seen.to(device), self.spec), why, against or None))
+            maps = np.nan_to_num(reasons(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [
             replace(picture, map=glow(view, map_), why=self._words(one))

@@ -19,7 +19,6 @@ from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust
 from vitrail.report.summary import percent
 from vitrail.runs.looking import BATCH, Seen, batches, evenly, logits_of, maps_of
 
-KINDS = 4  # of maps that are measured, the random one included
 PASTED_SHOWN = 5
 
 
@@ -69,7 +68,7 @@ def _curves(
     classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
 ) -> dict[str, Curves]:
     net = transformer(classifier.net)
-    task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * KINDS)
+    task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * len(maps))
     parts: dict[str, list[Curves]] = {name: [] for name in maps}
     for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
@@ -120,5 +119,6 @@ def _pasted(
     names = [
         (classifier.classes[a], classifier.classes[b]) for a, b in zip(found.classes, found.backgrounds, strict=True)
     ]
-    examples = draw_pasted(images, found.inside, maps["relevance"], names)
+    kind = next(iter(maps))
+    examples = draw_pasted(images, found.inside, maps[kind], names, kind)
     return found, points, examples
