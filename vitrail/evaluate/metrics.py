@@ -49,6 +49,10 @@ class Scores:
     ece_chance: float | None = None  # 95 % of perfectly calibrated classifiers as confident as this have less
     tuned: Tuning | None = None  # what temperature and abstention would change
 
+    def __repr__(self) -> str:
+        """Short: a thousand classes would fill pages."""
+        return f"<top-1 {self.top1:.1%} of {self.n:,} images in {len(self.per_class):,} classes>"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion", "tuned")}

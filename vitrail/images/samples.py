@@ -58,6 +58,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} images of {len(self.classes):,} classes>"
+
     def name(self, index: int) -> str:
         """What the data calls an image: mostly its path under the root."""
         return self.names[range(len(self))[index]]

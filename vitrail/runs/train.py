@@ -227,7 +227,7 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
     if plan.weights is not None and plan.config.model.head == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
-        console.print("[dim]the head starts as this probe, not at zero[/]")
+        console.print("[dim]the head starts as this probe instead[/]")
     return told
 
 
