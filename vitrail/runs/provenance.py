@@ -17,7 +17,10 @@ def provenance(card: Card) -> list[tuple[str, str]]:
         ("data fingerprint", str(data.get("fingerprint", ""))),
         ("recipe", str(card.recipe.get("recipe") or "")),
         ("starting weights", card.source or "none (random)"),
-        ("licence of the starting weights", card.licence or ("none stated" if card.source else "")),
+        (
+            "licence of the starting weights" if card.source else "terms",
+            card.licence or "none stated" * bool(card.source),
+        ),
         ("answers", _answers(card)),
         ("stored in", "half precision (float16)" if card.stored == "float16" else ""),
         ("made with", card.created_with),
