@@ -40,6 +40,16 @@ def test_unknown_recipes_and_files_are_named():
         read_recipe("nowhere.toml")
 
 
+def test_epochs_of_a_recipe_win_over_the_steps_of_its_base(tmp_path):
+    file = tmp_path / "long.toml"
+    file.write_text('base = "demo-scratch"\n[train]\nepochs = 60\n')
+    assert read_recipe("demo-scratch")["train"]["steps"] == 84
+    train = read_recipe(str(file))["train"]
+    assert train["epochs"] == 60 and "steps" not in train
+    file.write_text('base = "demo-scratch"\ntrain = 3\n')
+    assert read_recipe(str(file))["train"] == 3  # told by what checks the values
+
+
 def test_a_base_must_be_a_recipe_and_the_file_toml(tmp_path):
     wrong = "base must be the name of another recipe"
     for text, message in [('base = "me"', wrong), ("base = 3", wrong), ("x", "TOML")]:

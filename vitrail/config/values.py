@@ -74,7 +74,11 @@ def read_recipe(name: str, over: tuple[str, ...] = ()) -> dict[str, Any]:
     if base not in recipe_names() or base in (name, *over):
         hint = did_you_mean(str(base), recipe_names()) or "; `vitrail recipes` lists them"
         raise UserError(f"recipe '{name}': base must be the name of another recipe, not '{base}'{hint}")
-    return merge(read_recipe(base, (name, *over)), values)
+    under = read_recipe(base, (name, *over))
+    train = values.get("train")
+    if isinstance(train, dict) and "epochs" in train:  # what the recipe says itself wins over the steps of its base
+        under.get("train", {}).pop("steps", None)
+    return merge(under, values)
 
 
 def read_recipe_file(name: str) -> dict[str, Any]:

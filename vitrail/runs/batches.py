@@ -61,6 +61,8 @@ class TrainingBatches:
             since = time.monotonic()
             batch = next(upcoming)
             waited = time.monotonic() - since  # augmentation, which comes next, is work and not waiting
+            if isinstance(self.loader, ResidentLoader) and place > start + passed:
+                waited = 0.0  # the images are on the device: it was the device's earlier work that took this time
             self._report(batch, place - passed)
             places = range(place, min(place + together, stop))
             for prepared in prepare(batch, places, self.plan, self.targets):
