@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe
 from vitrail.errors import UserError
@@ -28,9 +29,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_are_written_as_the_paper_writes_them():
-    found = Transfer({}, 0.01, [0.98, 0.985, 0.99])
+    found = Transfer({}, 0.01, [0.98, 0.985, 0.99], 100)
     assert found.row == "98.50 ± 0.50" and found.deviation == pytest.approx(statistics.stdev([0.98, 0.985, 0.99]))
-    assert Transfer({}, 0.01, [0.9876]).row == "98.76"
+    assert Transfer({}, 0.01, [0.9876], 100).row == "98.76"
 
 
 def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own():
@@ -64,6 +65,22 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
     assert facts["mean"] == found.mean and facts["tried"] == {"0.0001": found.tried[1e-4], "0.03": found.tried[3e-2]}
     monkeypatch.setattr("vitrail.runs.train.fit", lambda *_, **__: pytest.fail("trained again"))
     assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
+
+
+def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_path):
+    def ask(world: int, *more: object) -> processes.Started:
+        to = ("--from", tiny, "--rates", "1e-3,1e-2", "--seeds", 1, "--out", tmp_path / str(world))
+        settings = [word for setting in ("model.image_size=[16,16]", *STEPS) for word in ("--set", setting)]
+        return processes.start(world, tmp_path, processes.vitrail, "transfer", split, *to, *settings, *more)
+
+    both, alone = ask(2), ask(1)
+    assert both.codes() == [0, 0] and alone.codes() == [0], both.errors()
+    assert both.said().count("seed-0 ─") == both.said().count("written to") == 1
+    two, one = (json.loads((tmp_path / name / "transfer.json").read_text()) for name in ("2", "1"))
+    assert two == one and two["tested"] == 14
+    wrong = ask(2, "--set", "augment.crop=none")  # the finished runs were others: seen within one of them
+    assert wrong.codes() == [2, 2]
+    assert wrong.errors().count("augment.crop") == 1
 
 
 def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,6 +24,7 @@ from vitrail.errors import UserError
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
 
 # The learning rates of the paper's Table 4, by the beginning of a recipe's name.
@@ -41,6 +43,7 @@ class Transfer:
     tried: dict[float, float]  # learning rate: accuracy on the part of the training images that was left out
     rate: float  # the best of them
     test: list[float]  # accuracy of each seed on the test images
+    tested: int  # how many they are
 
     @property
     def mean(self) -> float:
@@ -70,39 +73,50 @@ def transfer(
 ) -> Transfer:
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
-    console = console or make_console()
     rates = tuple(rates) or rates_of(recipe)
-    if "val" in _check(data, recipe, rates, seeds, overrides):
-        console.print("the validation split of the data tells learning rates apart, and is trained on in the end")
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
+    with joined() as ranks:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        if "val" in ranks.share(lambda: _check(data, recipe, rates, seeds, overrides)):
+            console.print("the validation split of the data tells learning rates apart, and is trained on in the end")
 
-    def measured(name: str, *settings: str) -> tuple[float, float]:
-        """Accuracy, and the likelihood that tells equals apart."""
-        own = {setting.partition("=")[0] for setting in settings}
-        others = [setting for setting in overrides if setting.partition("=")[0] not in own]
-        console.rule(f"[bold]{escape(name)}[/]", align="left")
-        result = train(
-            data,
-            from_=from_,
-            recipe=recipe,
-            out=folder / name,
-            overrides=[*others, *settings],
-            resume=True,
-            console=console,
-        )
-        metrics = read_card(result.weights).metrics
-        return float(metrics["top1"]), -float(metrics["nll"])
+        def measured(name: str, *settings: str) -> dict[str, Any]:
+            own = {setting.partition("=")[0] for setting in settings}
+            others = [setting for setting in overrides if setting.partition("=")[0] not in own]
+            console.rule(f"[bold]{escape(name)}[/]", align="left")
+            result = train(
+                data,
+                from_=from_,
+                recipe=recipe,
+                out=folder / name,
+                overrides=[*others, *settings],
+                resume=True,
+                console=console,
+            )
+            return ranks.share(lambda: read_card(result.weights).metrics)
 
+        found = _protocol(measured, rates, seeds)
+        ranks.share(lambda: _tell(found, str(data), str(from_), folder, console))
+    return found
+
+
+def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], seeds: int) -> Transfer:
+    """`measured`: what a run of this name and these settings comes to."""
     tried = {}
     if len(rates) > 1:
         for rate in rates:
             tried[rate] = measured(f"rate-{rate:g}", f"optimizer.lr={rate:g}", "data.test=false")
-    best = max(tried, key=lambda rate: tried[rate]) if tried else rates[0]
+    # The likelihood tells equals apart.
+    best = max(tried, key=lambda rate: (tried[rate]["top1"], -tried[rate]["nll"])) if tried else rates[0]
     last = (f"optimizer.lr={best:g}", "data.monitor=0")
-    test = [measured(f"seed-{seed}", *last, f"train.seed={seed}")[0] for seed in range(seeds)]
-    found = Transfer({rate: accuracy for rate, (accuracy, _) in tried.items()}, best, test)
-    _tell(found, str(data), str(from_), folder, console)
-    return found
+    tests = [measured(f"seed-{seed}", *last, f"train.seed={seed}") for seed in range(seeds)]
+    return Transfer(
+        {rate: float(metrics["top1"]) for rate, metrics in tried.items()},
+        best,
+        [float(metrics["top1"]) for metrics in tests],
+        int(tests[0]["n"]),
+    )
 
 
 def rates_of(recipe: str) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ from vitrail.runs.show import make_console, scanning
 from vitrail.runs.vtab_finetune import finetune_tasks
 from vitrail.runs.vtab_score import TaskScore, notes_on
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.parallel import joined
+from vitrail.training.parallel import Ranks, joined
 
 READERS = {
     "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
@@ -73,13 +73,15 @@ def vtab(
     if not places:
         known = ", ".join(task.key for task in wanted)
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
-    console = console or make_console()
     wrong: dict[str, str] = {}
-    if by == "finetune":
-        folder_of_runs = Path("runs") / "vtab" if out is None else out
-        scores = finetune_tasks(weights, places, out=folder_of_runs, seeds=seeds, overrides=overrides, console=console)
-    else:
-        scores, wrong = _probe_tasks(weights, places, image_size, device, console)
+    with joined() as ranks:
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        if by == "finetune":
+            runs = Path("runs") / "vtab" if out is None else out
+            scores = finetune_tasks(weights, places, out=runs, seeds=seeds, overrides=overrides, console=console)
+        else:
+            scores, wrong = _probe_tasks(weights, places, image_size, device, console, ranks)
     if not scores:
         raise UserError("none of the tasks could be measured: " + next(iter(wrong.values())))
     result = Vtab(
@@ -92,11 +94,15 @@ def vtab(
 
 
 def _probe_tasks(
-    weights: str | Path, places: Mapping[Task, Path], image_size: Size | None, device: str, console: Console
+    weights: str | Path,
+    places: Mapping[Task, Path],
+    image_size: Size | None,
+    device: str,
+    console: Console,
+    ranks: Ranks,
 ) -> tuple[list[TaskScore], dict[str, str]]:
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
-    with joined() as ranks, Interrupts() as interrupts:
-        console.quiet = console.quiet or not ranks.first
+    with Interrupts() as interrupts:
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
         scores, wrong = [], {}

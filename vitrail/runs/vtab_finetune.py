@@ -13,7 +13,6 @@ from vitrail.evaluate.vtab import TRAIN, VAL, Task
 from vitrail.images.sources.listed import THOUSAND
 from vitrail.runs.transfer import transfer
 from vitrail.runs.vtab_score import TaskScore, notes_on
-from vitrail.weights.bundle import read_card
 
 RECIPE = "paper-finetune-vtab"
 
@@ -38,28 +37,25 @@ def finetune_tasks(
             )
     scores = []
     for task, place in places.items():
-        folder = Path(out) / task.key
         found = transfer(
             place,
             from_=weights,
             recipe=RECIPE,
             seeds=seeds,
-            out=folder,
+            out=Path(out) / task.key,
             overrides=[*unchanged_labels(task), *overrides],
             console=console,
         )
-        metrics = read_card(folder / "seed-0" / "model.safetensors").metrics
-        tested = int(metrics["n"])
         scores.append(
             TaskScore(
                 task.key,
                 task.group,
                 found.mean,
-                share_interval(round(found.mean * tested), tested),
-                tested,
+                share_interval(round(found.mean * found.tested), found.tested),
+                found.tested,
                 f"rate {found.rate:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}",
                 True,
-                notes_on(task, True, task.classes, tested),
+                notes_on(task, True, task.classes, found.tested),
             )
         )
     return scores

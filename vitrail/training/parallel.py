@@ -160,7 +160,8 @@ def _told_once() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or hasattr(error, "signal_number"):
             count(FAILED)
-            error.told = getattr(error, "told", False) or count(f"{FAILED}: {error}") > 1  # type: ignore[attr-defined]
+            if not hasattr(error, "told"):  # by what was shared, or by a command within this one
+                error.told = count(f"{FAILED}: {error}") > 1  # type: ignore[attr-defined]
             raise
         if not isinstance(error, RuntimeError) or not count(FAILED, 0):
             raise
