@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from tests.runs.conftest import stopped_at
 from vitrail.images.dataset import bundled_images
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
-from vitrail.training.interrupt import Interrupted
-from vitrail.training.progress import TrainingProgress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -43,26 +40,13 @@ def run(folder: Path, **options: object) -> dict[str, torch.Tensor]:
     return load_file(result.weights)
 
 
-def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, folder: Path, overrides: Sequence[str]) -> None:
-    shown = TrainingProgress.step
-
-    def stop(self: TrainingProgress, number: int) -> None:
-        shown(self, number)
-        if number == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", stop)
-        with pytest.raises(Interrupted):
-            run(folder, data=bundled_images(), overrides=overrides)
-
-
 @pytest.mark.parametrize("compile", ["off", "network", "graphs"])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile: str) -> None:
     """In another process, which has to compile everything anew."""
     overrides = (*SETTINGS, f"train.compile={compile}")
     whole = run(tmp_path / "whole", data=bundled_images(), overrides=overrides)
-    stopped_at(9, monkeypatch, tmp_path / "stopped", overrides)
+    with stopped_at(9, monkeypatch):
+        run(tmp_path / "stopped", data=bundled_images(), overrides=overrides)
     fresh = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "vitrail", "train", "--resume", "--out", str(tmp_path / "stopped")]
     done = subprocess.run(command, env=fresh, capture_output=True, text=True)
