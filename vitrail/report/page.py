@@ -60,6 +60,7 @@ class ReportFacts:
     uncertain: Sequence[Picture] = ()  # least certain first
     suspects: Sequence[Picture] = ()  # whose label is probably wrong, most doubtful first
     suspected: int = 0  # how many of them there are
+    answers: str = ""  # the file beside the page that has the answer to every image
     decisions: Sequence[tuple[str, str, str]] = ()  # (what, value, why)
     data: Sequence[tuple[str, str]] = ()  # (what, value)
     excluded: Sequence[tuple[str, str]] = ()  # (file, reason)

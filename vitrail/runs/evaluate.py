@@ -18,6 +18,7 @@ from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
+from vitrail.runs.answers import write_answers
 from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
@@ -75,10 +76,15 @@ def evaluate(
             found = tuned(found, thresholds, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
-            facts = _facts(weights, dataset, card, found, again)
-            write_report(path, facts)
+            answers = path.with_name(f"{path.stem}-answers.csv")
+            facts = _facts(weights, dataset, card, found, again, answers.name)
+            write_answers(answers, found, samples, thresholds)
             write_model_card(path.with_name(f"{path.stem}-card.md"), facts)
-            console.print(f"report: [bold]{escape(str(path))}[/], and as a model card {path.stem}-card.md beside it")
+            write_report(path, facts)
+            console.print(
+                f"report: [bold]{escape(str(path))}[/]; beside it the answer to each image, {escape(answers.name)}, "
+                f"and a model card, {escape(path.stem)}-card.md"
+            )
             if write:
                 console.print(escape(write_answering(weights, card, found, samples)))
             return found.scores
@@ -127,7 +133,9 @@ def _command(
     return ["vitrail", "evaluate", str(weights), str(data), *given]
 
 
-def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str]) -> ReportFacts:
+def _facts(
+    weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str], answers: str
+) -> ReportFacts:
     return ReportFacts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
@@ -137,7 +145,8 @@ def _facts(weights: str | Path, dataset: Dataset, card: Card, found: Measurement
         mistakes=found.mistakes,
         uncertain=found.uncertain,
         suspects=found.suspects,
-        suspected=found.suspected,
+        suspected=len(found.doubted),
+        answers=answers,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,

@@ -16,7 +16,8 @@ from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
-from vitrail.runs.folder import MODEL_CARD
+from vitrail.runs.answers import write_answers
+from vitrail.runs.folder import ANSWERS, MODEL_CARD
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
 from vitrail.runs.provenance import provenance
@@ -36,7 +37,7 @@ def finish(
     console: Console,
     interrupts: Interrupts,
 ) -> Scores | TagScores:
-    """Measure once on the images kept for it, write report.html, model_card.md and model.safetensors."""
+    """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
     name = "test" if "test" in plan.dataset.splits else "val"
     split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
@@ -53,6 +54,7 @@ def finish(
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
     card = _card(plan, found.sentence, metrics, about)
     facts = _facts(plan, found, folder, about, seconds, card)
+    write_answers(folder / ANSWERS, found, samples)
     write_report(folder / "report.html", facts)
     write_model_card(folder / MODEL_CARD, facts)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
@@ -133,7 +135,8 @@ def _facts(
         mistakes=found.mistakes,
         uncertain=found.uncertain,
         suspects=found.suspects,
-        suspected=found.suspected,
+        suspected=len(found.doubted),
+        answers=ANSWERS,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,

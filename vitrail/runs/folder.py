@@ -18,13 +18,14 @@ try:
 except ImportError:  # Windows, where two launches at once are the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
-MODEL_CARD = "model_card.md"
+ANSWERS, MODEL_CARD = "answers.csv", "model_card.md"
 FILES = (
     "checkpoints",
     "config.toml",
     "curves.svg",
     "metrics.jsonl",
     "model.safetensors",
+    ANSWERS,
     MODEL_CARD,
     "report.html",
     "tensorboard",

@@ -37,7 +37,7 @@ class Measurement:
     mistakes: list[Picture]  # the most confident first
     uncertain: list[Picture]  # the least certain first, right or wrong
     suspects: list[Picture]  # with the class that is likelier than their label; the most doubtful first
-    suspected: int  # how many there are
+    doubted: list[tuple[int, int]]  # all of them: row of the outputs, and that class
 
 
 def measure(
@@ -117,7 +117,7 @@ def judge(
         pictures.explained(asked(wrong, answers[wrong])),
         pictures.explained(asked(unsure, answers[unsure])),
         pictures.plain(asked(suspects.row[:SUSPECTS], suspects.rather[:SUSPECTS])),
-        len(suspects.row),
+        list(zip(suspects.row.tolist(), suspects.rather.tolist(), strict=True)),
     )
 
 
@@ -142,4 +142,4 @@ def _judge_tags(sentence: str, out: Outputs, pictures: Pictures, thresholds: np.
         said, true = (no, yes) if truth[row, label] else (yes, no)
         worst.append(Asked(row, said, true, label))
     scores = score_tags(logits, truth, classes, thresholds=thresholds)
-    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures.explained(worst), [], [], 0)
+    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures.explained(worst), [], [], [])
