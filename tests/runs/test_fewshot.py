@@ -100,6 +100,13 @@ def test_what_cannot_be_measured_is_told(splits, tiny, quiet, tmp_path):
         fewshot(tiny, [table], console=quiet)
     with pytest.raises(UserError, match="named twice"):
         fewshot(tiny, [splits, splits], console=quiet)
+    (tmp_path / "again").symlink_to(splits)
+    with pytest.raises(UserError, match="named twice"):
+        fewshot(tiny, [splits, tmp_path / "again"], console=quiet)
+    for name in ("red", "blue"):
+        draw(tmp_path / "one" / name, (len(name), 60, 60), 1)
+    with pytest.raises(UserError, match=r"no class of .* has a second image"):
+        fewshot(tiny, [tmp_path / "one"], console=quiet)
 
 
 @pytest.mark.slow

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import shutil
+import signal
 import statistics
 import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe
 from vitrail.errors import UserError
+from vitrail.runs.train import train
 from vitrail.runs.transfer import Transfer, rates_of, transfer
+from vitrail.training.interrupt import Interrupted
 from vitrail.weights.bundle import read_card
 
 STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
@@ -95,7 +102,50 @@ def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
         ask(split, recipe="masked")
     with pytest.raises(UserError, match="one seed or more"):
         ask(split, seeds=0)
+    with pytest.raises(UserError, match="learning rates above 0"):
+        ask(split, rates=(0.01, math.inf))
+    table = tmp_path / "tags.csv"
+    names = [path.relative_to(split) for path in sorted(split.rglob("*.png"))]
+    rows = [f"{split / name},{name.parent.name}|coloured,{name.parts[0]}" for name in names]
+    table.write_text("\n".join(["path,labels,split", *rows]) + "\n")
+    with pytest.raises(UserError, match="any number of labels"):
+        ask(table)
     assert not (tmp_path / "x").exists()
+
+
+def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, quiet):
+    data = shutil.copytree(split, tmp_path / "birds")
+    ask = {"from_": tiny, "rates": (0.01,), "out": tmp_path / "out", "console": quiet}
+    ask["overrides"] = ("model.image_size=[16, 16]", *STEPS)
+    assert transfer(data, **ask, seeds=1).seen_before == 0
+    next((data / "train" / "red").iterdir()).unlink()
+    with pytest.raises(UserError, match=r"seed-0 was trained when the images of .* were others than for seed-1"):
+        transfer(data, **ask, seeds=2)
+
+
+def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_path, quiet):
+    settings = ("model.image_size=[16, 16]", *STEPS)
+    start = train(split / "test", from_=tiny, out=tmp_path / "start", overrides=settings, console=quiet)
+    seen = len(read_card(start.weights).data["trained_on"])
+    said = io.StringIO()
+    ask = {"from_": start.weights, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "overrides": settings}
+    found = transfer(split, **ask, console=Console(file=said, width=200))
+    assert 0 < seen == found.seen_before == json.loads((tmp_path / "out" / "transfer.json").read_text())["seen_before"]
+    assert f"the starting weights were trained on {seen} of the 14 test images" in said.getvalue()
+
+
+def test_stopped_it_says_that_the_same_command_goes_on(split, tiny, tmp_path, quiet, monkeypatch):
+    ask = {"from_": tiny, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "console": quiet}
+    seen = []
+
+    def stop(*_: object, **__: object) -> None:
+        seen.append(Interrupted(signal.SIGTERM))
+        raise seen[0]
+
+    monkeypatch.setattr("vitrail.runs.transfer.train", stop)
+    with pytest.raises(Interrupted):
+        transfer(split, **ask, overrides=STEPS)
+    assert str(seen[0]) == "stopped and saved; the same command goes on"
 
 
 def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):

@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from tests import ranks as processes
 from tests.runs.conftest import draw, vitrail
 from vitrail.errors import UserError
 from vitrail.evaluate.vtab import TASKS
-from vitrail.images.dataset import open_dataset
+from vitrail.images.dataset import open_dataset, sketch
 from vitrail.runs import vtab as run
 from vitrail.runs.vtab import thousand, vtab
-from vitrail.weights.bundle import read_card
+from vitrail.weights.bundle import read_card, write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,21 @@ def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few
     monkeypatch.setattr(run, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named))
     vtab(tiny, tmp_path, device="cpu", console=quiet)
     assert sizes == [16] * 5 + [24]
+
+
+def test_images_that_the_weights_were_trained_on_and_options_without_use_are_told(tiny, tmp_path, quiet, few):
+    root = lists(tmp_path / "patch_camelyon")
+    card = read_card(tiny)
+    test = open_dataset(root, split=False).splits["test"]
+    card = card.model_copy(update={"data": {**card.data, "trained_before": [sketch(test)[:3]]}})
+    weights = tmp_path / "weights.safetensors"
+    write_bundle(weights, load_file(tiny), card)
+    (score,) = vtab(weights, tmp_path, device="cpu", console=quiet).scores
+    assert "3 test images were seen in training: the number is too good" in score.notes
+    with pytest.raises(UserError, match="go with --by finetune"):
+        vtab(tiny, tmp_path, seeds=3, console=quiet)
+    with pytest.raises(UserError, match=r"--set model.image_size=\[96,96\]"):
+        vtab(tiny, tmp_path, by="finetune", image_size=(96, 96), console=quiet)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from vitrail.images.sources.read import read_source
 from vitrail.images.splits import hold_out, note_leaks
 
 SKETCH = 65_536  # digests kept: 1 MB of a weights file
+EARLIER = 8_192  # of those that the starting weights had, and theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +44,13 @@ def sketch(samples: Samples) -> list[str]:
     return [f"{digest:016x}" for digest in np.sort(samples.firsts)[:SKETCH].tolist()]
 
 
-def seen_in(samples: Samples, known: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def seen_in(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Which samples are among the images of a sketch, and of which that cannot be told, (n,) bool each.
 
-    A full sketch holds the digests that sort first: of what sorts after them nothing is known.
+    A full sketch, of `size` digests, holds those that sort first: of what sorts after them nothing is known.
     """
     digests = np.array([int(digest, 16) for digest in known], np.uint64)
-    beyond = samples.firsts > digests.max() if len(known) >= SKETCH else np.zeros(len(samples), bool)
+    beyond = samples.firsts > digests.max() if len(known) >= size else np.zeros(len(samples), bool)
     return np.isin(samples.firsts, digests), beyond
 
 

@@ -18,10 +18,11 @@ from vitrail.evaluate.fewshot import FIXED, GRID, SHOTS, LeastSquares, best_by_r
 from vitrail.evaluate.knn import NEIGHBOURS, TEMPERATURE, nearest_classes
 from vitrail.evaluate.metrics import share_interval
 from vitrail.evaluate.probe import fit_probe
-from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
+from vitrail.images.dataset import Dataset, Samples, open_dataset
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import data_name, make_console, scanning
+from vitrail.runs.unseen import seen_by
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
@@ -133,7 +134,7 @@ def _tasks(
 ) -> Iterator[_Task]:
     names = [data_name(str(Path(path).absolute())) for path in data]
     names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
-    if len(set(names)) < len(names):
+    if len({Path(path).resolve() for path in data}) < len(data):
         raise UserError("a data set is named twice")
     for name, path in zip(names, data, strict=True):
         dataset = extractor.ranks.share(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
@@ -168,6 +169,8 @@ def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
         dataset = open_dataset(path, split=False, progress=scanned)
         if not {"train"} < set(dataset.splits) & {"train", "val", "test"}:
             dataset = open_dataset(path)
+    if len(dataset.splits) < 2:
+        raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
     if dataset.several:
         raise UserError(f"the images of '{path}' have any number of labels: these measures need exactly one")
     return dataset
@@ -179,8 +182,7 @@ def show_transfer(console: Console, name: str, dataset: Dataset, train: Samples,
         f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} images to learn from, "
         f"{len(test):,} to measure on"
     )
-    seen = int(seen_in(test, card.data.get("trained_on", []))[0].sum())
-    if seen:
+    if seen := seen_by(test, card):
         console.print(
             f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
         )

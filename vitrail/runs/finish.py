@@ -6,12 +6,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
-from vitrail.images.dataset import sketch
+from vitrail.images.dataset import Samples, sketch
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
 from vitrail.report.model_card import write_model_card
@@ -23,6 +24,7 @@ from vitrail.runs.plan import Plan
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
+from vitrail.runs.unseen import seen_before
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
@@ -39,8 +41,9 @@ def finish(
 ) -> Scores | TagScores:
     """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
     name = "test" if "test" in plan.dataset.splits else "val"
-    split = "test split" if name == "test" else "held-out split, which training never saw"
     samples = plan.dataset.splits[name]
+    copies, before = _known(plan, samples), seen_before(samples, about["trained_before"])
+    split = _split(name, copies, before)
     found = measure(
         net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts, several=plan.dataset.several
     )
@@ -51,6 +54,7 @@ def finish(
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
         console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    metrics |= {"seen_before": before} if before else {}
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
     card = _card(plan, found.sentence, metrics, about)
     facts = _facts(plan, found, folder, about, seconds, card)
@@ -62,6 +66,21 @@ def finish(
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
     console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
     return found.scores
+
+
+def _known(plan: Plan, samples: Samples) -> int:
+    """How many images lie among those of the training as well."""
+    return int(np.isin(samples.firsts, plan.dataset.splits["train"].firsts).sum())
+
+
+def _split(name: str, copies: int, before: int) -> str:
+    """Which images were measured on, and what makes their numbers too good."""
+    words = "test split" if name == "test" else "held-out split"
+    if copies:
+        words += f", {copies:,} of which are exact copies of training images"
+    if before:
+        words += f"; {before:,} were in the training of the weights it started from, which makes the numbers too good"
+    return words if name == "test" or copies or before else f"{words}, which training never saw"
 
 
 def finish_masked(plan: Plan, net: Network, folder: Path, about: dict[str, Any], console: Console) -> dict[str, float]:
@@ -101,6 +120,7 @@ def _card(plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, A
             "alike": data.alike,
             "max_pixels": data.max_pixels,
             "trained_on": sketch(dataset.splits["train"]),
+            "trained_before": about["trained_before"],
         },
         metrics={"measured_on": sentence, **metrics},
         source=about["source"],

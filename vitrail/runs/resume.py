@@ -25,9 +25,12 @@ from vitrail.runs.choose import Decision
 from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
+from vitrail.runs.unseen import trained_before
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupts
+from vitrail.weights.bundle import Card
 from vitrail.weights.names import whole_spec
+from vitrail.weights.read import read_weights
 
 # What a user may leave to the run, whose config.toml then has what it chose.
 CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
@@ -48,7 +51,15 @@ def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
         "baseline": asdict(to_beat) if to_beat else None,
         "source": plan.weights.origin if plan.weights else "",
         "licence": plan.weights.card.licence if plan.weights else "",
+        "trained_before": trained_before(_learned_from(plan)),
     }
+
+
+def _learned_from(plan: Plan) -> list[Card]:
+    """The starting weights and the teacher, where there are any."""
+    start = [plan.weights.card] if plan.weights else []
+    teacher = plan.config.objective.teacher
+    return [*start, read_weights(teacher).card] if teacher else start
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -67,8 +78,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The same from a checkpoint, with what has changed since and was accepted."""
-    kept = {key: facts[key] for key in ("decisions", "baseline", "source", "licence")}
-    return {**about_run(plan, None), **kept}
+    start = ("decisions", "baseline", "source", "licence", "trained_before")
+    return about_run(plan, None) | {key: facts[key] for key in start if key in facts}
 
 
 def has_checkpoint(folder: Path) -> bool:

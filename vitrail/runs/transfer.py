@@ -7,6 +7,7 @@ several seeds, and only those see the test images, each once.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from vitrail.errors import UserError
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
 
@@ -44,6 +46,7 @@ class Transfer:
     rate: float  # the best of them
     test: list[float]  # accuracy of each seed on the test images
     tested: int  # how many they are
+    seen_before: int = 0  # of them, those that the starting weights are known to have been trained on
 
     @property
     def mean(self) -> float:
@@ -80,21 +83,33 @@ def transfer(
         console.quiet = console.quiet or not ranks.first
         if "val" in ranks.share(lambda: _check(data, recipe, rates, seeds, overrides)):
             console.print("the validation split of the data tells learning rates apart, and is trained on in the end")
+        made: list[tuple[str, str]] = []  # runs, and the fingerprints of their images
 
         def measured(name: str, *settings: str) -> dict[str, Any]:
             own = {setting.partition("=")[0] for setting in settings}
             others = [setting for setting in overrides if setting.partition("=")[0] not in own]
             console.rule(f"[bold]{escape(name)}[/]", align="left")
-            result = train(
-                data,
-                from_=from_,
-                recipe=recipe,
-                out=folder / name,
-                overrides=[*others, *settings],
-                resume=True,
-                console=console,
-            )
-            return ranks.share(lambda: read_card(result.weights).metrics)
+            try:
+                result = train(
+                    data,
+                    from_=from_,
+                    recipe=recipe,
+                    out=folder / name,
+                    overrides=[*others, *settings],
+                    resume=True,
+                    console=console,
+                )
+            except Interrupted as stopped:
+                stopped.advice = " and saved; the same command goes on"
+                raise
+            card = ranks.share(lambda: read_card(result.weights))
+            made.append((name, card.data["fingerprint"]))
+            if made[0][1] != made[-1][1]:
+                raise UserError(
+                    f"{folder / made[0][0]} was trained when the images of {data} were others than for {name}: "
+                    "numbers of both do not go together; choose another --out"
+                )
+            return card.metrics
 
         found = _protocol(measured, rates, seeds)
         ranks.share(lambda: _tell(found, str(data), str(from_), folder, console))
@@ -116,6 +131,7 @@ def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], s
         best,
         [float(metrics["top1"]) for metrics in tests],
         int(tests[0]["n"]),
+        int(tests[0].get("seen_before", 0)),
     )
 
 
@@ -132,7 +148,7 @@ def _check(
     data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]
 ) -> Collection[str]:
     """That the protocol can be kept; returns the splits of the data."""
-    if seeds < 1 or any(rate <= 0 for rate in rates):
+    if seeds < 1 or not all(0 < rate < math.inf for rate in rates):
         raise UserError("the protocol needs one seed or more, and learning rates above 0")
     given = parse_overrides(overrides)
     config = validate(RunConfig, merge(read_recipe(recipe), given), "settings")
@@ -141,7 +157,10 @@ def _check(
     for section, key in (("optimizer", "lr"), ("data", "test"), ("train", "seed")):
         if key in given.get(section, {}):
             raise UserError(f"--set {section}.{key}: the protocol sets it itself (--rates, --seeds)")
-    splits = set(read_source(data, [], labelled=True).splits)
+    source = read_source(data, [], labelled=True)
+    splits = set(source.splits)
+    if source.several:
+        raise UserError(f"the images of {data} have any number of labels: the protocol is for exactly one")
     if "test" not in splits:
         raise UserError(
             f"{data} has no test split: the protocol chooses on training images and looks at test images once; "
@@ -162,6 +181,11 @@ def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Conso
     table.add_column(f"test, {len(found.test)} seeds at {found.rate:g}", justify="right", style="bold")
     table.add_row(*(f"{value:.1%}" for value in found.tried.values()), found.row)
     console.print(table)
+    if found.seen_before:
+        console.print(
+            f"[yellow]the starting weights were trained on {found.seen_before:,} of the {found.tested:,} test images: "
+            "the numbers are too good[/]"
+        )
     if found.tried:
         console.print("[dim]learning rates were compared on a part of the training images that was left out[/]")
     console.print(f"written to [bold]{escape(str(folder / 'transfer.json'))}[/]")

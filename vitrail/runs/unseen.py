@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.dataset import Dataset, Samples, open_dataset, seen_in
+from vitrail.images.dataset import EARLIER, SKETCH, Dataset, Samples, open_dataset, seen_in
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.weights.bundle import Card
 
@@ -55,11 +55,12 @@ def _without_trained(
 ) -> tuple[Samples, str]:
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card in cards:
-        own, beyond = seen_in(samples, card.data.get("trained_on", []))
-        seen |= own
-        if own.any() and dataset.fingerprint != card.data.get("fingerprint"):
-            doubtful |= beyond
-            chance = max(chance, float(own.sum() / (~beyond).sum()))
+        for earlier, (known, size) in enumerate(_sketches(card)):
+            own, beyond = seen_in(samples, known, size)
+            seen |= own
+            if own.any() and (earlier or dataset.fingerprint != card.data.get("fingerprint")):
+                doubtful |= beyond
+                chance = max(chance, float(own.sum() / (~beyond).sum()))
     if not all(card.data.get("trained_on") for card in cards):
         sentence += "; these weights do not tell what they were trained on, which may be among them"
     if not seen.any():
@@ -76,6 +77,35 @@ def _without_trained(
     elif round(chance * more):
         left_out += f", and about {chance * more:.0f} more may be among the rest"
     return samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
+
+
+def _sketches(card: Card) -> list[tuple[list[str], int]]:
+    """Of the images that weights were trained on, then of those that the weights they came from were."""
+    before = [(known, EARLIER) for known in card.data.get("trained_before", [])]
+    return [(card.data.get("trained_on", []), SKETCH), *before]
+
+
+def trained_before(cards: Sequence[Card]) -> list[list[str]]:
+    """What a run remembers of the images that its starting weights, or its teacher, were trained on."""
+    found = {tuple(known[:EARLIER]): None for card in cards for known, _ in _sketches(card) if known}
+    return [list(known) for known in found]
+
+
+def seen_by(samples: Samples, card: Card) -> int:
+    """How many images weights are known to have been trained on, or the weights that they came from."""
+    return _count(samples, _sketches(card))
+
+
+def seen_before(samples: Samples, before: Sequence[list[str]]) -> int:
+    """The same by what `trained_before` found."""
+    return _count(samples, [(known, EARLIER) for known in before])
+
+
+def _count(samples: Samples, sketches: Sequence[tuple[list[str], int]]) -> int:
+    seen = np.zeros(len(samples), bool)
+    for known, size in sketches:
+        seen |= seen_in(samples, known, size)[0]
+    return int(seen.sum())
 
 
 def check_names(weights: str | Path, card: Card) -> None:

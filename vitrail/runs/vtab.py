@@ -25,6 +25,7 @@ from vitrail.images.sources.clevr import read_clevr
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import make_console, scanning
+from vitrail.runs.unseen import seen_by
 from vitrail.runs.vtab_finetune import finetune_tasks
 from vitrail.runs.vtab_score import TaskScore, notes_on
 from vitrail.training.interrupt import Interrupts
@@ -68,6 +69,10 @@ def vtab(
     the test split is measured once. By fine-tuning: as `transfer` does it with the recipe paper-finetune-vtab, changed
     by `overrides`; the runs stand in `out`.
     """
+    if by == "probe" and (overrides or seeds != 1 or out is not None):
+        raise UserError("a probe trains no network: --set, --seeds and --out go with --by finetune")
+    if by == "finetune" and (image_size is not None or device != "auto"):
+        raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
     wanted = _wanted(tasks)
     places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
     if not places:
@@ -114,7 +119,7 @@ def _probe_tasks(
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
             found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
-            score = ranks.share(partial(_score, task, dataset, found))
+            score = ranks.share(partial(_score, task, dataset, found, seen_by(splits[-1], classifier.card)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
         return scores, wrong
@@ -196,7 +201,7 @@ def _order(samples: Samples) -> np.ndarray:
     return np.argsort(samples.firsts, kind="stable")
 
 
-def _score(task: Task, dataset: Dataset, splits: Sequence[Features]) -> TaskScore:
+def _score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: int) -> TaskScore:
     train, val, test = splits
     x, y = train.take(np.arange(len(train.samples)))
     x_val, y_val = val.take(np.arange(len(val.samples)))
@@ -213,7 +218,7 @@ def _score(task: Task, dataset: Dataset, splits: Sequence[Features]) -> TaskScor
         right += _right(probe, values, truth)
         tested += len(truth)
     published = LISTS in dataset.notes
-    notes = notes_on(task, published, classes, tested)
+    notes = notes_on(task, published, classes, tested, seen)
     interval = share_interval(right, tested)
     return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)
 

@@ -55,7 +55,7 @@ def finetune_tasks(
                 found.tested,
                 f"rate {found.rate:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}",
                 True,
-                notes_on(task, True, task.classes, found.tested),
+                notes_on(task, True, task.classes, found.tested, found.seen_before),
             )
         )
     return scores

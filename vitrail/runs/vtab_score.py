@@ -20,10 +20,13 @@ class TaskScore:
     notes: list[str]  # in what it is not the published task
 
 
-def notes_on(task: Task, published: bool, classes: int, tested: int) -> list[str]:
+def notes_on(task: Task, published: bool, classes: int, tested: int, seen: int) -> list[str]:
+    """`seen`: test images that the weights were trained on."""
     notes = [] if published else ["the 1,000 images are drawn anew: compare it in kind, not to the digit"]
     if classes != task.classes:
         notes.append(f"{classes} classes, and the task has {task.classes}")
     if tested != task.test:
         notes.append(f"{tested:,} test images, and the task has {task.test:,}")
+    if seen:
+        notes.append(f"{seen:,} test images were seen in training: the number is too good")
     return notes
