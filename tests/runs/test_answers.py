@@ -32,6 +32,7 @@ def test_each_image_has_its_row(tiny, tmp_path, quiet):
     assert len(held_out) == result.scores.n
     assert np.mean([row["answer"] == row["label"] for row in held_out]) == result.scores.top1
     scores = evaluate(result.weights, tmp_path / "new", report=tmp_path / "page.html", console=quiet)
+    assert "Loss by step" in (tmp_path / "page.html").read_text()  # from the weights alone
     rows = rows_of(tmp_path / "page-answers.csv")
     assert len(rows) == scores.n == 26
     said = load(result.weights).predict([tmp_path / "new" / row["name"] for row in rows])

@@ -19,7 +19,7 @@ from vitrail.errors import UserError
 from vitrail.model.estimate import ACCELERATORS, peak_of
 from vitrail.training import progress as module
 from vitrail.training.events import Events
-from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
+from vitrail.training.progress import MetricsLog, TrainingProgress, few_points, read_metrics
 
 ROW = {
     "step": 1200,
@@ -290,3 +290,14 @@ def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert scalars(tmp_path) == {"train/loss": [(1, 2.0)]}
+
+
+def test_the_curves_of_a_long_run_are_means_over_equal_stretches() -> None:
+    rows: list[dict[str, object]] = [{"step": step, "loss": float(step), "lr": 0.5} for step in range(1, 601)]
+    rows[4]["loss"] = None  # not finite
+    rows += [{"step": 300, "event": "back"}, {"step": 300, "val_top1": 0.25}, {"step": 600, "val_top1": 0.75}]
+    points = few_points(rows)
+    assert points[0] == {"step": 10, "loss": 5.5556, "lr": 0.5}  # 1 to 10 without 5
+    assert points[59] == {"step": 600, "loss": 595.5, "lr": 0.5}
+    assert points[60:] == [{"step": 300, "val_top1": 0.25}, {"step": 600, "val_top1": 0.75}]
+    assert few_points([]) == []

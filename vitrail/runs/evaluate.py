@@ -142,6 +142,7 @@ def _facts(
         scores=found.scores,
         reliability=found.reliability,
         split_used=found.sentence,
+        history=card.curves,
         mistakes=found.mistakes,
         uncertain=found.uncertain,
         suspects=found.suspects,

@@ -26,7 +26,7 @@ from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
 from vitrail.runs.unseen import seen_before
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.progress import read_metrics
+from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
 
@@ -56,8 +56,9 @@ def finish(
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
-    card = _card(plan, found.sentence, metrics, about)
-    facts = _facts(plan, found, folder, about, seconds, card)
+    history = read_metrics(folder / "metrics.jsonl")
+    card = _card(plan, found.sentence, metrics, about, history)
+    facts = _facts(plan, found, folder, about, seconds, card, history)
     write_answers(folder / ANSWERS, found, samples)
     write_report(folder / "report.html", facts)
     write_model_card(folder / MODEL_CARD, facts)
@@ -85,9 +86,10 @@ def _split(name: str, copies: int, before: int) -> str:
 
 def finish_masked(plan: Plan, net: Network, folder: Path, about: dict[str, Any], console: Console) -> dict[str, float]:
     """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "val_loss" in row]
-    found = {key: value for key, value in rows[-1].items() if key != "step"}
-    card = _card(plan, "masked patches of held-out images", found, about)
+    history = read_metrics(folder / "metrics.jsonl")
+    last = [row for row in history if "val_loss" in row][-1]
+    found = {key: value for key, value in last.items() if key != "step"}
+    card = _card(plan, "masked patches of held-out images", found, about, history)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)
     right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
     console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
@@ -98,7 +100,9 @@ def finish_masked(plan: Plan, net: Network, folder: Path, about: dict[str, Any],
     return found
 
 
-def _card(plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, Any]) -> Card:
+def _card(
+    plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, Any], history: list[dict[str, Any]]
+) -> Card:
     dataset, data = plan.dataset, plan.config.data
     recipe = plan.config.model_dump(mode="json", exclude_none=True)
     recipe["data"]["path"] = Path(dataset.root).name  # a whole path tells about the machine, not about the weights
@@ -123,6 +127,7 @@ def _card(plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, A
             "trained_before": about["trained_before"],
         },
         metrics={"measured_on": sentence, **metrics},
+        curves=few_points(history),
         source=about["source"],
         licence=about["licence"],
         created_with=created_with(),
@@ -130,10 +135,15 @@ def _card(plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, A
 
 
 def _facts(
-    plan: Plan, found: Measurement, folder: Path, about: dict[str, Any], seconds: float, card: Card
+    plan: Plan,
+    found: Measurement,
+    folder: Path,
+    about: dict[str, Any],
+    seconds: float,
+    card: Card,
+    history: list[dict[str, Any]],
 ) -> ReportFacts:
     dataset, to_beat = plan.dataset, about["baseline"]
-    history = read_metrics(folder / "metrics.jsonl")
     speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
     weights = str(folder / "model.safetensors")
     cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]

@@ -6,10 +6,13 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -23,6 +26,8 @@ SETTLED = 50  # steps before waiting is judged: the first ones wait for everythi
 BAR = 8  # columns: the numbers say more
 SHOWN = ("loss", "train", "held-out", "lr", "speed", "flops", "wait")  # from left to right
 DROPPED = ("lr", "train", "flops", "wait", "speed", "held-out")  # the first ones first, where a line is too narrow
+POINTS = 60
+CURVES = (("loss", "accuracy", "lr"), ("val_loss", "val_top1", "val_map", "val_accuracy"))  # that come in one row
 HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out patches"}
 
 
@@ -65,6 +70,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict) and "step" in row:
             rows.append(row)
     return rows
+
+
+def few_points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The curves of a run for the card of its weights: of each at most POINTS points, means over equal stretches."""
+    found: list[dict[str, float]] = []
+    for keys in CURVES:
+        own = [row for row in rows if any(isinstance(row.get(key), float) for key in keys)]
+        for part in np.array_split(np.arange(len(own)), min(POINTS, len(own)) or 1):
+            stretch = [own[index] for index in part]
+            means = {key: [row[key] for row in stretch if isinstance(row.get(key), float)] for key in keys}
+            if stretch:
+                point = {key: float(f"{statistics.fmean(values):.5g}") for key, values in means.items() if values}
+                found.append({"step": stretch[-1]["step"], **point})
+    return found
 
 
 def _json_number(value: Any) -> Any:

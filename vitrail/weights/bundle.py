@@ -55,6 +55,7 @@ class Card(Schema):
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
     data: dict[str, Any] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)
+    curves: list[dict[str, float]] = Field(default_factory=list)  # of its training, in few points
     source: str = ""  # where the starting weights came from
     licence: str = ""  # of the data and of the starting weights
     stored: Literal["float32", "float16"] = "float32"  # the numbers in the file; they are computed with in float32
