@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -55,7 +56,7 @@ def evaluate(
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)
         card = classifier.card
-        path = Path(report) if report is not None else _beside(weights, str(data))
+        path = Path(report) if report is not None else _beside(weights, str(data), split)
         again = _command(weights, data, split, image_size, quarantine, target_accuracy)
         _check(weights, card, path, target_accuracy, write, split)
 
@@ -107,11 +108,12 @@ def _check(weights: str | Path, card: Card, report: Path, target: float | None, 
             raise UserError("--write would fit to images that these weights were trained on: use another --split")
 
 
-def _beside(weights: str | Path, data: str) -> Path:
+def _beside(weights: str | Path, data: str, split: str | None) -> Path:
     path = local_path(weights) or Path()  # here, for what lies in the package or in a cache
     folder = path if path.is_dir() else path.parent
     folder = folder if folder.is_dir() else Path()
-    return folder / f"evaluation-{data_name(os.path.normpath(data))}.html"
+    which = "" if split is None else "-" + re.sub(r"\W+", "-", split)  # or one split would take the place of another
+    return folder / f"evaluation-{data_name(os.path.normpath(data))}{which}.html"
 
 
 def _command(
