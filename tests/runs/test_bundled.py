@@ -56,8 +56,8 @@ def test_what_is_measured_is_told_here_and_not_in_a_folder_of_that_name(place, t
     code, out, error = typed("evaluate", "bundled", "known", "--json")
     assert code == 0, error
     assert json.loads(out)["n"] == 8 and (place / "evaluation-known.html").is_file()
-    assert typed("evaluate", "bundled", "known", "--split", "all")[0] == 0
-    assert (place / "evaluation-known-all.html").is_file()  # and not over the other
+    assert typed("evaluate", "bundled", "known", "--split", "train")[0] == 0
+    assert (place / "evaluation-known-train.html").is_file()  # and not over the other
     error = typed("evaluate", "bundled", "known", "--write")[2]
     assert "--write needs a weights file of vitrail, and 'bundled' is none" in error
 
