@@ -1,5 +1,6 @@
 """`vitrail evaluate`: what is written back is what answers, and any number of processes measures the same."""
 
+import io
 import json
 import shutil
 
@@ -72,8 +73,41 @@ def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_
     # Measured again, nothing is left to tune, and what is measured is what answers.
     second = evaluate(run, data, **options)
     assert "on which its temperature and thresholds were fitted" in (tmp_path / "r.html").read_text()
-    assert second.tuned.temperature == pytest.approx(1, abs=1e-4)
+    assert second.tuned.temperature == pytest.approx(first.tuned.temperature, rel=1e-4)
     assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
+
+
+def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, tmp_path):
+    def write(**more: object) -> str:
+        log = io.StringIO()
+        console = Console(file=log, width=500)
+        evaluate(run, data, report=tmp_path / "r.html", device="cpu", write=True, console=console, **more)
+        return log.getvalue()
+
+    def stored() -> Answering:
+        return read_card(run / "model.safetensors").answering
+
+    write(target_accuracy=0.6)
+    first = stored()
+    assert first.threshold > 0
+    assert f"threshold {first.threshold:.3f} as before" in write()
+    assert (stored().temperature, stored().threshold) == (first.temperature, first.threshold)
+    said = write(target_accuracy=0.9999)
+    assert f"threshold {first.threshold:.3f} as before: none makes 99.99 % of the answers right" in said
+    assert stored().threshold == first.threshold
+    card, other = (
+        read_card(run / "model.safetensors"),
+        first.model_copy(update={"temperature": 0.25 * first.temperature}),
+    )
+    for more, words in (
+        ({}, "no threshold: {:.3f} held for the temperature before (--target-accuracy finds one)"),
+        ({"target_accuracy": 0.9999}, "no threshold: none makes 99.99 % of the answers right, and {:.3f} held for"),
+    ):
+        replace_card(run / "model.safetensors", card.model_copy(update={"answering": other}))
+        said = write(**more)
+        assert words.format(first.threshold) in said and stored().threshold == 0
+        assert f"temperature {first.temperature:.3g} (before: {other.temperature:.3g})" in said
+        assert f"at a temperature of {first.temperature:.3g}." in (tmp_path / "r.html").read_text()
 
 
 def test_a_written_threshold_abstains(run, data):

@@ -19,6 +19,8 @@ from tests.runs.conftest import vitrail as command
 from tests.small import SMALL
 from vitrail.config import DataConfig
 from vitrail.errors import UserError
+from vitrail.evaluate.tags import same_decisions
+from vitrail.evaluate.tuning import TagTuning
 from vitrail.images.dataset import open_dataset
 from vitrail.images.samples import LabelSets
 from vitrail.runs.evaluate import evaluate
@@ -27,7 +29,7 @@ from vitrail.runs.pack import pack
 from vitrail.runs.train import train
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
-from vitrail.weights.bundle import read_card
+from vitrail.weights.bundle import Answering, read_card, replace_card
 
 pytestmark = pytest.mark.slow  # whole runs
 STEPS = (*SMALL, "train.steps=60", "optimizer.lr=3e-3", "augment.crop=none", "augment.flip=false")
@@ -131,6 +133,18 @@ def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_pat
         assert set(one.labels) == {name for name, p in one.top if p >= least[name]}
     with pytest.raises(UserError, match="give an image one label"):
         evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
+
+
+def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, monkeypatch):
+    weights = tmp_path / "model.safetensors"
+    monkeypatch.setattr("vitrail.runs.tune.FEWEST", 1)
+    monkeypatch.setattr("vitrail.runs.tune.tune_tags", lambda *_: TagTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3))
+    shutil.copy(run.weights, weights)
+    before = Answering(thresholds=(0.2, 0.5, 0.7))
+    replace_card(weights, read_card(weights).model_copy(update={"answering": before}))
+    evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
+    after = read_card(weights).answering
+    assert after.temperature == 2 and after.thresholds == pytest.approx(same_decisions(np.array([0.2, 0.5, 0.7]), 2))
 
 
 def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):

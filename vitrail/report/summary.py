@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.evaluate.calibration import Reliability
 from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import TagScores
+from vitrail.evaluate.tags import THRESHOLD, TagScores
 
 THIN_SPACE = "\u202f"  # does not break
 FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise
@@ -77,8 +77,10 @@ def verdict(scores: Scores, baseline: Baseline | None) -> list[str]:
 
 
 def _of_tags(scores: TagScores, reliability: Reliability) -> Summary:
+    halves = all(one.threshold == THRESHOLD for one in scores.per_class)
+    at = "at a probability of one half" if halves else "each label at its own threshold"
     stats = [
-        (percent(scores.micro_f1), "F1 of all decisions for a label, at a probability of one half"),
+        (percent(scores.micro_f1), f"F1 of all decisions for a label, {at}"),
         (percent(scores.exact), "images with every label right"),
         (percent(reliability.ece), "calibration error"),
         (f"{scores.nll:.3f}", "log-loss in nats, summed over the labels"),
