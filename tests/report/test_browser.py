@@ -46,7 +46,9 @@ def everything() -> ReportFacts:
         "commands": parts.commands,
         "notes": EVIL,
         "history": parts.history,
-        "decisions": [("precision", "a network of some size with its terms " * 4, "because " + "of this and that " * 12)],
+        "decisions": [
+            ("precision", "a network of some size with its terms " * 4, "because " + "of this and that " * 12)
+        ],
     }
     return replace(facts, **pictures)
 
