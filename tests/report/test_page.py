@@ -20,7 +20,7 @@ from vitrail.evaluate.tags import score_tags, tag_reliability
 from vitrail.evaluate.tuning import tune, tune_tags
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, write_report
-from vitrail.report.summary import percent, suspicion_sentence, verdict
+from vitrail.report.summary import percent, summarise, suspicion_sentence, verdict
 from vitrail.report.tuning import answered_rows
 
 VOID = {"meta", "link", "img", "br", "wbr"}
@@ -88,10 +88,14 @@ def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
 
 def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
     facts = tags()
-    own = [replace(one, threshold=0.3) for one in facts.scores.per_class]
+    own = [replace(one, threshold=0.3, count=40) for one in facts.scores.per_class]
     worse = replace(facts.scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
     words = " ".join(Reader(render(replace(facts, scores=replace(facts.scores, per_class=own, tuned=worse)))).words)
     assert "each label at its own threshold" in words and "one half" not in words
+    assert "so few the interval is too narrow" not in words
+    rare = [replace(one, count=4) for one in own]
+    words = " ".join(summarise(replace(facts.scores, per_class=rare), facts.reliability, None).verdict)
+    assert "A label has 4 images on average: with so few the interval is too narrow." in words
     assert "mean F1" not in words
 
 

@@ -158,6 +158,9 @@ def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
     found = measure(clf.net, "set", samples, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
     said = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
     assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(said, sets, strict=True)]))
+    first = samples.subset(np.arange(1))
+    found = measure(clf.net, "set", first, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
+    assert found.sentence == "Measured on 1 image of the set."
 
 
 def test_predict_labels_every_row_of_a_table_in_its_order(run, tagged, tmp_path):

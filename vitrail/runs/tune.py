@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.markup import escape
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import THRESHOLD, TagScores, same_decisions
-from vitrail.evaluate.tuning import Abstention, TagTuning, tune, tune_tags
+from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
 from vitrail.images.dataset import Samples
 from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
@@ -78,42 +79,39 @@ def write_answering(weights: str | Path, card: Card, found: Measurement, samples
     assert tuning is not None
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
-    same = abs(tuning.temperature / before.temperature - 1) < SAME
-    temperature = before.temperature if same else tuning.temperature
-    if isinstance(tuning, TagTuning):
-        thresholds, words = _thresholds(tuning, before)
-        changes: dict[str, object] = {"thresholds": thresholds}
-    else:
-        threshold, words = _threshold(tuning.abstention, before, same)
-        changes = {"threshold": threshold}
-    changes |= {"temperature": temperature, "fitted_on": _identity(samples)}
-    told = [f"temperature {temperature:.3g} (before: {before.temperature:.3g})", *words]
+    changes, words = _thresholds(tuning, before) if isinstance(tuning, TagTuning) else _threshold(tuning, before)
+    told = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]
+    changes |= {"fitted_on": _identity(samples)}
     values = {**before.model_dump(), **changes, "measured_on": found.sentence}
     replace_card(path, card.model_copy(update={"answering": Answering.model_validate(values)}))
     return f"written into {path}: {', '.join(told)}"
 
 
-def _thresholds(tuning: TagTuning, before: Answering) -> tuple[tuple[float, ...], list[str]]:
-    """Of several labels: those found, unless they do worse on images they were not fitted on, and what to tell."""
+def _thresholds(tuning: TagTuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    """Of several labels: what to store, and what to tell. Thresholds that do worse on images they were not fitted on
+    are not taken."""
     if tuning.macro_f1 >= tuning.macro_f1_before:
-        return tuple(tuning.thresholds), [f"a threshold for each of {len(tuning.thresholds)} labels"]
-    scale = tuning.temperature / before.temperature
-    kept = tuple(same_decisions(np.array(before.thresholds), scale).tolist())
-    return kept, ["labels decided as before: thresholds fitted on one half of the images do worse on the other"]
+        found, told = tuning.thresholds, f"a threshold for each of {len(tuning.thresholds)} labels"
+    else:
+        found = same_decisions(np.array(before.thresholds), tuning.temperature / before.temperature).tolist()
+        told = "labels decided as before: thresholds fitted on one half of the images do worse on the other"
+    return {"temperature": tuning.temperature, "thresholds": found}, [told]
 
 
-def _threshold(asked: Abstention | None, before: Answering, same: bool) -> tuple[float, list[str]]:
-    """Of one label: below which there is no answer, and what to tell. That before holds at the `same` temperature."""
+def _threshold(tuning: Tuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    """The same for one label. A threshold that was stored before holds for the temperature before alone."""
+    asked, stored = tuning.abstention, before.threshold
     if asked is not None and asked.threshold is not None:
-        return asked.threshold, [f"threshold {asked.threshold:.3f}"]
+        found = {"temperature": tuning.temperature, "threshold": asked.threshold}
+        return found, [f"threshold {asked.threshold:.3f}"]
     none = "" if asked is None else f": none makes {100 * asked.accuracy:.4g} % of the answers right"
-    if before.threshold and same:
-        return before.threshold, [f"threshold {before.threshold:.3f} as before{none}"]
-    if before.threshold:
-        advice = " (--target-accuracy finds one)" if asked is None else ""
-        gone = f"{before.threshold:.3f} held for the temperature before{advice}"
-        return 0.0, [f"no threshold{none}{', and ' if none else ': '}{gone}"]
-    return 0.0, [f"no threshold{none}"] if none else []
+    if stored and abs(tuning.temperature / before.temperature - 1) < SAME:
+        return {"temperature": before.temperature}, [f"threshold {stored:.3f} as before{none}"]
+    told = [f"no threshold{none}"] if none or stored else []
+    if stored:
+        advice = "" if none else " (--target-accuracy finds one)"
+        told[0] += f"{', and' if none else ':'} {stored:.3f} held for the temperature before{advice}"
+    return {"temperature": tuning.temperature, "threshold": 0.0}, told
 
 
 def _identity(samples: Samples) -> str:
