@@ -14,11 +14,13 @@ from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import score
+from vitrail.images.dataset import open_dataset
 from vitrail.infer.forward import Outputs
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.measure import with_one_label
 from vitrail.runs.train import train
 from vitrail.runs.tune import own_file
+from vitrail.runs.unseen import unseen_images
 from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
 
 pytestmark = pytest.mark.slow
@@ -147,6 +149,18 @@ def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path
         own_file(tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="vitrail convert hf-hub:some/thing FILE"):
         own_file("hf-hub:some/thing")
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_test(run, tmp_path, tested):
+    root = tmp_path / "birds"
+    for number, split in enumerate(("train", "val", *(["test"] if tested else []))):
+        for name, colour in (("red", 30), ("rose", 100), ("blue", 170)):
+            draw(root / split / name, (colour, 40 * number, 90), 4)
+    card = read_card(run / "model.safetensors")
+    own = card.data | {"fingerprint": open_dataset(root).fingerprint, "trained_on": ["f" * 16]}
+    _, _, words = unseen_images(str(root), [card.model_copy(update={"data": own})], "val", "", lambda *_: None)
+    assert ("trained on the rest of this folder" in words) == (not tested)
 
 
 @pytest.mark.slow
