@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, log_loss, precision_score, recall_score
 
 from vitrail.errors import UserError
-from vitrail.evaluate.tags import average_precision, score_tags, sigmoid, tag_reliability, worst_tags
+from vitrail.evaluate.tags import (
+    average_precision,
+    bootstrap_interval,
+    same_decisions,
+    score_tags,
+    sigmoid,
+    tag_reliability,
+    worst_tags,
+)
 
 
 def example(seed: int, n: int = 200, k: int = 5, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -76,6 +84,14 @@ def test_the_interval_covers_the_truth_of_rare_labels() -> None:
     assert covered >= 30  # 95 % of 40 would be 38; half-width intervals cover about 20
 
 
+def test_resamples_are_taken_for_too_high_and_too_close() -> None:
+    values, around = np.array([0.5, 0.7]), np.random.default_rng(0).normal(size=(2, 4000))
+    low, high = bootstrap_interval(values, values[:, None] + 0.04 + 0.01 * around, np.array([2, 5]))
+    assert (low + high) / 2 == pytest.approx(0.6 - 0.04, abs=1e-3)
+    half = 1.96 * 0.01 * np.sqrt(2 / 1 + 5 / 4) / 2  # of new images, of which as many have each label
+    assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+
+
 def test_labels_no_image_has_and_broken_outputs() -> None:
     logits, truth = example(2)
     truth[:, 3] = False
@@ -92,6 +108,8 @@ def test_worst_decisions_come_first_and_one_an_image() -> None:
     truth = np.array([[1, 0], [0, 1], [1, 1]])
     logits = np.array([[-3.0, 5.0], [1.0, 2.0], [4.0, 4.0]])
     assert worst_tags(logits, truth, 5) == [(0, 1), (1, 0)]
+    # By the thresholds in use: 5 is too little for the second label, and 2 for it a mistake; 1 is right for the first.
+    assert worst_tags(logits, truth, 5, sigmoid(np.array([1.5, 5.5]))) == [(0, 0), (1, 1), (2, 1)]
 
 
 def test_reliability_counts_every_decision() -> None:
@@ -100,3 +118,15 @@ def test_reliability_counts_every_decision() -> None:
     assert found.count.sum() == 500
     right = ((sigmoid(logits) >= 0.5) == truth).mean()
     assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
+    own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    found = tag_reliability(logits, truth, own)
+    right = ((sigmoid(logits) >= own) == truth).mean()
+    assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
+
+
+def test_thresholds_can_follow_a_temperature() -> None:
+    logits, _ = example(5, n=100)
+    own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    moved = same_decisions(own, 1.7)
+    np.testing.assert_array_equal(sigmoid(logits / 1.7) >= moved, sigmoid(logits) >= own)
+    assert moved[2] == 0.5 and same_decisions(np.array([0.0, 1.0]), 1.7).tolist() == [0, 1]

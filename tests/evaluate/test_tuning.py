@@ -147,7 +147,13 @@ def test_tuning_helps_on_images_it_did_not_see():
     assert found.nll < log_loss(labels, softmax(logits))
     assert found.abstention.right >= 0.7 and 0 < found.abstention.answered < 1
     assert found.coverage.accuracy[-1] == pytest.approx((logits.argmax(1) == labels).mean())
+    again = tune(logits / 0.25, labels, accuracy=0.7, temperature=0.25)
+    assert again.temperature == pytest.approx(found.temperature)  # of the network, however its logits came
+    assert again.abstention.threshold == pytest.approx(found.abstention.threshold)
     logits, truth = tags()
     several = tune_tags(logits, truth, np.full(6, 0.5))
+    again = tune_tags(logits / 0.25, truth, np.full(6, 0.5), 0.25)
+    assert again.temperature == pytest.approx(several.temperature)
+    np.testing.assert_allclose(again.thresholds, several.thresholds)
     assert several.macro_f1 > several.macro_f1_before + 0.03
     assert several.macro_f1_before == pytest.approx(f1_score(truth, logits >= 0, average="macro"))

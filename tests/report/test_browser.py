@@ -28,7 +28,8 @@ ASK = """<script>addEventListener("load", async () => {
   document.querySelector(".classes button").click();
   const first = document.querySelector(".classes tbody td").textContent;
   const asked = performance.getEntriesByType("resource").map(one => one.name).filter(one => !one.startsWith("data:"));
-  const told = {images: images.length, broken, wide: document.documentElement.scrollWidth, first, asked};
+  const choice = document.querySelector(".decisions tbody td")?.clientWidth;
+  const told = {images: images.length, broken, wide: document.documentElement.scrollWidth, first, asked, choice};
   document.body.insertAdjacentHTML("beforeend", "<output>" + JSON.stringify(told) + "</output>");
 });</script>"""
 
@@ -45,6 +46,9 @@ def everything() -> ReportFacts:
         "commands": parts.commands,
         "notes": EVIL,
         "history": parts.history,
+        "decisions": [
+            ("precision", "a network of some size with its terms " * 4, "because " + "of this and that " * 12)
+        ],
     }
     return replace(facts, **pictures)
 
@@ -71,7 +75,7 @@ def test_the_page_opens(tmp_path: Path, width: int) -> None:
     told, console = opened(page, width)
     assert told["images"] == 5 and told["broken"] == 0
     assert told["first"] == "cat"  # sorted by its script, on a click
-    assert told["wide"] <= width
+    assert told["wide"] <= width and told["choice"] > 60  # or it would break between letters
     assert console == "" and told["asked"] == []
 
 

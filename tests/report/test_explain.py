@@ -27,10 +27,11 @@ def test_other_networks() -> None:
     assert "shrinks with depth" in distance_sentences(distances([[90], [70], [50], [30]]))[0]
     assert "no steady trend" in distance_sentences(distances([[50], [51], [52], [53]]))[0]  # steady, but nothing
     assert "no steady trend" in distance_sentences(distances([[20], [90], [25], [80]]))[0]
-    assert "local heads (1 of 1), but none that looks" in distance_sentences(distances([[20], [90], [25], [80]]))[1]
+    assert "local heads (1 of 1), but no global ones" in distance_sentences(distances([[20], [90], [25], [80]]))[1]
     assert "but no local ones" in distance_sentences(distances([[95], [95], [95]]))[0]
     (neither,) = distance_sentences(distances([[60]]))
-    assert "The first block has neither local heads" in neither
+    assert "The first block has neither local nor global heads: from 60.0" in neither
+    assert "global above nine tenths" in neither
     assert "Patches give 25.0" in distance_sentences(distances([[60]], 0.25))[-1]
 
 

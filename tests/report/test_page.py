@@ -20,7 +20,7 @@ from vitrail.evaluate.tags import score_tags, tag_reliability
 from vitrail.evaluate.tuning import tune, tune_tags
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, write_report
-from vitrail.report.summary import percent, suspicion_sentence, verdict
+from vitrail.report.summary import percent, summarise, suspicion_sentence, verdict
 from vitrail.report.tuning import answered_rows
 
 VOID = {"meta", "link", "img", "br", "wbr"}
@@ -66,7 +66,7 @@ def tags() -> ReportFacts:
     """The same for any number of labels, with thresholds tuned."""
     rng = np.random.default_rng(0)
     truth = rng.random((80, 3)) < 0.4
-    logits = rng.normal(size=(80, 3)) + 2 * truth - 1
+    logits = rng.normal(size=(80, 3)) + 2 * truth - 3  # a half is too much to ask
     scores = score_tags(logits, truth, ["red", "round", "big"])
     scores = replace(scores, tuned=tune_tags(logits, truth, np.full(3, 0.5)))
     return ReportFacts("title", "subtitle", scores, tag_reliability(logits, truth), "Measured on the test split.")
@@ -80,9 +80,23 @@ def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
     assert f"{percent(scores.mean_ap)} mean average precision" in words
     assert f"would score {percent(scores.chance)}" in words
     assert "average precision recall precision" in words and "Confusions" not in words
-    assert f"goes from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
+    assert f"would go from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
+    assert "at a probability of one half" in words
     for one in scores.per_class:
         assert f"{one.name} {percent(one.average_precision)} {percent(one.recall)}" in words
+
+
+def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
+    facts = tags()
+    own = [replace(one, threshold=0.3, count=40) for one in facts.scores.per_class]
+    worse = replace(facts.scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
+    words = " ".join(Reader(render(replace(facts, scores=replace(facts.scores, per_class=own, tuned=worse)))).words)
+    assert "each label at its own threshold" in words and "one half" not in words
+    assert "so few the interval is too narrow" not in words
+    rare = [replace(one, count=4) for one in own]
+    words = " ".join(summarise(replace(facts.scores, per_class=rare), facts.reliability, None).verdict)
+    assert "A label has 4 images on average: with so few the interval is too narrow." in words
+    assert "mean F1" not in words
 
 
 def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> Picture:
@@ -172,9 +186,9 @@ def test_what_tuning_found_is_shown() -> None:
     facts = tuned(600, 0.9)
     words = " ".join(" ".join(Reader(render(facts)).words).split())
     found = facts.scores.tuned
-    assert f"A temperature of {found.temperature:.2f} would take the calibration error from" in words
+    assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
     assert "Answering less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
-    assert f"that is answered, at a temperature of {found.temperature:.2f}." in words
+    assert f"that is answered, at a temperature of {found.temperature:.3g}." in words
     low, high = facts.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.scores.nll_interval

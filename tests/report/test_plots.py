@@ -33,6 +33,13 @@ def ids(svg: str) -> list[str]:
     return [element.attrib["id"] for element in ElementTree.fromstring(svg).iter() if "id" in element.attrib]
 
 
+def test_the_legend_lies_on_no_curve() -> None:
+    rising = [row | ({"val_loss": row["step"] / 100} if "val_loss" in row else {}) for row in HISTORY]
+    svg = ElementTree.fromstring(plots.learning_curves(rising, None)[0])
+    height = {element.text: float(element.attrib["y"]) for element in svg.iter() if element.tag.endswith("text")}
+    assert max(height["training"], height["validation"]) <= height["Loss"]  # beside the title
+
+
 def test_pictures_share_a_page_without_clashing() -> None:
     diagram = plots.reliability_diagram(bin_confidence(np.linspace(0.1, 1, 50), np.arange(50) % 3 > 0))
     pictures = [*plots.learning_curves(HISTORY, 0.4), plots.confusion_matrix(np.eye(3, dtype=int), "abc"), diagram]

@@ -60,6 +60,17 @@ def test_without_data_it_is_what_the_first_run_held_out(runs, quiet):
     assert rows[0].scores.top1 == read_card(runs[0] / "model.safetensors").metrics["top1"]
 
 
+def test_images_that_answers_were_fitted_on_are_told(runs, more, quiet, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitrail.runs.tune.FEWEST", 1)
+    shutil.copy(runs[0] / "model.safetensors", tmp_path / "own.safetensors")
+    evaluate(tmp_path / "own.safetensors", more, write=True, device="cpu", console=quiet)
+    rows = compare([runs[1], tmp_path / "own.safetensors"], data=more, device="cpu")
+    assert [row.to_dict()["fitted"] for row in rows] == [False, True]
+    assert (
+        f"on which temperature and thresholds of {tmp_path / 'own.safetensors'} were fitted" in capsys.readouterr().out
+    )
+
+
 def test_classes_in_another_order_are_matched_by_name(runs, more, quiet, tmp_path):
     card = read_card(runs[0] / "model.safetensors")
     state = load_file(runs[0] / "model.safetensors")

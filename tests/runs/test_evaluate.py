@@ -1,5 +1,6 @@
 """`vitrail evaluate`: what is written back is what answers, and any number of processes measures the same."""
 
+import io
 import json
 import shutil
 
@@ -13,11 +14,13 @@ from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import score
+from vitrail.images.dataset import open_dataset
 from vitrail.infer.forward import Outputs
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.measure import with_one_label
 from vitrail.runs.train import train
 from vitrail.runs.tune import own_file
+from vitrail.runs.unseen import unseen_images
 from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
 
 pytestmark = pytest.mark.slow
@@ -72,8 +75,41 @@ def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_
     # Measured again, nothing is left to tune, and what is measured is what answers.
     second = evaluate(run, data, **options)
     assert "on which its temperature and thresholds were fitted" in (tmp_path / "r.html").read_text()
-    assert second.tuned.temperature == pytest.approx(1, abs=1e-4)
+    assert second.tuned.temperature == pytest.approx(first.tuned.temperature, rel=1e-4)
     assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
+
+
+def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, tmp_path):
+    def write(**more: object) -> str:
+        log = io.StringIO()
+        console = Console(file=log, width=500)
+        evaluate(run, data, report=tmp_path / "r.html", device="cpu", write=True, console=console, **more)
+        return log.getvalue()
+
+    def stored() -> Answering:
+        return read_card(run / "model.safetensors").answering
+
+    write(target_accuracy=0.6)
+    first = stored()
+    assert first.threshold > 0
+    assert f"threshold {first.threshold:.3f} as before" in write()
+    assert (stored().temperature, stored().threshold) == (first.temperature, first.threshold)
+    said = write(target_accuracy=0.9999)
+    assert f"threshold {first.threshold:.3f} as before: none makes 99.99 % of the answers right" in said
+    assert stored().threshold == first.threshold
+    card, other = (
+        read_card(run / "model.safetensors"),
+        first.model_copy(update={"temperature": 0.25 * first.temperature}),
+    )
+    for more, words in (
+        ({}, "no threshold: {:.3f} held for the temperature before (--target-accuracy finds one)"),
+        ({"target_accuracy": 0.9999}, "no threshold: none makes 99.99 % of the answers right, and {:.3f} held for"),
+    ):
+        replace_card(run / "model.safetensors", card.model_copy(update={"answering": other}))
+        said = write(**more)
+        assert words.format(first.threshold) in said and stored().threshold == 0
+        assert f"temperature {first.temperature:.3g} (before: {other.temperature:.3g})" in said
+        assert f"at a temperature of {first.temperature:.3g}." in (tmp_path / "r.html").read_text()
 
 
 def test_a_written_threshold_abstains(run, data):
@@ -113,6 +149,18 @@ def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path
         own_file(tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="vitrail convert hf-hub:some/thing FILE"):
         own_file("hf-hub:some/thing")
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_test(run, tmp_path, tested):
+    root = tmp_path / "birds"
+    for number, split in enumerate(("train", "val", *(["test"] if tested else []))):
+        for name, colour in (("red", 30), ("rose", 100), ("blue", 170)):
+            draw(root / split / name, (colour, 40 * number, 90), 4)
+    card = read_card(run / "model.safetensors")
+    own = card.data | {"fingerprint": open_dataset(root).fingerprint, "trained_on": ["f" * 16]}
+    _, _, words = unseen_images(str(root), [card.model_copy(update={"data": own})], "val", "", lambda *_: None)
+    assert ("trained on the rest of this folder" in words) == (not tested)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_everything_the_card_knows_is_told():
         "data fingerprint": "0123abc",
         "recipe": "finetune",
         "starting weights": "hf-hub:owner/name",
-        "licence of the starting weights": "Apache 2.0",
+        "terms of the starting weights": "Apache 2.0",
         "answers": "temperature 1.5, none of these below a probability of 0.7",
         "made with": "a test",
     }

@@ -19,6 +19,8 @@ from tests.runs.conftest import vitrail as command
 from tests.small import SMALL
 from vitrail.config import DataConfig
 from vitrail.errors import UserError
+from vitrail.evaluate.tags import same_decisions
+from vitrail.evaluate.tuning import TagTuning
 from vitrail.images.dataset import open_dataset
 from vitrail.images.samples import LabelSets
 from vitrail.runs.evaluate import evaluate
@@ -27,7 +29,7 @@ from vitrail.runs.pack import pack
 from vitrail.runs.train import train
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import read_metrics
-from vitrail.weights.bundle import read_card
+from vitrail.weights.bundle import Answering, read_card, replace_card
 
 pytestmark = pytest.mark.slow  # whole runs
 STEPS = (*SMALL, "train.steps=60", "optimizer.lr=3e-3", "augment.crop=none", "augment.flip=false")
@@ -133,6 +135,18 @@ def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_pat
         evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
 
 
+def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, monkeypatch):
+    weights = tmp_path / "model.safetensors"
+    monkeypatch.setattr("vitrail.runs.tune.FEWEST", 1)
+    monkeypatch.setattr("vitrail.runs.tune.tune_tags", lambda *_: TagTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3))
+    shutil.copy(run.weights, weights)
+    before = Answering(thresholds=(0.2, 0.5, 0.7))
+    replace_card(weights, read_card(weights).model_copy(update={"answering": before}))
+    evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
+    after = read_card(weights).answering
+    assert after.temperature == 2 and after.thresholds == pytest.approx(same_decisions(np.array([0.2, 0.5, 0.7]), 2))
+
+
 def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
     """ImageNet ReaL: top-1 and top-5 count a prediction that is any of an image's labels."""
     result = train(photos, recipe="scratch", out=tmp_path / "run", overrides=(*SMALL, "train.steps=2"), console=quiet)
@@ -144,6 +158,9 @@ def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
     found = measure(clf.net, "set", samples, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
     said = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
     assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(said, sets, strict=True)]))
+    first = samples.subset(np.arange(1))
+    found = measure(clf.net, "set", first, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
+    assert found.sentence == "Measured on 1 image of the set."
 
 
 def test_predict_labels_every_row_of_a_table_in_its_order(run, tagged, tmp_path):

@@ -9,8 +9,9 @@ def check(data: str, /, *, out: str | None = None, json: bool = False) -> None:
     """Look for what makes training or measuring go wrong: leaks between splits, copies, wrong labels, broken files.
 
     Nothing is changed. The folder --out gets report.html, report.json and quarantine.csv, the list of images that
-    `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks, conflicting labels or files that
-    cannot be used, else 0.
+    `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks (near ones, too), groups on both
+    sides of a split, exact copies with conflicting labels, classes that do not match or files that cannot be used,
+    else 0.
 
     Examples:
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
 RESAMPLES = 2000  # of the bootstrap
 BOOTSTRAP_DRAWS = 200_000_000  # of single images: beyond, fewer resamples are drawn
+MANY = 100  # right and as many wrong: from there on, resampling tells how sure a share is
 
 Interval = tuple[float, float]
 
@@ -166,15 +167,23 @@ def share_interval(hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random
     """95 % percentile bootstrap over images of the share of `hits` among `n`.
 
     Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
-    distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where all
-    are right or all wrong, Wilson's interval stands in.
+    distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where few
+    are right or few wrong, Wilson's interval stands in. (With 80 % of 19 right it covers the truth in 96 % of the
+    cases, percentiles in 89 %.)
     """
-    if hits in (0, n):
-        bound = 1 / (1 + 1.96**2 / n)
-        return (bound, 1.0) if hits else (0.0, 1 - bound)
+    if min(hits, n - hits) < MANY:
+        return wilson_interval(hits, n)
     rng = rng or np.random.Generator(np.random.PCG64(0))
     low, high = np.quantile(rng.binomial(n, hits / n, size=bootstrap) / n, [0.025, 0.975])
     return float(low), float(high)
+
+
+def wilson_interval(hits: int, n: int) -> Interval:
+    """95 %: all shares from which so many hits among `n` are no surprise."""
+    p, z = hits / n, 1.959964
+    centre, scale = p + z * z / (2 * n), 1 + z * z / n
+    half = z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5
+    return max(0.0, (centre - half) / scale) if hits else 0.0, min(1.0, (centre + half) / scale) if hits < n else 1.0
 
 
 def mean_interval(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:

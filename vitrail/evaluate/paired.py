@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.evaluate.metrics import RESAMPLES, Interval
-from vitrail.evaluate.tags import average_precision
+from vitrail.evaluate.tags import average_precision, bootstrap_interval
 
 TAG_RESAMPLES = 200
 
@@ -50,20 +50,21 @@ def sign_test(won: int, lost: int) -> float:
 
 
 def compare_tags(first: np.ndarray, second: np.ndarray, truth: np.ndarray, seed: int = 0) -> Paired:
-    """Mean average precision of two (N, K) logits for the same (N, K) zeros and ones: a basic bootstrap, of which each
-    resample takes the same images for both."""
+    """Mean average precision of two (N, K) logits for the same (N, K) zeros and ones: each resample takes the same
+    images for both."""
     truth = truth.astype(bool)
     n = len(truth)
     weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=TAG_RESAMPLES)
     weights = np.vstack([np.ones(n), weights])  # the first row: the images as they are
     used = np.flatnonzero(truth.any(axis=0))
-    found = [
-        average_precision(second[:, k], truth[:, k], weights) - average_precision(first[:, k], truth[:, k], weights)
-        for k in used
-    ]
-    differences = np.nanmean(found, axis=0)
-    point, (low, high) = float(differences[0]), np.quantile(differences[1:], [0.025, 0.975])
-    return Paired(point, (float(2 * point - high), float(2 * point - low)), None, None, None)
+    found = np.stack(
+        [
+            average_precision(second[:, k], truth[:, k], weights) - average_precision(first[:, k], truth[:, k], weights)
+            for k in used
+        ]
+    )
+    interval = bootstrap_interval(found[:, 0], found[:, 1:], truth[:, used].sum(axis=0))
+    return Paired(float(found[:, 0].mean()), interval, None, None, None)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ from vitrail.evaluate.abstain import Coverage, coverage_curve, threshold_for
 from vitrail.evaluate.calibration import bin_confidence
 from vitrail.evaluate.metrics import chunks, log_softmax
 from vitrail.evaluate.tags import best_thresholds, f1_scores, sigmoid
-from vitrail.evaluate.temperature import fit_temperature, halves, held_out_temperatures
+from vitrail.evaluate.temperature import COLDEST, HOTTEST, fit_temperature, halves, held_out_temperatures
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Abstention:
 class Tuning:
     """For weights that give an image one label."""
 
-    temperature: float
+    temperature: float  # of the network's own logits, whatever those fitted to were divided by already
     nll: float  # this and the next with temperatures that were fitted on the other half of the images
     ece: float
     coverage: Coverage  # at that temperature
@@ -47,7 +47,7 @@ class Tuning:
 class TagTuning:
     """For weights that give an image any number of labels."""
 
-    temperature: float
+    temperature: float  # of the network's own logits, whatever those fitted to were divided by already
     nll: float  # this and the next two by what was fitted on the other half of the images
     micro_f1: float
     macro_f1: float
@@ -58,14 +58,17 @@ class TagTuning:
         return dict(vars(self))
 
 
-def tune(logits: np.ndarray, labels: np.ndarray, accuracy: float | None = None, seed: int = 0) -> Tuning:
-    """Fit (N, K) logits to (N,) labels; `accuracy`: that answers shall have, for the price of giving fewer."""
-    temperature = fit_temperature(logits, labels)
+def tune(
+    logits: np.ndarray, labels: np.ndarray, accuracy: float | None = None, temperature: float = 1.0, seed: int = 0
+) -> Tuning:
+    """Fit (N, K) logits, divided by `temperature` already, to (N,) labels; `accuracy`: that answers shall have, for the
+    price of giving fewer."""
+    found = _fit(logits, labels, temperature)
     held_out = held_out_temperatures(logits, labels, seed)
     confidence, correct, nll = _answers(logits, labels, held_out)
-    final, _, _ = _answers(logits, labels, np.full(len(labels), temperature))
+    final, _, _ = _answers(logits, labels, np.full(len(labels), found / temperature))
     return Tuning(
-        temperature,
+        found,
         nll=float(nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
         coverage=coverage_curve(final, correct),
@@ -91,10 +94,13 @@ def _abstention(
     )
 
 
-def tune_tags(logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray, seed: int = 0) -> TagTuning:
-    """Fit (N, K) logits to (N, K) zeros and ones; `thresholds`: those in use until now, (K,)."""
+def tune_tags(
+    logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray, temperature: float = 1.0, seed: int = 0
+) -> TagTuning:
+    """Fit (N, K) logits, divided by `temperature` already, to (N, K) zeros and ones; `thresholds`: those in use until
+    now, (K,)."""
     truth = truth.astype(bool)
-    temperature = fit_temperature(logits, truth)
+    found = _fit(logits, truth, temperature)
     held_out = held_out_temperatures(logits, truth, seed)[:, None]
     decided = sigmoid(logits.astype(np.float64)) >= thresholds
     _, before = f1_scores(decided, truth)
@@ -105,13 +111,18 @@ def tune_tags(logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray, see
         decided[own] = sigmoid(scaled[own]) >= best
     micro, macro = f1_scores(decided, truth)
     return TagTuning(
-        temperature,
+        found,
         nll=float((np.logaddexp(0, scaled) - scaled * truth).sum(axis=1).mean()),
         micro_f1=micro,
         macro_f1=macro,
         macro_f1_before=before,
-        thresholds=best_thresholds(sigmoid(logits / temperature), truth).tolist(),
+        thresholds=best_thresholds(sigmoid(logits * (temperature / found)), truth).tolist(),
     )
+
+
+def _fit(logits: np.ndarray, truth: np.ndarray, temperature: float) -> float:
+    """The temperature that was not divided by yet, times the one that was."""
+    return float(np.clip(temperature * fit_temperature(logits, truth), COLDEST, HOTTEST))
 
 
 def _answers(logits: np.ndarray, labels: np.ndarray, temperatures: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -139,14 +139,12 @@ def distance_sentences(distances: Distances) -> list[str]:
     if local and far:
         kinds = f"both local and global heads ({local} and {far} of {first.size})"
     elif local:
-        kinds = f"local heads ({local} of {first.size}), but none that looks everywhere"
+        kinds = f"local heads ({local} of {first.size}), but no global ones"
     elif far:
-        kinds = f"heads that look everywhere ({far} of {first.size}), but no local ones"
+        kinds = f"global heads ({far} of {first.size}), but no local ones"
     else:
-        kinds = "neither local heads nor heads that look everywhere"
-    sentences.append(
-        f"{where} {kinds}: {spread}. Local is below half of uniform attention, everywhere at least nine tenths."
-    )
+        kinds = "neither local nor global heads"
+    sentences.append(f"{where} {kinds}: {spread}. Local is below half of uniform attention, global above nine tenths.")
     most = float(distances.elsewhere.max())
     if most > 1e-6:
         sentences.append(

@@ -77,7 +77,7 @@ def _measured(facts: ReportFacts) -> Iterator[str]:
         if len(answered) > 1:
             shown = [(*map(percent, (one.share, one.right, one.at_least)), f"{one.threshold:.3f}") for one in answered]
             head = ("answering only", "right", "at least (95 %)", "from")
-            at = f"From: the lowest probability that is answered, at a temperature of {scores.tuned.temperature:.2f}."
+            at = f"From: the lowest probability that is answered, at a temperature of {scores.tuned.temperature:.3g}."
             yield _table(head, shown)
             yield f"{at} {_plain(abstention_sentence(scores))}".rstrip()
     weakest = sorted(scores.per_class, key=worst_first)[:WEAKEST]

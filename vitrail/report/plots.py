@@ -132,7 +132,8 @@ def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Poin
     _many_points(top, losses, "training")
     if held_out[0].size:
         top.plot(*held_out, color=RED, linewidth=1.5, marker="o", markersize=3.5, label="validation")
-        top.legend(frameon=False, loc="upper right", labelcolor=INK, handlelength=1.4)
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "borderaxespad": 0.0}  # of the curves
+        top.legend(frameon=False, labelcolor=INK, handlelength=1.4, **above)
     everything = np.concatenate([losses[1], held_out[1]])
     top.set_ylim(0, np.quantile(everything, 0.99) * 1.1 or 1)  # a first spike does not flatten the rest
     top.set_title("Loss", loc="left")

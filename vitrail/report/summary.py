@@ -9,10 +9,11 @@ import numpy as np
 
 from vitrail.evaluate.calibration import Reliability
 from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import TagScores
+from vitrail.evaluate.tags import THRESHOLD, TagScores
 
 THIN_SPACE = "\u202f"  # does not break
 FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise
+FEW_OF_A_LABEL = 30  # images that have it, on average: with fewer, intervals hold the truth in less than 95 %
 MANY_SUSPECTS = 0.1  # share of the labels: beyond, the network is likelier wrong than they are
 
 Baseline = tuple[str, float]  # what it is, and its value of the headline number on the same images
@@ -77,8 +78,10 @@ def verdict(scores: Scores, baseline: Baseline | None) -> list[str]:
 
 
 def _of_tags(scores: TagScores, reliability: Reliability) -> Summary:
+    halves = all(one.threshold == THRESHOLD for one in scores.per_class)
+    at = "at a probability of one half" if halves else "each label at its own threshold"
     stats = [
-        (percent(scores.micro_f1), "F1 of all decisions for a label, at a probability of one half"),
+        (percent(scores.micro_f1), f"F1 of all decisions for a label, {at}"),
         (percent(scores.exact), "images with every label right"),
         (percent(reliability.ece), "calibration error"),
         (f"{scores.nll:.3f}", "log-loss in nats, summed over the labels"),
@@ -92,6 +95,11 @@ def _of_tags(scores: TagScores, reliability: Reliability) -> Summary:
     ]
     if scores.mean_ap_interval[0] <= scores.chance:
         sentences.append("The difference is within the uncertainty of this measurement.")
+    counts = [one.count for one in scores.per_class if one.count]
+    if np.mean(counts) < FEW_OF_A_LABEL:
+        sentences.append(
+            f"A label has {np.mean(counts):.0f} images on average: with so few the interval is too narrow."
+        )
     levels = [
         Level("a random order", scores.chance),
         Level("this model", scores.mean_ap, scores.mean_ap_interval),

@@ -11,7 +11,7 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.report.summary import percent
 
-WORTH = 0.005  # of a calibration error, that a temperature has to take off to be worth a line
+WORTH = 0.005  # of a calibration error or of F1, that tuning has to change to be worth a line
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the images, that a table tells of
 
 
@@ -51,7 +51,7 @@ def temperature_sentence(scores: Scores) -> str:
     if scores.tuned is None or scores.ece - scores.tuned.ece <= WORTH:
         return ""
     return (
-        f"A temperature of {scores.tuned.temperature:.2f} would take the calibration error from {percent(scores.ece)} "
+        f"A temperature of {scores.tuned.temperature:.3g} would take the calibration error from {percent(scores.ece)} "
         f"to {percent(scores.tuned.ece)}, on images it was not fitted on."
     )
 
@@ -64,7 +64,7 @@ def abstention_sentence(scores: Scores) -> str:
     if asked.threshold is None:
         return f"No threshold makes {percent(asked.accuracy)} of the answers right with 95\u202f% confidence."
     begin = (
-        f"Answers from a probability of {asked.threshold:.3f} on, at a temperature of {scores.tuned.temperature:.2f}: "
+        f"Answers from a probability of {asked.threshold:.3f} on, at a temperature of {scores.tuned.temperature:.3g}: "
     )
     if asked.answered is None or asked.right is None:
         return f"{begin}at least {percent(asked.accuracy)} right by these images, too few to check it by halves."
@@ -75,11 +75,11 @@ def abstention_sentence(scores: Scores) -> str:
 
 
 def thresholds_sentence(scores: TagScores) -> str:
-    """What thresholds of their own do for several labels; empty if they were not sought."""
-    if scores.tuned is None:
+    """What thresholds of their own would do for several labels; empty if they were not sought, or do nothing."""
+    if scores.tuned is None or scores.tuned.macro_f1 - scores.tuned.macro_f1_before <= WORTH:
         return ""
     before, after = percent(scores.tuned.macro_f1_before), percent(scores.tuned.macro_f1)
     return (
-        f"With a threshold of its own for every label, mean F1 goes from {before} to {after} on images that they were "
+        f"With thresholds fitted to each label, mean F1 would go from {before} to {after}, on images that they were "
         "not fitted on."
     )

@@ -24,6 +24,7 @@ from vitrail.infer.predict import load
 from vitrail.model.cost import macs, parameters
 from vitrail.runs.measure import logits_of, with_one_label
 from vitrail.runs.show import make_console, scanning
+from vitrail.runs.tune import fitted_on
 from vitrail.runs.unseen import check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
@@ -42,6 +43,7 @@ class Compared:
     gmacs: float
     settings: dict[str, Any]  # of its recipe: those that are not the same in all
     against_first: Paired | None
+    fitted: bool = False  # its temperature and thresholds, to these very images
 
     def to_dict(self) -> dict[str, Any]:
         scores = {k: v for k, v in self.scores.to_dict().items() if k not in ("per_class", "confusion")}
@@ -53,6 +55,7 @@ class Compared:
             "gmacs": self.gmacs,
             "settings": self.settings,
             "against_first": paired,
+            "fitted": self.fitted,
         }
 
 
@@ -94,7 +97,11 @@ def compare(
         def judge() -> list[Compared]:
             compared = _compare(names, cards, found, samples)
             _show(console, compared)
-            console.print(f"[dim]Measured on {compared[0].scores.n:,} images of the {words}.[/]")
+            fitted = ", ".join(row.name for row in compared if row.fitted)
+            note = f", on which temperature and thresholds of {fitted} were fitted" if fitted else ""
+            images = compared[0].scores.n
+            many = f"{images:,} image{'s' * (images != 1)}"
+            console.print(f"[dim]Measured on {many} of the {words}{escape(note)}.[/]")
             return compared
 
         return ranks.share(judge)
@@ -147,7 +154,8 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
     for name, card, out, settings in zip(names, cards, found, differing, strict=True):
         paired = None if not rows else _paired(found[0], out, card.several)
         scores = _scores(out, card, samples.classes)
-        rows.append(Compared(name, scores, parameters(card.model), macs(card.model) / 1e9, settings, paired))
+        cost = parameters(card.model), macs(card.model) / 1e9
+        rows.append(Compared(name, scores, *cost, settings, paired, fitted_on(card, samples)))
     tests = [row.against_first for row in rows if row.against_first is not None]
     raised = iter(holm([one.p for one in tests if one.p is not None]))
     return [

@@ -91,7 +91,7 @@ def judge(
     """
     logits, labels = out.values.numpy(), out.labels.numpy()
     left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
-    sentence = f"Measured on {len(labels):,} images of the {split}{left_out}."
+    sentence = f"Measured on {len(labels):,} image{'s' * (len(labels) != 1)} of the {split}{left_out}."
     if labels.ndim == 2 and several:
         least = np.array(thresholds or [THRESHOLD] * len(samples.classes))
         return _judge_tags(sentence, out, Pictures(net, out, samples, spec, data), least)
@@ -134,7 +134,7 @@ def _judge_tags(sentence: str, out: Outputs, pictures: Pictures, thresholds: np.
     logits, truth, classes = out.values.numpy(), out.labels.numpy(), pictures.samples.classes
     chances = sigmoid(logits.astype(np.float64))
     worst = []
-    for row, label in worst_tags(logits, truth, pictures.most(MISTAKES)):
+    for row, label in worst_tags(logits, truth, pictures.most(MISTAKES), thresholds):
         yes, no = (
             (classes[label], float(chances[row, label])),
             (f"not {classes[label]}", float(1 - chances[row, label])),
@@ -142,4 +142,5 @@ def _judge_tags(sentence: str, out: Outputs, pictures: Pictures, thresholds: np.
         said, true = (no, yes) if truth[row, label] else (yes, no)
         worst.append(Asked(row, said, true, label))
     scores = score_tags(logits, truth, classes, thresholds=thresholds)
-    return Measurement(sentence, out, scores, tag_reliability(logits, truth), pictures.explained(worst), [], [], [])
+    reliable = tag_reliability(logits, truth, thresholds)
+    return Measurement(sentence, out, scores, reliable, pictures.explained(worst), [], [], [])

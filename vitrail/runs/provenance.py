@@ -18,7 +18,7 @@ def provenance(card: Card) -> list[tuple[str, str]]:
         ("recipe", str(card.recipe.get("recipe") or "")),
         ("starting weights", card.source or "none (random)"),
         (
-            "licence of the starting weights" if card.source else "terms",
+            "terms of the starting weights" if card.source else "terms",
             card.licence or "none stated" * bool(card.source),
         ),
         ("answers", _answers(card)),

@@ -178,7 +178,8 @@ def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Conso
     if found.tried:
         for rate in found.tried:
             table.add_column(f"rate {rate:g}", justify="right")
-    table.add_column(f"test, {len(found.test)} seeds at {found.rate:g}", justify="right", style="bold")
+    seeds = f"{len(found.test)} seed{'s' * (len(found.test) != 1)}"
+    table.add_column(f"test, {seeds} at {found.rate:g}", justify="right", style="bold")
     table.add_row(*(f"{value:.1%}" for value in found.tried.values()), found.row)
     console.print(table)
     if found.seen_before:

@@ -56,7 +56,7 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
         rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {FEWEST} are needed"
         notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
     sentence = (
-        f"A picture is shrunk and pasted into a quarter of another of another class: {counts}, because of what it "
+        f"A picture is shrunk and pasted into a quarter of an image of another class: {counts}, because of what it "
         f"hides. Kept are {len(found.pixels):,} of the others, equally many for each quarter: there the answer needs "
         f"something inside the box, though the rest of the image may have its part in it. A map that lights the same "
         f"patch in every image finds {percent(found.chance)}, whichever patch that is."

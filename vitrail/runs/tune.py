@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,9 +14,8 @@ from rich.markup import escape
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import THRESHOLD, TagScores
-from vitrail.evaluate.temperature import COLDEST, HOTTEST
-from vitrail.evaluate.tuning import TagTuning, tune, tune_tags
+from vitrail.evaluate.tags import THRESHOLD, TagScores, same_decisions
+from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
 from vitrail.images.dataset import Samples
 from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
@@ -24,17 +23,19 @@ from vitrail.weights.bundle import Answering, Card, read_card, replace_card
 from vitrail.weights.names import local_path
 
 FEWEST = 50  # images to fit to before anything is written down
+SAME = 1e-3  # share of a temperature, by which a fit to the very same images may miss it
 
 
-def tuned(found: Measurement, thresholds: Sequence[float] = (), accuracy: float | None = None) -> Measurement:
-    """The measurement, with what temperature, abstention and thresholds would change. `thresholds`: those in use for
-    several labels; `accuracy`: asked of answers."""
+def tuned(found: Measurement, answering: Answering | None = None, accuracy: float | None = None) -> Measurement:
+    """The measurement, with what temperature, abstention and thresholds would change. `answering`: what is in use;
+    `accuracy`: asked of answers."""
+    answering = answering or Answering()
     logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
     scores = found.scores
     if isinstance(scores, TagScores):
-        now = np.array(thresholds or [THRESHOLD] * logits.shape[1])
-        return replace(found, scores=replace(scores, tuned=tune_tags(logits, labels, now)))
-    return replace(found, scores=replace(scores, tuned=tune(logits, labels, accuracy)))
+        now = np.array(answering.thresholds or [THRESHOLD] * logits.shape[1])
+        return replace(found, scores=replace(scores, tuned=tune_tags(logits, labels, now, answering.temperature)))
+    return replace(found, scores=replace(scores, tuned=tune(logits, labels, accuracy, answering.temperature)))
 
 
 def show_tuning(console: Console, scores: Scores | TagScores) -> None:
@@ -62,10 +63,14 @@ def own_file(weights: str | Path) -> Path:
     return path
 
 
+def fitted_on(card: Card, samples: Samples) -> bool:
+    """Whether temperature and thresholds were fitted on these very images."""
+    return card.answering.fitted_on == _identity(samples)
+
+
 def fitted_note(card: Card, samples: Samples) -> str:
     """What to add to a sentence about images that the answers were fitted on."""
-    same = card.answering.fitted_on == _identity(samples)
-    return ", on which its temperature and thresholds were fitted" if same else ""
+    return ", on which its temperature and thresholds were fitted" if fitted_on(card, samples) else ""
 
 
 def write_answering(weights: str | Path, card: Card, found: Measurement, samples: Samples) -> str:
@@ -74,22 +79,39 @@ def write_answering(weights: str | Path, card: Card, found: Measurement, samples
     assert tuning is not None
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
-    # Logits were measured at the temperature before.
-    temperature = min(max(before.temperature * tuning.temperature, COLDEST), HOTTEST)
-    changes: dict[str, object] = {"temperature": temperature, "fitted_on": _identity(samples)}
-    told = [f"temperature {temperature:.3g} (before: {before.temperature:.3g})"]
-    if isinstance(tuning, TagTuning):
-        changes["thresholds"] = tuple(tuning.thresholds)
-        told.append(f"a threshold for each of {len(tuning.thresholds)} labels")
-    elif tuning.abstention is not None and tuning.abstention.threshold is not None:
-        changes["threshold"] = tuning.abstention.threshold
-        told.append(f"threshold {tuning.abstention.threshold:.3f}")
-    elif before.threshold and temperature != before.temperature:
-        changes["threshold"] = 0.0
-        told.append(f"and no threshold: {before.threshold:.3f} held for the temperature before (--target-accuracy)")
+    changes, words = _thresholds(tuning, before) if isinstance(tuning, TagTuning) else _threshold(tuning, before)
+    told = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]
+    changes |= {"fitted_on": _identity(samples)}
     values = {**before.model_dump(), **changes, "measured_on": found.sentence}
     replace_card(path, card.model_copy(update={"answering": Answering.model_validate(values)}))
     return f"written into {path}: {', '.join(told)}"
+
+
+def _thresholds(tuning: TagTuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    """Of several labels: what to store, and what to tell. Thresholds that do worse on images they were not fitted on
+    are not taken."""
+    if tuning.macro_f1 >= tuning.macro_f1_before:
+        found, told = tuning.thresholds, f"a threshold for each of {len(tuning.thresholds)} labels"
+    else:
+        found = same_decisions(np.array(before.thresholds), tuning.temperature / before.temperature).tolist()
+        told = "labels decided as before: thresholds fitted on one half of the images do worse on the other"
+    return {"temperature": tuning.temperature, "thresholds": found}, [told]
+
+
+def _threshold(tuning: Tuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    """The same for one label. A threshold that was stored before holds for the temperature before alone."""
+    asked, stored = tuning.abstention, before.threshold
+    if asked is not None and asked.threshold is not None:
+        found = {"temperature": tuning.temperature, "threshold": asked.threshold}
+        return found, [f"threshold {asked.threshold:.3f}"]
+    none = "" if asked is None else f": none makes {100 * asked.accuracy:.4g} % of the answers right"
+    if stored and abs(tuning.temperature / before.temperature - 1) < SAME:
+        return {"temperature": before.temperature}, [f"threshold {stored:.3f} as before{none}"]
+    told = [f"no threshold{none}"] if none or stored else []
+    if stored:
+        advice = "" if none else " (--target-accuracy finds one)"
+        told[0] += f"{', and' if none else ':'} {stored:.3f} held for the temperature before{advice}"
+    return {"temperature": tuning.temperature, "threshold": 0.0}, told
 
 
 def _identity(samples: Samples) -> str:

@@ -29,10 +29,9 @@ def unseen_images(
         rule["alike"] = own.get("alike", False)  # weights from before it was a rule
         dataset = open_dataset(data, classes=card.classes, **rule, **limits)
         name = split or ("test" if "test" in dataset.splits else "val")
-        words = {
-            "val": "held-out split: these weights were trained on the rest of this folder",
-            "train": "train split, on which these weights were trained",
-        }
+        words = {"train": "train split, on which these weights were trained"}
+        if "test" not in dataset.splits:
+            words["val"] = "held-out split: these weights were trained on the rest of this folder"
     else:
         name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
         words = {"all": "folder"}
