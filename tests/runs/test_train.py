@@ -145,7 +145,9 @@ def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(tr
     card = read_card(tuned.weights)
     assert card.source == "/".join(trained[0].folder.parts[-2:])  # not the whole path of this machine
     assert card.model == read_card(trained[0].weights).model
-    fresh = train(photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few), console=quiet)
+    fresh = train(
+        photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few, "model.start=random"), console=quiet
+    )
     assert tuned.scores.nll < fresh.scores.nll
 
 
@@ -241,7 +243,7 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
     with pytest.raises(UserError, match=r"set model\.image_size, not preprocess\.size"):
         train(photos, overrides=[*SMALL, "preprocess.size=[8, 8]"], console=quiet)
     with pytest.raises(UserError, match="add --from WEIGHTS"):
-        train(photos, recipe="probe", console=quiet)
+        train(photos, recipe="paper-finetune-pets", console=quiet)
 
 
 @pytest.mark.parametrize(

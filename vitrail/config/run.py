@@ -26,7 +26,10 @@ class ModelChoice(Schema):
     """The network a run asks for; with the data's class count it becomes a ModelConfig."""
 
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
-    weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: random weights
+    weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: as `start` says
+    # without weights: random ones; some that the run finds by itself; none, they have to be named; if not set, some are
+    # found, unless the other keys describe a network of its own
+    start: Literal["random", "found", "named"] | None = None
     initial: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
     image_size: Size | None = None  # none: the size of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
