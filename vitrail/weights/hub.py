@@ -48,7 +48,9 @@ def download(spec: str, more: Sequence[str] = ()) -> Path:
     except errors.RevisionNotFoundError:
         raise UserError(f"the Hub's '{name}' has no revision '{revision}'") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise UserError(f"'{name}' is not in the local cache, and the Hub cannot be reached from here{WITHOUT}") from None
+        raise UserError(
+            f"'{name}' is not in the local cache, and the Hub cannot be reached from here{WITHOUT}"
+        ) from None
     except Exception as error:  # of the connection, of one file of many, of a full disk: the client has many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"'{name}' could not be fetched from the Hub: {reason}{WITHOUT}") from None
