@@ -78,8 +78,9 @@ def test_a_folder_with_one_file_of_any_name(tmp_path, run_folder):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("flowers/model.safetensor", r"no weights at .*; did you mean 'model.safetensors'\?"),
+        ("flowers/model.safetensor", r"no weights at .*; did you mean 'flowers/model.safetensors'\?"),
         ("flower", r"; did you mean 'flowers'\?"),
+        ("bundle", r"no weights at 'bundle'; did you mean 'bundled'\?"),
         ("nowhere/at/all", "no weights at 'nowhere/at/all'$"),
         ("google/vit-base", "write 'hf-hub:google/vit-base'"),
     ],

@@ -46,7 +46,8 @@ def train(
     """Train a classifier on a folder of images.
 
     Whatever is not given is chosen from the data and the machine, and the reason is printed. The run folder gets
-    config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, answers.csv and model_card.md. Ctrl-C saves and stops.
+    config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, answers.csv and model_card.md. Ctrl-C
+    saves and stops.
 
     Examples:
 
