@@ -232,6 +232,14 @@ def test_errors_of_the_hub_are_one_sentence(hub, error, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_hub_that_answers_and_refuses_is_not_called_out_of_reach(hub):
+    error = errors.LocalEntryNotFoundError("cannot find the file in the cache")
+    error.__cause__ = errors.HfHubHTTPError("403 Forbidden", response=RESPONSE)
+    hub(error)
+    with pytest.raises(UserError, match=r"could not be fetched from the Hub: 403 Forbidden; --from bundled"):
+        read_weights("hf-hub:owner/name")
+
+
 def test_the_real_client_offline(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="not in the local cache, and the Hub cannot be reached"):
