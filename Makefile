@@ -19,7 +19,7 @@ help:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -d $(VENV) || { echo "making the virtual environment $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing vitrail and its pinned dependencies"
-	@$(PIP) torch && $(PIP) --editable .
+	@$(PIP) torch && $(PIP) --editable '.[hub]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -92,3 +92,9 @@ def test_an_impossible_network_is_refused():
         ModelConfig(width=16, depth=1, mlp_dim=8, heads=5, patch=(4, 4), image_size=(8, 8), num_classes=2)
     with pytest.raises(UserError, match="needs a class token"):
         configure("S/16", 10, class_token=False)
+
+
+def test_one_number_is_a_square():
+    assert validate(RunConfig, parse_overrides(["model.image_size=96"]), "settings").model.image_size == (96, 96)
+    with pytest.raises(UserError, match=r"'model\.image_size.*' Input should be"):
+        validate(RunConfig, parse_overrides(["model.image_size=-96"]), "settings")

@@ -4,9 +4,12 @@ import os
 import re
 import runpy
 import shlex
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import ranks as processes
 from tests.runs.conftest import draw, vitrail
@@ -69,6 +72,19 @@ def test_the_make_targets_exist():
     makefile = (Path(__file__).parents[1] / "Makefile").read_text()
     targets = [c.split()[1] for c in COMMANDS if c.startswith("make")]
     assert targets and all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+
+
+def test_what_the_makefile_installs_can_reach_the_hub():
+    """And at the versions that are pinned, all the way down."""
+    assert "--editable '.[hub]'" in (ROOT / "Makefile").read_text()
+    pins = map(Requirement, re.findall(r"^[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.M))
+    pinned = {canonicalize_name(pin.name) for pin in pins}
+    needed = ["huggingface-hub"]
+    for name in needed:
+        assert name in pinned
+        for part in map(Requirement, requires(name) or ()):
+            here = part.marker is None or part.marker.evaluate({"extra": ""})
+            needed += [canonicalize_name(part.name)] if here and canonicalize_name(part.name) not in needed else []
 
 
 @pytest.mark.slow

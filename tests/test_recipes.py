@@ -49,8 +49,9 @@ def test_a_recipe_is_valid_and_says_command_purpose_cost_and_what_to_expect(name
     assert any(line.startswith("Cost: ") for line in rest)
     told = " ".join(rest).partition("Expected: ")[2].lower()
     assert "not yet run here" in told or "docs/results.md" in told or "(demo)" in told
-    needs_weights = config.kind == "probe" or not config.model.name
-    assert ("--from WEIGHTS" in command) == (needs_weights and name not in ("scratch", "distill", "paper-pretrain"))
+    further = config.model.start in ("found", "named") and not config.model.weights
+    assert ("--from WEIGHTS" in command) == further
+    assert config.model.name or config.model.start  # else an untold one would be found
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -12,6 +13,17 @@ class UserError(Exception):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when a known word is close, else an empty string."""
+    close = _closest(word, known)
+    return f"; did you mean '{close}'?" if close else ""
+
+
+def did_you_mean_path(path: Path) -> str:
+    """The same for a path that is not there, by what lies beside it."""
+    close = _closest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    return f"; did you mean '{path.with_name(close)}'?" if close else ""
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+    return by_lower[close[0]] if close else ""

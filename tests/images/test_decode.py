@@ -259,6 +259,15 @@ def test_extreme_shapes(height: int, width: int) -> None:
     )
 
 
+def test_the_limit_rules_and_not_pillows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    data = io.BytesIO()
+    Image.new("RGB", (60, 50)).save(data, "PNG")
+    with pytest.raises(BadImage, match="more pixels than the limit"):
+        decode(data.getvalue(), max_pixels=1000)
+    assert decode(data.getvalue(), max_pixels=3000).shape == (50, 60, 3)
+
+
 def test_a_bomb_is_refused_from_its_header() -> None:
     data = png(struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0), (b"IDAT", zlib.compress(b"")))
     with pytest.raises(BadImage, match="more pixels"):

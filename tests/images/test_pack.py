@@ -233,7 +233,7 @@ def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:
         ({"out": tmp_path, "data": folder}, "is not empty: name a new folder"),
         ({"resize": 0}, "--resize is a number from 1"),
         ({"quality": 101}, "--quality is a number from 1 to 100, not 101"),
-        ({"data": tmp_path / "inn"}, "does not exist; did you mean 'in'"),
+        ({"data": tmp_path / "inn"}, f"does not exist; did you mean '{folder}'"),
     ):
         arguments = {"data": folder, "out": tmp_path / "out", **options}
         with pytest.raises(UserError) as error:

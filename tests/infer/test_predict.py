@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 import vitrail
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.build import create
-from vitrail.weights.bundle import Card, write_bundle
+from vitrail.runs.predict import predict
+from vitrail.weights.bundle import Answering, Card, read_bundle, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -70,6 +72,26 @@ def test_the_threshold_gives_none_of_these(path, image):
     (sure,) = clf.predict([image], threshold=0.0)
     (unsure,) = clf.predict([image], threshold=1.0)
     assert unsure.label == "none of these" and unsure.top == sure.top
+
+
+def test_each_of_several_labels_has_its_own_probability(path, image, tmp_path):
+    """Also where a likelier class does not reach its threshold, and so is not given."""
+    ranked = vitrail.load(path).predict([image])[0].top
+    card, state = read_bundle(path)
+    refused = card.classes.index(ranked[0][0])
+    thresholds = tuple(1.0 if index == refused else 0.0 for index in range(4))
+    several = card.model_copy(update={"several": True, "answering": Answering(thresholds=thresholds)})
+    write_bundle(tmp_path / "several.safetensors", state, several)
+    (found,) = vitrail.load(tmp_path / "several.safetensors").predict([image])
+    chances = dict(found.top)
+    assert found.labels == tuple(name for name, _ in ranked[1:])
+    assert found.probabilities == tuple(chances[name] for name in found.labels)
+    assert found.probability == found.probabilities[0] < chances[ranked[0][0]]
+    Image.fromarray(image).save(tmp_path / "x.png")
+    log = io.StringIO()
+    predict(tmp_path / "several.safetensors", [tmp_path / "x.png"], console=Console(file=log, width=300))
+    said = ", ".join(f"{name} {p:.1%}" for name, p in zip(found.labels, found.probabilities, strict=True))
+    assert f"x.png  {said}  {ranked[0][0]} {chances[ranked[0][0]]:.1%}" in log.getvalue()
 
 
 def test_bad_input_is_one_sentence(path, tmp_path):

@@ -121,7 +121,7 @@ def test_the_command_line(leaky: Path, tmp_path: Path) -> None:
     assert "No leaks" in done.stdout
     done = vitrail("check", tmp_path / "dta")
     assert done.returncode == 2
-    assert "did you mean 'data'?" in " ".join(done.stderr.split())
+    assert "/data'?" in " ".join(done.stderr.split())
     done = vitrail("train", leaky, "--quarantine", tmp_path / "nowhere.csv")
     assert done.returncode == 2
     assert "cannot be read" in done.stderr

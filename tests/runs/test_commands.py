@@ -88,12 +88,13 @@ def test_a_typo_in_a_command_suggests_the_right_word(arguments, hint):
 
 def test_typos_in_paths_recipes_models_and_settings_suggest_the_right_word(photos):
     for arguments, hint in [
-        ([photos.parent / "photso"], "did you mean 'photos'?"),
+        ([photos.parent / "photso"], f"did you mean '{photos}'?"),
         ([photos, "--recipe", "finetun"], "did you mean 'finetune'?"),
         ([photos, "--model", "s/16"], "did you mean 'S/16'?"),
         ([photos, "--set", "train.stesp=3"], "did you mean 'train.steps'?"),
         ([photos, "--set", "optimizer.name=sdg"], "should be 'adamw', 'sgd' or 'muon'"),
         ([photos, "--from", photos.parent / "nowhere"], "no weights at"),
+        ([photos, "--from", photos.parent / "photso"], f"did you mean '{photos}'?"),
     ]:
         assert hint in sentence(vitrail("train", *arguments))
 
@@ -102,10 +103,14 @@ def test_predict_labels_files_and_folders(weights, photos):
     done = vitrail("predict", weights, photos / "red", "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 15 and {"file", "label", "probability", "top", "labels"} == set(rows[0])
+    assert len(rows) == 15 and {"file", "label", "probability", "top", "labels", "probabilities"} == set(rows[0])
     assert sum(row["label"] == "red" for row in rows) >= 12
     one = vitrail("predict", weights, photos / "red" / "000.png", "--top", "3")
     assert "red" in one.stdout and "blue" in one.stdout and "%" in one.stdout
+    table = vitrail("predict", weights, photos / "red" / "000.png", "--top", "2", "--csv").stdout
+    (row,) = csv.DictReader(io.StringIO(table))
+    assert (row["label"], row["probability"]) == (row["top_1"], row["probability_1"])
+    assert row["top_2"] in ("blue", "green") and 0 < float(row["probability_2"]) <= float(row["probability_1"])
 
 
 def test_predict_goes_on_past_a_bad_file_and_says_so(weights, photos, tmp_path):
@@ -115,18 +120,26 @@ def test_predict_goes_on_past_a_bad_file_and_says_so(weights, photos, tmp_path):
     assert "1 of the images could not be read" in sentence(done)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [bool(row["error"]) for row in rows] == [False, True]
+    done = vitrail("predict", weights, tmp_path / "a b.png", tmp_path / "a c.png", photos / "blue" / "000.png")
+    assert "1 of the images could not be read" in sentence(done)
+    first, missing, last = done.stdout.splitlines()
+    assert missing == f"{tmp_path / 'a c.png'}  does not exist; did you mean '{tmp_path / 'a b.png'}'?"
+    assert "%" in first and "%" in last
 
 
 def test_predict_can_answer_none_of_these(weights, photos):
     done = vitrail("predict", weights, photos / "red" / "000.png", "--threshold", "1", "--json")
     answer = json.loads(done.stdout)
-    assert answer["label"] is None and answer["labels"] == []
+    assert answer["label"] is None and answer["probability"] is None and answer["labels"] == []
     shown = vitrail("predict", weights, photos / "red" / "000.png", "--threshold", "1").stdout
     assert re.search(r"none of these  \w+ \d", shown)  # the probability is that of the class it stands behind
 
 
 def test_predict_needs_images_that_exist(weights, photos, tmp_path):
-    assert "does not exist; did you mean '0" in sentence(vitrail("predict", weights, photos / "red" / "00.png"))
+    close = f"does not exist; did you mean '{photos / 'red' / '0'}"
+    assert close in sentence(vitrail("predict", weights, photos / "red" / "00.png"))
+    swapped = sentence(vitrail("predict", photos / "red" / "000.png", weights))
+    assert "000.png' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES" in swapped
     assert "no images in" in sentence(vitrail("predict", weights, tmp_path))
     assert "say which images" in sentence(vitrail("predict", weights))
 

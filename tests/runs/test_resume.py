@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,9 +119,25 @@ def unfinished(photos, tmp_path, quiet, monkeypatch):
 
 def test_resume_refuses_changed_images(unfinished, quiet):
     data, run = unfinished
+    original = (data / "red" / "000.png").read_bytes()
     draw(data / "red", (1, 2, 3), 1)
-    with pytest.raises(UserError, match="are not those this run was started with"):
+    with pytest.raises(UserError, match="are not those this run was started with: as many, but some have changed;"):
         train(out=run, resume=True, console=quiet)
+    (data / "red" / "000.png").write_bytes(original)
+    for number in range(5):
+        (data / "red" / f"{number:03}.png").unlink()
+    with pytest.raises(UserError, match=r"there were \d+ train, 9 val, and are \d+ train, \d val; put them back"):
+        train(out=run, resume=True, console=quiet)
+
+
+def test_resume_without_a_folder_takes_the_newest_of_the_data(photos, tmp_path, quiet, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = [*SMALL, "train.steps=4"]
+    with stopped_at(2, monkeypatch):
+        train(photos, resume=True, overrides=settings, console=quiet)
+    assert train(photos, resume=True, overrides=settings, console=quiet).folder == Path("runs/photos")
+    assert train(photos, overrides=settings, console=quiet).folder == Path("runs/photos-2")
+    assert train(f"{photos}/", resume=True, overrides=settings, console=quiet).folder == Path("runs/photos-2")
 
 
 def test_resume_refuses_an_edited_config(unfinished, quiet):

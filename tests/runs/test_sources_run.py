@@ -79,6 +79,7 @@ def test_several_labels_on_the_command_line(run, tagged):
     white, black = (json.loads(line) for line in done.stdout.splitlines())
     assert set(white["labels"]) <= set(COLOURS) and white["label"] == ", ".join(white["labels"])
     assert black["labels"] or black["label"] is None
+    assert white["probability"] == (white["probabilities"] or [None])[0]
     done = command("evaluate", run.folder, tagged, "--json")
     assert json.loads(done.stdout)["mean_ap"] == pytest.approx(run.scores.mean_ap)
 

@@ -9,16 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import errors
 from rich.console import Console
 from safetensors.torch import load_file
 
-from vitrail.config import ModelConfig, Preprocess
+from vitrail.config import ModelConfig, Preprocess, RunConfig, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
 from vitrail.model.build import build
 from vitrail.model.cost import parameters
 from vitrail.model.variants import configure
 from vitrail.runs.choose import Facts, choose_backbone
-from vitrail.runs.start import find_start, is_open
+from vitrail.runs.start import find_start, is_open, random_start
 from vitrail.runs.train import train
 from vitrail.weights import to_timm
 from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
@@ -47,19 +48,66 @@ def test_the_machine_and_the_data_choose():
     assert choose_backbone(facts(5_000, "cuda"))[0] == BASE
 
 
-def test_whoever_names_a_network_a_recipe_or_weights_gets_that():
-    assert is_open(None, {"train": {"steps": 3}, "model": {"image_size": [64, 64]}})
-    assert not is_open("scratch", {})
-    assert not is_open(None, {"model": {"name": "S/16"}})
-    assert not is_open(None, {"model": {"weights": "runs/a"}})
-    assert not is_open(None, {"kind": "masked"})
+def opened(recipe: str | None = None, *settings: str) -> bool:
+    values = merge(read_recipe(recipe) if recipe else {}, parse_overrides(settings))
+    return is_open(RunConfig.model_validate(values), recipe)
+
+
+def test_whoever_names_a_network_or_weights_or_asks_for_random_ones_gets_that():
+    assert opened(None, "train.steps=3", "model.image_size=[64, 64]", "model.head=probe")
+    assert not opened("scratch") and not opened("cifar") and not opened("paper-pretrain")
+    assert not opened(None, "model.name=S/16")
+    assert not opened(None, "model.channels=1")
+    assert not opened(None, "model.weights=runs/a")
+    assert not opened(None, "kind=masked")
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "lora", "probe"])
+def test_a_recipe_for_fine_tuning_finds_weights_as_a_run_without_recipe_does(recipe):
+    assert opened(recipe)
+    assert not opened(recipe, "model.weights=bundled")
+    with pytest.raises(UserError, match="S/16 alone names none: add --from WEIGHTS"):
+        opened(recipe, "model.name=S/16")
+
+
+@pytest.mark.parametrize("recipe", ["paper-finetune", "paper-finetune-pets", "bit-large"])
+def test_a_recipe_of_a_paper_wants_its_weights_named(recipe):
+    with pytest.raises(UserError, match=f"the recipe {recipe} trains given weights further: add --from WEIGHTS"):
+        opened(recipe)
+    assert not opened(recipe, "model.weights=bundled")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "why"),
+    [
+        ("scratch", "train.steps=1", "the recipe scratch starts there"),
+        (None, "model.name=S/16", "model.name=S/16 asks for a new network"),
+        (None, "model.channels=1", "model.channels=1 asks for a new network"),
+        (None, "kind=masked", "kind=masked starts there"),
+        (None, "model.start=random", "model.start=random asks for them"),
+    ],
+)
+def test_what_starts_at_random_says_so_and_why(recipe, setting, why):
+    values = merge(read_recipe(recipe) if recipe else {}, parse_overrides([setting]))
+    decision = random_start(RunConfig.model_validate(values), recipe)
+    assert (decision.what, decision.value) == ("start", "random weights")
+    assert decision.why == f"because {why}; --from WEIGHTS starts from trained ones"
+
+
+def test_an_own_recipe_on_top_of_one_for_fine_tuning_finds_weights_too(bundled, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "mine.toml").write_text('base = "finetune"\n[optimizer]\nlr = 2e-4\n')
+    log = StringIO()
+    steps = ("train.steps=1", "train.batch_size=8", "precision.compute=fp32")
+    result = train(photos, recipe=str(tmp_path / "mine.toml"), out=tmp_path / "run", overrides=steps,
+                   console=Console(file=log, width=400))  # fmt: skip
+    assert "start: bundled Ti/8" in log.getvalue()
+    assert read_card(result.weights).source == "bundled ti8-stand-in"
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A Hub with one small network in timm's layout; asked for what lies in the cache, it has nothing."""
-    from huggingface_hub import errors
-
     folder = tmp_path / "hub" / COMMIT
     folder.mkdir(parents=True)
     model = ModelConfig(width=48, depth=1, mlp_dim=96, heads=3, patch=(8, 8), image_size=(16, 16), num_classes=7)
@@ -106,8 +154,8 @@ def test_where_the_hub_is_silent_the_bundled_network_is_taken_and_said_so(hub, b
     assert weights.file == bundled and spec == "bundled"
     assert decision.value == "bundled Ti/8 at 64 px (0 MB, for research)"
     assert decision.why == (
-        "because none is in the local cache, and the Hub does not answer; it learned from 1,234 images of "
-        "other-pictures; --from WEIGHTS names others; --recipe scratch starts from random weights"
+        f"because {TINY.repository} is not in the local cache, and the Hub does not answer; it learned from 1,234 "
+        "images of other-pictures; --from WEIGHTS names others; --recipe scratch starts from random weights"
     )
     assert hub.asked == []
 
@@ -116,7 +164,20 @@ def test_offline_nobody_is_asked(hub, bundled, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_: pytest.fail("the network was used"))
     _, _, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
-    assert "HF_HUB_OFFLINE is set" in decision.why
+    assert f"{TINY.repository} is not in the local cache, and HF_HUB_OFFLINE is set" in decision.why
+
+
+@pytest.mark.parametrize("error", [errors.HTTPError, OSError, TimeoutError], ids=lambda kind: kind.__name__)
+def test_where_the_hub_answers_and_the_files_do_not_come_the_bundled_network_is_taken(hub, bundled, monkeypatch, error):
+    said: list[str] = []
+
+    def broken(repo_id: str, *, local_files_only: bool = False, **_: object) -> str:
+        raise error("403") if not local_files_only else errors.LocalEntryNotFoundError("not there")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    weights, spec, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), said.append)
+    assert weights.file == bundled and spec == "bundled" and said
+    assert decision.why.startswith(f"because '{TINY.repository}' could not be fetched from the Hub: 403; it l")
 
 
 def test_what_lies_in_the_cache_is_used_without_asking(hub, monkeypatch):
@@ -142,7 +203,7 @@ def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, t
     assert card.source == "bundled ti8-stand-in" and card.licence == "for research"
 
     code, said, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
-    assert code == 0 and "start: " not in said
+    assert code == 0 and "start: random weights because the recipe scratch starts there" in said
     assert read_card(tmp_path / "scratch" / "model.safetensors").source == ""
 
 
@@ -164,5 +225,5 @@ def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
 
     accuracy, said = run("probe")
     assert f"to beat: {accuracy:.1%}, a linear probe on the starting weights" in said
-    assert "the head starts as this probe instead" in said and accuracy > 0.5
+    assert "the head starts as this probe" in said and "starts at zero" not in said and accuracy > 0.5
     assert "the head starts as this probe" not in run("zero", "model.head=zero")[1]

@@ -139,13 +139,31 @@ def test_a_lost_report_comes_back_with_resume(photos, quiet, tmp_path, monkeypat
     assert result.report.is_file() and result.weights.is_file()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_scan(photos, tmp_path, quiet, monkeypatch):
+    monkeypatch.setattr("vitrail.runs.train.make_plan", lambda *_: pytest.fail("the images were looked at"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*file/run"):
+        train(photos, out=tmp_path / "file" / "run", console=quiet)
+
+
+def test_the_end_says_what_is_next(photos, tmp_path):
+    log = io.StringIO()
+    console = Console(file=log, width=500)
+    train(photos, out=tmp_path / "my run", overrides=[*SMALL, "train.steps=1"], console=console)
+    predict, evaluate = (line for line in log.getvalue().splitlines() if line.startswith("next:"))
+    assert predict == f"next:    vitrail predict '{tmp_path / 'my run'}' photo.jpg"
+    assert evaluate == f"next:    vitrail evaluate '{tmp_path / 'my run'}' {photos}"
+
+
 def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(trained, photos, quiet, tmp_path):
     few = ("train.steps=10", "train.batch_size=8", "precision.compute=fp32")
     tuned = train(photos, from_=trained[0].folder, recipe="finetune", out=tmp_path / "t", overrides=few, console=quiet)
     card = read_card(tuned.weights)
     assert card.source == "/".join(trained[0].folder.parts[-2:])  # not the whole path of this machine
     assert card.model == read_card(trained[0].weights).model
-    fresh = train(photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few), console=quiet)
+    fresh = train(
+        photos, recipe="finetune", out=tmp_path / "f", overrides=(*SMALL, *few, "model.start=random"), console=quiet
+    )
     assert tuned.scores.nll < fresh.scores.nll
 
 
@@ -241,7 +259,7 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
     with pytest.raises(UserError, match=r"set model\.image_size, not preprocess\.size"):
         train(photos, overrides=[*SMALL, "preprocess.size=[8, 8]"], console=quiet)
     with pytest.raises(UserError, match="add --from WEIGHTS"):
-        train(photos, recipe="probe", console=quiet)
+        train(photos, recipe="paper-finetune-pets", console=quiet)
 
 
 @pytest.mark.parametrize(

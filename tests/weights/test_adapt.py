@@ -32,7 +32,7 @@ def test_fine_tuning_as_in_the_paper(old_state):
     assert changes == [
         "positions resampled, bilinear as in the paper: grid 4x4 -> 6x8",
         "representation layer: left out",
-        "head: 10 -> 3 classes, starts at zero",
+        "head: new, 10 -> 3 classes",
     ]
     net = VisionTransformer(new)
     missing, unexpected = net.load_state_dict(state, strict=False)
@@ -50,16 +50,16 @@ def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
     state, changes = adapt(old_state, OLD, changed(dropout=0.1, drop_path=0.1, head_bias=-10.0))
     assert set(old_state) - set(state) == {"head.weight", "head.bias"}
     assert all(torch.equal(tensor, old_state[name]) for name, tensor in state.items())
-    assert changes == ["head: 10 classes, starts at zero"]
+    assert changes == ["head: new, 10 classes"]
 
 
 @pytest.mark.parametrize(
     ("options", "gone", "change"),
     [
-        ({"num_classes": 3}, {"head"}, "head: 10 -> 3 classes, starts at zero"),
+        ({"num_classes": 3}, {"head"}, "head: new, 10 -> 3 classes"),
         ({"num_classes": 0}, {"head"}, "head: left out"),
         ({"representation": 12}, {"head", "representation"}, "representation layer: starts fresh with 12 values"),
-        ({"representation": 0}, {"head", "representation"}, "head: 10 classes, starts at zero"),
+        ({"representation": 0}, {"head", "representation"}, "head: new, 10 classes"),
     ],
     ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
@@ -72,7 +72,7 @@ def test_what_no_longer_fits_goes(old_state, options, gone, change):
 def test_a_first_head(randomise):
     old = changed(num_classes=0, representation=0)
     state, changes = adapt(VisionTransformer(old).state_dict(), old, changed(representation=0))
-    assert changes == ["head: 10 classes, starts at zero"]
+    assert changes == ["head: new, 10 classes"]
     assert not any(name.startswith("head") for name in state)
 
 

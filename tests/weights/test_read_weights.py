@@ -78,8 +78,9 @@ def test_a_folder_with_one_file_of_any_name(tmp_path, run_folder):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("flowers/model.safetensor", r"no weights at .*; did you mean 'model.safetensors'\?"),
+        ("flowers/model.safetensor", r"no weights at .*; did you mean 'flowers/model.safetensors'\?"),
         ("flower", r"; did you mean 'flowers'\?"),
+        ("bundle", r"no weights at 'bundle'; did you mean 'bundled'\?"),
         ("nowhere/at/all", "no weights at 'nowhere/at/all'$"),
         ("google/vit-base", "write 'hf-hub:google/vit-base'"),
     ],
@@ -216,10 +217,11 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
         (errors.RepositoryNotFoundError("404", response=RESPONSE), "the Hub has no model 'owner/name'"),
         (errors.RevisionNotFoundError("404", response=RESPONSE), "'owner/name' has no revision 'v2'"),
         (errors.GatedRepoError("403", response=RESPONSE), "'owner/name' is closed on the Hub"),
-        (errors.LocalEntryNotFoundError("no"), "not in the local cache, and the Hub cannot be reached"),
+        (errors.LocalEntryNotFoundError("no"), "the Hub cannot be reached from here; --from bundled"),
         (errors.OfflineModeIsEnabled("no"), "not in the local cache, and the Hub cannot be reached"),
-        (errors.HfHubHTTPError("500 from the server", response=RESPONSE), "cannot fetch 'owner/name'.*500"),
-        (ConnectionError("no route to host"), "cannot fetch 'owner/name'.*no route to host"),
+        (errors.HfHubHTTPError("500 from the server", response=RESPONSE), "'owner/name' could not be fetched.*500"),
+        (ConnectionError("no route to host"), "could not be fetched.*no route to host; --from bundled"),
+        (errors.HTTPError("The read operation\ntimed out"), "could not be fetched.*timed out; --from bundled"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -228,6 +230,14 @@ def test_errors_of_the_hub_are_one_sentence(hub, error, words):
     with pytest.raises(UserError, match=words) as caught:
         read_weights("hf-hub:owner/name@v2")
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_answers_and_refuses_is_not_called_out_of_reach(hub):
+    error = errors.LocalEntryNotFoundError("cannot find the file in the cache")
+    error.__cause__ = errors.HfHubHTTPError("403 Forbidden", response=RESPONSE)
+    hub(error)
+    with pytest.raises(UserError, match=r"could not be fetched from the Hub: 403 Forbidden; --from bundled"):
+        read_weights("hf-hub:owner/name")
 
 
 def test_the_real_client_offline(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def explain(
     images
         Image files, folders, .zip archives, tables and Parquet shards; without any, only the weights are shown.
     out
-        The folder to write; one in explained/, named after the weights, if not given.
+        The folder to write; one in explained/, named after weights and images, if not given.
     layers
         Blocks whose heads are shown, as 0,5,11; the first, middle and last if not given.
     heads

@@ -79,8 +79,8 @@ def train(
     overrides
         A setting of the recipe, as section.key=value; may be repeated.
     resume
-        Go on exactly where the run in --out stopped. With data and settings, as in a job that may be started again:
-        start the run if there is none.
+        Go on exactly where the run in --out stopped, or the newest one in runs/ with the name of the data. With data
+        and settings, as in a job that may be started again: start the run if there is none.
     accept_changes
         Go on with --resume though the images or the config.toml of the run have changed.
     overwrite

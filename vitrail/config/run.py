@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from vitrail.config.network import (
     Gelu,
@@ -22,13 +22,21 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
+def _both(side: Any) -> Any:
+    """96 is 96x96."""
+    return (side, side) if isinstance(side, int) else side
+
+
 class ModelChoice(Schema):
     """The network a run asks for; with the data's class count it becomes a ModelConfig."""
 
     name: str = ""  # "S/16"; empty: that of the starting weights, or chosen from the data
-    weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: random weights
+    weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: as `start` says
+    # without weights: random ones; some that the run finds by itself; none, they have to be named; if not set, some are
+    # found, unless the other keys describe a network of its own
+    start: Literal["random", "found", "named"] | None = None
     initial: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
-    image_size: Size | None = None  # none: the size of the starting weights, else 224
+    image_size: Annotated[Size | None, BeforeValidator(_both)] = None  # none: of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
     pool: Pooling | None = None
     norm: NormPlace | None = None

@@ -83,7 +83,7 @@ def open_image(
         raise ValueError(f"channels must be 1, 3 or 4, not {channels}")
     if not data:
         raise BadImage("the file is empty")
-    _strict_and_quiet()
+    _strict_and_quiet(max_pixels)
     with _one_reason():
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
@@ -219,14 +219,17 @@ def _one_reason() -> Iterator[None]:
         raise BadImage(_reason(error)) from None
 
 
-def _strict_and_quiet() -> None:
-    """Ask Pillow for whole pictures only, and keep its remarks about odd metadata off the screen.
+def _strict_and_quiet(max_pixels: int) -> None:
+    """Ask Pillow for whole pictures only, of as many pixels as are asked for, and keep its remarks about odd metadata
+    off the screen.
 
-    Both are settings of the process, which another library may have changed, so they are looked at on every call. They
+    All are settings of the process, which another library may have changed, so they are looked at on every call. They
     are never set back: swapping them in and out is not safe under threads, and touching the filters every time would
     make Python forget which warnings it has already shown.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels
     if not warnings.filters or warnings.filters[0] != _QUIET:
         warnings.filterwarnings("ignore", module=_QUIET_MODULE)
 
@@ -235,7 +238,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"not a readable image ({', '.join(FORMATS)})"
     if isinstance(error, Image.DecompressionBombError):
-        return "the header claims more pixels than Pillow's own limit allows"
+        return "the header claims more pixels than the limit allows"
     if isinstance(error, MemoryError):
         return "not enough memory to decode it"
     text = " ".join(str(error).split())

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from vitrail.config import Preprocess, Size
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
+from vitrail.images.files import is_image_name
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of
 from vitrail.model.build import build_with
+from vitrail.weights.names import local_path
 from vitrail.weights.read import read_weights
 
 if TYPE_CHECKING:
@@ -30,9 +32,10 @@ Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (
 @dataclass(frozen=True)
 class Prediction:
     label: str  # of several labels: all of them, with commas between
-    probability: float  # of the likeliest class
+    probability: float  # of the first label; where none is given, of the likeliest class
     top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
-    labels: tuple[str, ...]  # one, or what the image has of several; none: below the threshold
+    labels: tuple[str, ...]  # one, or what the image has of several, likeliest first; none: below the threshold
+    probabilities: tuple[float, ...]  # of the labels
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,10 @@ class Classifier:
         for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
             least = [self._least(i, threshold) for i in (indices if several else indices[:1])]
-            labels = tuple(name for (name, p), own in zip(ranked, least, strict=False) if p >= own)
-            found.append(Prediction(", ".join(labels) or NONE_OF_THESE, ranked[0][1], ranked[:top], labels))
+            given = [pair for pair, own in zip(ranked, least, strict=False) if pair[1] >= own]
+            labels, theirs = tuple(name for name, _ in given), tuple(p for _, p in given)
+            words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]
+            found.append(Prediction(words, likeliest, ranked[:top], labels, theirs))
         return found
 
     def _least(self, label: int, asked: float | None) -> float:
@@ -121,6 +126,9 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
 
     `image_size`, a side or (height, width), is for foreign weights that do not say theirs.
     """
+    path = local_path(spec)
+    if path is not None and is_image_name(path.name) and path.is_file():
+        raise UserError(f"'{spec}' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     weights = read_weights(spec, image_size=size)
     net = build_with(weights.card.model, weights.state)

@@ -63,7 +63,7 @@ def choose_backbone(facts: Facts) -> tuple[Backbone, str]:
 
 def choose_recipe(facts: Facts) -> Decision:
     if facts.start is None:
-        return Decision("recipe", "scratch", "there are no weights to start from (--from WEIGHTS fine-tunes them)")
+        return Decision("recipe", "scratch", "for random weights (--from WEIGHTS fine-tunes trained ones)")
     if facts.epochs_within_budget(facts.start) < 2 and not facts.several:
         hours = 6 * macs(facts.start) * 10 * facts.images / facts.flops / 3600
         why = f"ten epochs of fine-tuning would take about {hours:.1f} h here; a linear probe needs one pass"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -36,6 +35,7 @@ from vitrail.report.explain_plots import (
 )
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.summary import percent
+from vitrail.runs.asked import MEASURED, SHOWN, Wanted, command_again, explained_folder, wanted_of
 from vitrail.runs.looking import (
     MOST_IMAGES,
     Seen,
@@ -50,18 +50,6 @@ from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
 
-MOST_HEADS = 12  # shown in a row, if none are named
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to show of each image: numbers of blocks, heads and classes."""
-
-    layers: Sequence[int]
-    heads: Sequence[int]
-    why: int | None  # none: the predicted class
-    rather_than: int | None  # none: the likeliest other one
-
 
 def explain(
     weights: str | Path,
@@ -72,8 +60,8 @@ def explain(
     heads: Sequence[int] | None = None,
     why: str | None = None,
     rather_than: str | None = None,
-    shown: int = 6,
-    measured: int = 64,
+    shown: int = SHOWN,
+    measured: int = MEASURED,
     image_size: Size | None = None,
     device: str = "auto",
     console: Console | None = None,
@@ -86,9 +74,12 @@ def explain(
         raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
     classifier = load(weights, image_size=image_size, device=device)
     net = transformer(classifier.net)
-    wanted = _wanted(classifier, layers, heads, why, rather_than)
+    wanted = wanted_of(classifier, layers, heads, why, rather_than)
+    told = {"layers": wanted.layers if layers else None, "heads": wanted.heads if heads else None}  # none below 0
+    again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
+                          measured=measured, image_size=image_size)  # fmt: skip
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = Path(out) if out is not None else Path("explained") / weights_name(weights)
+    folder = Path(out) if out is not None else explained_folder(weights, images)
     ready_folder(folder)
     distances, trusted, looked = None, None, []
     if seen is not None:
@@ -97,7 +88,7 @@ def explain(
             if min(measured, len(seen.pixels)) >= FEWEST and net.config.num_classes > 1:
                 trusted = measure_trust(classifier, seen, measured, bar)
             looked = _looked(classifier, net, seen, shown, wanted, bar)
-    facts = _facts(classifier, net, str(weights), images, seen, distances, trusted, looked)
+    facts = _facts(classifier, net, str(weights), again, seen, distances, trusted, looked)
     numbers = _numbers(net.config, facts, seen, distances, trusted)
     try:
         write_explanation(folder, facts, numbers)
@@ -109,46 +100,6 @@ def explain(
         console.print(f"[dim]{escape(note)}[/]")
     console.print(f"page: [bold]{escape(str(folder / 'explain.html'))}[/]")
     return numbers
-
-
-def _wanted(
-    classifier: Classifier,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    why: str | None,
-    rather_than: str | None,
-) -> Wanted:
-    config = transformer(classifier.net).config
-    count = config.blocks
-    asked = list(layers) if layers else list(dict.fromkeys([0, count // 2, count - 1]))
-    for numbers, most, what in ((asked, count, "block"), (heads or (), config.heads, "head")):
-        wrong = [number for number in numbers if not -most <= number < most]
-        if wrong:
-            raise UserError(f"there is no {what} {wrong[0]}: this network has {what}s 0 to {most - 1}")
-    chosen = [head % config.heads for head in heads] if heads else list(range(min(config.heads, MOST_HEADS)))
-    first, second = (class_of(classifier, name) if name is not None else None for name in (why, rather_than))
-    if first is not None and first == second:
-        raise UserError(f"'{why}' rather than itself: name two different classes")
-    return Wanted([layer % count for layer in asked], chosen, first, second)
-
-
-def class_of(classifier: Classifier, name: str) -> int:
-    """The number of a class by its name; where weights came without names, by its number too."""
-    classes = classifier.classes
-    if not classifier.card.classes and f"class {name}" in classes:
-        name = f"class {name}"
-    if name in classes:
-        return classes.index(name)
-    if not classes:
-        raise UserError("these weights have no classifier, so there is no class to explain")
-    if classifier.card.classes:
-        raise UserError(f"these weights have no class '{name}'{did_you_mean(name, classes) or _some(classes)}")
-    raise UserError(f"these weights have no class '{name}': theirs have no names, but numbers, 0 to {len(classes) - 1}")
-
-
-def _some(classes: Sequence[str]) -> str:
-    """Names, as an example of how classes are called."""
-    return f"; there is {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
 
 
 def _looked(
@@ -195,7 +146,7 @@ def _facts(
     classifier: Classifier,
     net: VisionTransformer,
     weights: str,
-    images: Sequence[str | Path],
+    again: Sequence[str],
     seen: Seen | None,
     distances: Distances | None,
     trusted: Trusted | None,
@@ -218,12 +169,10 @@ def _facts(
         given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
         notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
     if seen is not None and seen.failed:
-        name, reason = seen.failed[0]
-        notes.append(f"{len(seen.failed)} of the images could not be read, first {name}: {reason}.")
+        notes.append(seen.unread)
     if trusted is not None:
         notes += trusted.notes
     findings = [*(trusted.sentences if trusted else ()), *(distance_sentences(distances) if distances else ())]
-    command = shlex.join(["vitrail", "explain", weights, *map(str, images)])
     return ExplainFacts(
         title=weights_name(weights),
         subtitle=_subtitle(config),
@@ -243,7 +192,7 @@ def _facts(
         measured=trusted.images if trusted else 0,
         pasted_sentence=trusted.pasted_sentence if trusted else "",
         about=_about(classifier, config, seen),
-        commands=[command],
+        commands=[shlex.join(again)],
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from collections.abc import Iterator
+from itertools import count, takewhile
 from pathlib import Path
 
 from vitrail.errors import UserError
@@ -41,7 +43,8 @@ def check_free(out: str | Path | None, overwrite: bool) -> None:
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
     if overwrite or not (folder / "config.toml").is_file():
-        return
+        with claimed(folder):  # that it can be
+            return
     if (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
     raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
@@ -68,11 +71,20 @@ def choose_folder(out: str | Path | None, root: str) -> Path:
     """The folder that was asked for, or a new one in runs/ with the name of the data."""
     if out is not None:
         return Path(out)
+    return next(folder for folder in _numbered(root) if not folder.exists())
+
+
+def newest_folder(data: str | Path) -> Path:
+    """The last one that `choose_folder` gave for this data, or the first that it would."""
+    root = os.path.normpath(Path(data).expanduser().absolute())
+    taken = list(takewhile(Path.exists, _numbered(root)))
+    return taken[-1] if taken else next(_numbered(root))
+
+
+def _numbered(root: str) -> Iterator[Path]:
     base = Path("runs") / (data_name(root) or "run")
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
+    yield base
+    yield from (base.with_name(f"{base.name}-{number}") for number in count(2))
 
 
 @contextlib.contextmanager

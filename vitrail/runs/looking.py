@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from vitrail.runs.predict import Row, find_images, opened
 
 BATCH = 16
 MOST_IMAGES = 128  # that the paper measures attention distance on
+TRIES = 8  # images that are opened for the place of one
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +38,33 @@ class Seen:
     failed: list[tuple[str, str]]  # (name, why)
     of: int  # how many there were to choose from
 
+    @property
+    def unread(self) -> str:
+        """A sentence on those that could not be read, if any."""
+        return f"{len(self.failed)} of the images could not be read, first {': '.join(self.failed[0])}." * bool(
+            self.failed
+        )
+
     def picture(self, index: int) -> np.ndarray:
         """(H, W, C)"""
         return self.pixels[index].permute(1, 2, 0).numpy()
 
 
 def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> Seen:
-    """At most `most` of the images at `paths`, evenly over their order, so that every class has its part."""
+    """At most `most` of the images at `paths`, evenly over their order, so that every class has its part. In place of
+    one that cannot be read comes a neighbour."""
     found = list(find_images(paths))
-    chosen = [found[index] for index in evenly(len(found), most)]
-    names, pixels, failed = [], [], []
-    for item in chosen:
-        row = item if isinstance(item, Row) else opened(classifier, item)
-        if isinstance(row, Row):
+    names, pixels, failed, tried = [], [], [], set()
+    for places in _slots(len(found), most):
+        for place in (place for place in places if place not in tried):
+            tried.add(place)
+            item = found[place]
+            row = item if isinstance(item, Row) else opened(classifier, item)
+            if not isinstance(row, Row):
+                names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it; the folder may be a class
+                pixels.append(row[1])
+                break
             failed.append((row.file, row.error or ""))
-        else:
-            names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it, and the folder may be a class
-            pixels.append(row[1])
     if not pixels:
         reason = (
             f", first {failed[0][0]}: {failed[0][1]}" if failed else f": there are none in {', '.join(map(str, paths))}"
@@ -66,6 +78,13 @@ def evenly(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted(set(np.linspace(0, count - 1, most).round().astype(int).tolist()))
+
+
+def _slots(count: int, most: int) -> Iterator[Iterable[int]]:
+    """For each of the even places it and some neighbours, in the order to try."""
+    ends = [-1, *evenly(count, most), count]
+    for before, place, after in zip(ends, ends[1:], ends[2:], strict=False):
+        yield islice(chain(range(place, after), range(place - 1, before, -1)), TRIES)
 
 
 def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterator[Tensor]:

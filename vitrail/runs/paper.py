@@ -19,7 +19,7 @@ from vitrail.explain.similarity import position_similarity
 from vitrail.infer.predict import Classifier, load
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
-from vitrail.runs.looking import MOST_IMAGES, batches, distances_of, ready_folder, see_images, weights_name
+from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, ready_folder, see_images, weights_name
 from vitrail.runs.show import make_console
 
 ROWS = 4  # images of figure 6
@@ -64,7 +64,7 @@ def _drawing(
     first = networks[0][1]
     match name:
         case "figure-6":
-            seen = see_images(first, images, ROWS)
+            seen = _seen(first, images, ROWS, console)
             net = transformer(first.net)
             maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
             console.print(f"attention rollout: the view of {query(net.config)}")
@@ -76,14 +76,22 @@ def _drawing(
             except UserError as error:
                 similarity = None
                 console.print(f"[dim]{escape(str(error))}[/]")
-            return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar))
+            return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar, console))
         case "figure-10":
             tiles = [(label, position_similarity(transformer(one.net))) for label, one in networks]
             return draw_side_by_side("Figure 10", tiles)
         case _:
-            return draw_side_by_side("Figure 11", [(label, _distances(one, images, bar)) for label, one in networks])
+            measured = [(label, _distances(one, images, bar, console)) for label, one in networks]
+            return draw_side_by_side("Figure 11", measured)
 
 
-def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress) -> Distances:
+def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console) -> Distances:
     transformer(classifier.net)  # a ResNet is told before images are opened
-    return distances_of(classifier, see_images(classifier, images, MOST_IMAGES), bar)
+    return distances_of(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
+
+
+def _seen(classifier: Classifier, images: Sequence[str | Path], most: int, console: Console) -> Seen:
+    seen = see_images(classifier, images, most)
+    if seen.failed:
+        console.print(f"[yellow]{escape(seen.unread)}[/]")
+    return seen

@@ -39,7 +39,7 @@ from vitrail.runs.choose import (
 )
 from vitrail.runs.network import network_from, new_network
 from vitrail.runs.sense import check_purpose, check_resolved
-from vitrail.runs.start import find_start, is_open
+from vitrail.runs.start import find_start, is_open, random_start
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import Weights, read_weights
@@ -102,15 +102,18 @@ def make_plan(
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    check_purpose(early, weights)
+    left_open = is_open(early, request.recipe)
+    check_purpose(early, weights, left_open)
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
     settings, start = _Settings(given), early.model.weights
-    if is_open(request.recipe, given):
+    if left_open:
         weights, start, decision = find_start(facts, tell)
         settings.decisions.append(decision)
         facts = _facts(dataset, device, weights)
+    elif weights is None:
+        settings.decisions.append(random_start(early, request.recipe))
     settings.take_recipe(request.recipe, facts)
     settings.set("model.weights", start)
     if weights is None and not settings.config.model.name:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean_path
 from vitrail.images.files import Files, FolderFiles, ZipFiles
 from vitrail.images.sources.manifest import is_manifest, read_paths
 from vitrail.images.sources.packed import is_packed, read_packed
@@ -57,19 +57,24 @@ def predict(
     console: Console | None = None,
 ) -> int:
     """Print a label for every image; returns how many could not be read."""
+    classifier = load(weights, image_size=image_size, device=device)
     found = list(find_images(images))
     if not found:
         raise UserError(f"no images in {', '.join(map(str, images))}")
-    classifier = load(weights, image_size=image_size, device=device)
     rows = predict_items(classifier, found, top, threshold)
-    write = {"table": _table, "json": _jsonl, "csv": _csv}[form]
-    return write(rows, sys.stdout, console or make_console())
+    match form:
+        case "json":
+            return _jsonl(rows, sys.stdout)
+        case "csv":
+            return _csv(rows, sys.stdout, min(top, len(classifier.classes)))
+        case _:
+            return _table(rows, console or make_console())
 
 
 def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
     """Files as given; folders and archives as the images in them, in order; tables and shards as their rows.
 
-    What is there but cannot be opened is a row that says why.
+    What cannot be opened, or is not there and not all that was asked for, is a row that says why.
     """
     for path in map(Path, paths):
         if is_packed(path):
@@ -87,9 +92,10 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
             yield Item(str(path), FolderFiles(str(path.absolute().parent)), path.name)
         elif path.exists() or path.is_symlink():
             yield Row(str(path), None, "it is not a file")
+        elif len(paths) > 1:
+            yield Row(str(path), None, f"does not exist{did_you_mean_path(path)}")
         else:
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"{path} does not exist{did_you_mean(path.name, siblings)}")
+            raise UserError(f"{path} does not exist{did_you_mean_path(path)}")
 
 
 def _rows(files: Files, names: Sequence[str]) -> Iterator[Item]:
@@ -124,25 +130,22 @@ def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
         return Row(item.name, None, str(error).removeprefix("the image: "))
 
 
-def _table(rows: Iterator[Row], _: TextIO, console: Console) -> int:
+def _table(rows: Iterator[Row], console: Console) -> int:
     failed = 0
     for row in rows:
         if row.prediction is None:
             failed += 1
             console.print(f"{escape(row.file)}  [red]{escape(row.error or '')}[/]")
             continue
-        best, *others = row.prediction.top
-        label = f"[bold]{escape(row.prediction.label)}[/]"
-        if row.prediction.labels:
-            label += f" {best[1]:.1%}"
-        else:  # the probability is that of a class, and not of being none
-            others = [best, *others]
-        rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in others)
-        console.print(f"{escape(row.file)}  {label}{rest}")
+        found = row.prediction
+        given = dict(zip(found.labels, found.probabilities, strict=True))
+        label = ", ".join(f"[bold]{escape(name)}[/] {p:.1%}" for name, p in given.items())
+        rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in found.top if name not in given)
+        console.print(f"{escape(row.file)}  {label or f'[bold]{found.label}[/]'}{rest}")
     return failed
 
 
-def _jsonl(rows: Iterator[Row], out: TextIO, _: Console) -> int:
+def _jsonl(rows: Iterator[Row], out: TextIO) -> int:
     failed = 0
     for row in rows:
         failed += row.prediction is None
@@ -150,22 +153,28 @@ def _jsonl(rows: Iterator[Row], out: TextIO, _: Console) -> int:
         if row.prediction is None:
             values["error"] = row.error
         else:
-            top = [{"label": name, "probability": p} for name, p in row.prediction.top]
-            known = bool(row.prediction.labels)  # else no class is likely enough
-            values |= {"label": row.prediction.label if known else None, "probability": row.prediction.probability}
-            values |= {"top": top, "labels": list(row.prediction.labels)}
+            found = row.prediction
+            known = bool(found.labels)  # else no class is likely enough
+            values |= {"label": found.label if known else None, "probability": found.probability if known else None}
+            values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
+            values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
         out.write(json.dumps(values, ensure_ascii=False) + "\n")
     return failed
 
 
-def _csv(rows: Iterator[Row], out: TextIO, _: Console) -> int:
+def _csv(rows: Iterator[Row], out: TextIO, top: int) -> int:
+    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns."""
     failed = 0
     table = csv.writer(out)
-    table.writerow(["file", "label", "probability", "error"])
+    more = [f"{name}_{place}" for place in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
+    table.writerow(["file", "label", "probability", *more, "error"])
     for row in rows:
         failed += row.prediction is None
         if row.prediction is None:
-            table.writerow([row.file, "", "", row.error])
+            table.writerow([row.file, "", "", *[""] * len(more), row.error])
         else:
-            table.writerow([row.file, row.prediction.label, f"{row.prediction.probability:.6f}", ""])
+            found = row.prediction
+            chances = ", ".join(f"{p:.6f}" for p in found.probabilities)
+            ranked = [cell for name, p in found.top for cell in (name, f"{p:.6f}")] if more else []
+            table.writerow([row.file, found.label, chances, *ranked, ""])
     return failed

@@ -46,6 +46,7 @@ def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
         "model": plan.model.model_dump(),
         "preprocess": plan.preprocess.model_dump(),
         "fingerprint": plan.dataset.fingerprint,
+        "images": _images(plan.dataset),
         "environment": environment(plan.device),
         "decisions": [asdict(decision) for decision in plan.decisions],
         "baseline": asdict(to_beat) if to_beat else None,
@@ -163,7 +164,7 @@ def read_run(
         config = written
     for sentence in damaged:
         console.print(f"[yellow]{sentence}[/]")
-    dataset = _same_data(config, about["fingerprint"], accept_changes, console, interrupts)
+    dataset = _same_data(config, about, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
     _warn_of_changes(about["environment"], environment(device), console)
     model = network_config(about["model"], "checkpoint")
@@ -175,19 +176,34 @@ def read_run(
 
 
 def _same_data(
-    config: RunConfig, fingerprint: str, accept_changes: bool, console: Console, interrupts: Interrupts
+    config: RunConfig, about: dict[str, Any], accept_changes: bool, console: Console, interrupts: Interrupts
 ) -> Dataset:
     with scanning(console, interrupts) as scanned:
         dataset = read_data(config, scanned)
-    if dataset.fingerprint == fingerprint:
+    if dataset.fingerprint == about["fingerprint"]:
         return dataset
     if not accept_changes:
         raise UserError(
-            f"the images in {config.data.path} are not those this run was started with; "
+            f"the images in {config.data.path} are not those this run was started with{_counted(about, dataset)}; "
             "put them back, add --accept-changes, or start a new run with another --out"
         )
     console.print("[yellow]the images are not those this run was started with[/]")
     return dataset
+
+
+def _images(dataset: Dataset) -> dict[str, int]:
+    return {name: len(samples) for name, samples in dataset.splits.items()}
+
+
+def _counted(about: dict[str, Any], dataset: Dataset) -> str:
+    """How many there were and are; a checkpoint may be older than their being counted."""
+    now, then = _images(dataset), about.get("images")
+    if then is None:
+        return ""
+    if then == now:
+        return ": as many, but some have changed"
+    before, after = (", ".join(f"{count:,} {name}" for name, count in images.items()) for images in (then, now))
+    return f": there were {before}, and are {after}"
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:

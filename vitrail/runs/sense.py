@@ -11,16 +11,18 @@ from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
 
 
-def check_purpose(config: RunConfig, weights: Weights | None) -> None:
-    """What a kind of run needs, and what would be of no use to it; known before the data is read."""
-    if config.kind == "probe" and weights is None:
+def check_purpose(config: RunConfig, weights: Weights | None, found: bool = False) -> None:
+    """What a kind of run needs, and what would be of no use to it; known before the data is read. `found`: weights to
+    start from will be, once the data is known."""
+    bare = weights is None and not found
+    if config.kind == "probe" and bare:
         raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
     if config.train.tensorboard:
         require_tensorboard()
     _check_teacher(config)
     if config.lora.rank and config.optimizer.freeze:
         raise UserError("lora.rank and optimizer.freeze both say what is not trained: set one of them")
-    if weights is None and (config.lora.rank or config.optimizer.freeze):
+    if bare and (config.lora.rank or config.optimizer.freeze):
         what = "lora.rank" if config.lora.rank else "optimizer.freeze"
         raise UserError(f"{what} leaves weights as they are, and random ones are of no use: add --from WEIGHTS")
     start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")

@@ -24,7 +24,7 @@ from vitrail.model.mimetic import mimetic_
 from vitrail.runs.choose import Decision
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit, pattern
-from vitrail.runs.folder import check_beside, check_free, choose_folder, claimed, clear
+from vitrail.runs.folder import check_beside, check_free, choose_folder, claimed, clear, newest_folder
 from vitrail.runs.learner import Task, learner, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan, write_config
 from vitrail.runs.probing import Baseline, baseline, probe_network
@@ -63,8 +63,9 @@ def train(
 ) -> TrainResult:
     """Train a classifier on a folder of images. Whatever is not given is chosen from the data, with the reason.
 
-    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`, or starts it
-    where there is none and the data is given; `accept_changes` goes on though its config.toml or images have changed.
+    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`, or in the newest
+    folder of the data, or starts it where there is none and the data is given; `accept_changes` goes on though its
+    config.toml or images have changed.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
     images, listed = (str(path) if path is not None else None for path in (data, quarantine))
@@ -77,6 +78,8 @@ def train(
             raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
         again = resume or (restarted and out is not None)
+        if resume and out is None and data is not None:
+            out = ranks.share(lambda: newest_folder(data))
         if again and ranks.share(lambda: _goes_on(request, out)):
             folder = Path(str(out))
             if request != Request(None) and is_finished(folder):
@@ -203,7 +206,15 @@ def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float
         found = finish_masked(plan, net, folder, launch.about, launch.console)
         return TrainResult(folder, folder / "model.safetensors", None, found)
     net.to(plan.device)
-    scores = finish(plan, net, folder, launch.about, seconds, launch.console, launch.interrupts)
+    return _classifier(plan, net, launch, seconds)
+
+
+def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> TrainResult:
+    """The last measurement and its files, and what can be done with them."""
+    folder, console = launch.folder, launch.console
+    scores = finish(plan, net, folder, launch.about, seconds, console, launch.interrupts)
+    for words in (("predict", str(folder), "photo.jpg"), ("evaluate", str(folder), plan.config.data.path)):
+        console.print(f"next:    [bold]{escape(shlex.join(('vitrail', *words)))}[/]")
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 
@@ -227,7 +238,7 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
     if plan.weights is not None and plan.config.model.head == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
-        console.print("[dim]the head starts as this probe instead[/]")
+        console.print("[dim]the head starts as this probe[/]")
     return told
 
 
@@ -235,8 +246,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
     """The frozen network with a linear head fitted on its features. It needs no others: one process does it."""
 
     def work() -> TrainResult:
-        console, folder = launch.console, launch.folder
-        started = time.monotonic()
+        console, started = launch.console, time.monotonic()
         with console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, launch.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
@@ -246,8 +256,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         show_decisions(console, [best])
         seconds = time.monotonic() - started
         about = about_run(plan, None)
-        _begin(folder, plan)
-        scores = finish(plan, net, folder, about, seconds, console, launch.interrupts)
-        return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
+        _begin(launch.folder, plan)
+        return _classifier(plan, net, replace(launch, about=about), seconds)
 
     return launch.ranks.share(work)

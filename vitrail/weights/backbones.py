@@ -63,10 +63,10 @@ def why_not(backbone: Backbone, fetching: Callable[[], None]) -> str:
     if cached(backbone.spec):
         return ""
     if constants.HF_HUB_OFFLINE:
-        return "none is in the local cache, and HF_HUB_OFFLINE is set"
+        return f"{backbone.repository} is not in the local cache, and HF_HUB_OFFLINE is set"
     try:
         HfApi().model_info(backbone.repository, timeout=PATIENCE)
     except Exception:  # whatever keeps the Hub from answering, the run goes on without it
-        return "none is in the local cache, and the Hub does not answer"
+        return f"{backbone.repository} is not in the local cache, and the Hub does not answer"
     fetching()
     return ""

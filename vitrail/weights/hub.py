@@ -8,6 +8,7 @@ from pathlib import Path
 from vitrail.errors import UserError
 from vitrail.weights.names import HUB
 
+WITHOUT = "; --from bundled starts from the network that comes with vitrail"  # what to do where the Hub is out of reach
 HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
 
 
@@ -46,7 +47,12 @@ def download(spec: str, more: Sequence[str] = ()) -> Path:
         raise UserError(f"the Hub has no model '{name}', or it is private and you are not logged in") from None
     except errors.RevisionNotFoundError:
         raise UserError(f"the Hub's '{name}' has no revision '{revision}'") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise UserError(f"'{name}' is not in the local cache, and the Hub cannot be reached from here") from None
-    except OSError as error:
-        raise UserError(f"cannot fetch '{name}' from the Hub: {error}") from None
+    except Exception as error:  # of the connection, of one file of many, of a full disk: the client has many kinds
+        away = isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled)
+        answer = error.__cause__ if away else error
+        if away and not isinstance(answer, errors.HfHubHTTPError):
+            raise UserError(
+                f"'{name}' is not in the local cache, and the Hub cannot be reached from here{WITHOUT}"
+            ) from None
+        reason = " ".join(str(answer).split()).rstrip(".") or type(answer).__name__
+        raise UserError(f"'{name}' could not be fetched from the Hub: {reason}{WITHOUT}") from None

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, did_you_mean_path
 from vitrail.weights import google, huggingface, timm
 from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
 from vitrail.weights.foreign import Foreign, joined, read_json
@@ -118,8 +118,7 @@ def _existing(spec: str, path: Path) -> Path:
             return path
     except OSError as error:  # such as a name that is too long
         raise UserError(f"no weights at '{spec}': {error.strerror}") from None
-    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, siblings)
+    hint = did_you_mean_path(path) or did_you_mean(spec, [BUNDLED])
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
         hint = f"; for a model of the Hugging Face Hub write '{HUB}{spec}'"
     raise UserError(f"no weights at '{spec}'{hint}")

@@ -35,7 +35,7 @@ def adapt(
     _drop(adapted, "head.")
     if new.num_classes:
         before = f"{old.num_classes} -> " if old.num_classes not in (0, new.num_classes) else ""
-        changes.append(f"head: {before}{new.num_classes} classes, starts at zero")
+        changes.append(f"head: new, {before}{new.num_classes} classes")
     elif old.num_classes:
         changes.append("head: left out")
     return adapted, changes

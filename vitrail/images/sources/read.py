@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean_path
 from vitrail.images.files import FolderFiles, ZipFiles, is_image_name
 from vitrail.images.sources.catalogue import Catalogue
 from vitrail.images.sources.layout import NO_LABEL, read_folders, read_unlabelled
@@ -31,8 +31,7 @@ def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogu
             with os.scandir(place):
                 pass
         elif not place.exists():
-            siblings = [child.name for child in place.parent.iterdir()] if place.parent.is_dir() else []
-            raise UserError(f"'{path}' does not exist{did_you_mean(place.name, siblings)}")
+            raise UserError(f"'{path}' does not exist{did_you_mean_path(place)}")
     except OSError as error:
         raise UserError(f"'{path}' cannot be opened: {error.strerror}") from None
     if is_packed(place):
