@@ -146,13 +146,16 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_scan(photos, tmp_pat
         train(photos, out=tmp_path / "file" / "run", console=quiet)
 
 
-def test_the_end_says_what_is_next(photos, tmp_path):
-    log = io.StringIO()
-    console = Console(file=log, width=500)
-    train(photos, out=tmp_path / "my run", overrides=[*SMALL, "train.steps=1"], console=console)
-    predict, evaluate = (line for line in log.getvalue().splitlines() if line.startswith("next:"))
-    assert predict == f"next:    vitrail predict '{tmp_path / 'my run'}' photo.jpg"
-    assert evaluate == f"next:    vitrail evaluate '{tmp_path / 'my run'}' {photos}"
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+def test_the_end_says_what_is_next(photos, tmp_path, typed):
+    settings = [word for setting in (*SMALL, "train.steps=1") for word in ("--set", setting)]
+    code, out, error = typed("train", photos, "--out", tmp_path / "my run", *settings)
+    assert code == 0, error
+    run = f"'{tmp_path / 'my run'}'"
+    assert out.splitlines()[-2:] == [
+        f"next:    vitrail predict {run} photo.jpg",
+        f"next:    vitrail evaluate {run} more_photos/",
+    ]
 
 
 def test_fine_tuning_starts_from_the_weights_and_beats_the_same_steps_without(trained, photos, quiet, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -87,9 +88,9 @@ def train(
         Replace the run in --out.
     """
     from vitrail.runs.train import train
-    from vitrail.training.parallel import end_process
+    from vitrail.training.parallel import end_process, is_first
 
-    train(
+    result = train(
         data,
         model=model,
         recipe=recipe,
@@ -101,6 +102,9 @@ def train(
         accept_changes=accept_changes,
         overwrite=overwrite,
     )
+    if result.report is not None and is_first():
+        run = shlex.quote(str(result.folder))
+        print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
     end_process()
 
 

@@ -210,11 +210,9 @@ def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float
 
 
 def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> TrainResult:
-    """The last measurement and its files, and what can be done with them."""
-    folder, console = launch.folder, launch.console
-    scores = finish(plan, net, folder, launch.about, seconds, console, launch.interrupts)
-    for words in (("predict", str(folder), "photo.jpg"), ("evaluate", str(folder), plan.config.data.path)):
-        console.print(f"next:    [bold]{escape(shlex.join(('vitrail', *words)))}[/]")
+    """The last measurement and its files."""
+    folder = launch.folder
+    scores = finish(plan, net, folder, launch.about, seconds, launch.console, launch.interrupts)
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 

@@ -178,6 +178,11 @@ def count(name: str, by: int = 1) -> int:
         return 0
 
 
+def is_first() -> bool:
+    """Whether this process is the one that speaks, of those that were started together."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def end_process() -> None:
     """Leave at once after a run of several processes went well: torch may abort while it cleans up (FSDP on gloo)."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
