@@ -98,7 +98,7 @@ def _thesis(folder: Path, pretrained: Compared, scratch: Compared) -> str:
     one, other = (_training(folder / run.folder) for run in (PRETRAINED, SCRATCH))
     return (
         f"The same network, the same images, the same {one[0]} steps ({one[1]:.1f} and {other[1]:.1f} minutes): "
-        f"{_top1(pretrained):.1%} after pre-training, {_top1(scratch):.1%} from random weights."
+        f"{100 * _top1(pretrained):.1f} % after pre-training, {100 * _top1(scratch):.1f} % from random weights."
     )
 
 
