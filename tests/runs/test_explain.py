@@ -308,6 +308,7 @@ def test_the_folder_is_named_after_weights_and_images(asked, images, folder):
     assert explained_folder(asked, images) == Path("explained") / folder
 
 
+@pytest.mark.slow
 def test_the_command_on_the_page_repeats_it(weights, birds, tmp_path, quiet):
     out = tmp_path / "out"
     options = {"layers": (0, -1), "heads": (1,), "why": "egret", "rather_than": "heron", "shown": 1, "measured": 0}

@@ -74,6 +74,7 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
     assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_path):
     def ask(world: int, *more: object) -> processes.Started:
         to = ("--from", tiny, "--rates", "1e-3,1e-2", "--seeds", 1, "--out", tmp_path / str(world))
@@ -114,6 +115,7 @@ def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, quiet):
     data = shutil.copytree(split, tmp_path / "birds")
     ask = {"from_": tiny, "rates": (0.01,), "out": tmp_path / "out", "console": quiet}
@@ -124,6 +126,7 @@ def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, qui
         transfer(data, **ask, seeds=2)
 
 
+@pytest.mark.slow
 def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_path, quiet):
     settings = ("model.image_size=[16, 16]", *STEPS)
     start = train(split / "test", from_=tiny, out=tmp_path / "start", overrides=settings, console=quiet)

@@ -46,6 +46,7 @@ def unseen(path: Path, known: dict[str, object]) -> tuple[dataset.Samples, str]:
     return samples, words
 
 
+@pytest.mark.slow
 def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tmp_path, quiet):
     for number, name in enumerate(("one", "two", "three")):
         draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
