@@ -331,6 +331,7 @@ def test_in_place_of_a_broken_image_comes_its_neighbour_and_it_is_told(weights, 
     assert "2 of the images could not be read, first" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_on_the_command_line(weights, birds, tmp_path):
     done = vitrail("explain", weights, birds, "--shown", "1", "--measured", "0", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
