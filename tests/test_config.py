@@ -24,6 +24,11 @@ def test_a_recipe_is_laid_over_its_base(tmp_path):
         ({"augment": {"aspect": [0, 0]}}, "aspect is a range [low, high] with 0 < low <= high, not [0, 0]"),
         ({"augment": {"area": [0.9, 0.1]}}, "area is a range"),
         ({"model": {"image_size": [0, 16]}}, "'model.image_size.0' Input should be greater than 0"),
+        (
+            {"objective": {"class_weights": "even"}},
+            "'objective.class_weights' Input should be 'none' or 'balanced', or",
+        ),
+        ({"objective": {"class_weights": {"red": -1}}}, "'objective.class_weights.red' Input should be greater than"),
         ({"train": {"epochs": float("inf")}}, "'train.epochs' Input should be a finite number"),
     ],
 )

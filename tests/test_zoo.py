@@ -142,6 +142,7 @@ def test_mutated_bytes_are_pixels_or_a_reason(seed: int, name: str) -> None:
     assert_clean(mutate(np.random.default_rng(seed)), name)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=2000)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_after_the_start_of_a_format(data: bytes) -> None:

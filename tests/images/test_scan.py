@@ -177,6 +177,7 @@ def test_grey_pictures_stored_in_colour(values: tuple[int, int, int], grey: bool
 # what comes with the package
 
 
+@pytest.mark.slow
 def test_the_bundled_images() -> None:
     data = open_dataset(bundled_images(), split=False)
     assert data.given_split

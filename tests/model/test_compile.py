@@ -51,3 +51,18 @@ def test_compiles_whole_and_trains(kind):
     net.eval()
     with torch.no_grad():
         assert torch.allclose(compiled(pixels), net(pixels), atol=1e-5)
+
+
+def test_blocks_share_what_is_compiled_whatever_their_rates():
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    net = build(ModelConfig(**{**SMALL, "depth": 6, "drop_path": 0.3})).train()
+    for block in net.encoder.blocks:
+        block.compile(backend=backend)
+    net(torch.randn(4, 3, 32, 32))
+    assert len(graphs) == 3  # the first has none to drop, the last computes one token

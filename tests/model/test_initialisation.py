@@ -99,6 +99,7 @@ def test_attention_pooling():
     assert pool.mlp.dropout.p == 0  # no dropout in a head
 
 
+@pytest.mark.slow
 def test_hybrid_stem():
     """Convolutions as flax starts them; the last norm of each block is zero, so each block starts as its shortcut."""
     torch.manual_seed(0)

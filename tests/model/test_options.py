@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig
 from vitrail.model.build import build
-from vitrail.model.encoder import DropPath
+from vitrail.model.encoder import WHOLE, DropPath
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 
@@ -61,8 +61,10 @@ def test_registers_do_not_start_equal():
 
 def test_stochastic_depth_rates_grow_from_zero():
     net = build(ModelConfig(**SMALL, drop_path=0.4))
-    rates = [getattr(block.drop_path, "rate", 0.0) for block in net.encoder.blocks]
-    assert rates == pytest.approx([0.0, 0.2, 0.4])
+    net.to(torch.bfloat16)  # as precision.parameters has it, which must not round them
+    kept = [getattr(block.drop_path, "kept", WHOLE) / WHOLE for block in net.encoder.blocks]
+    kept = [float(share) for share in kept]
+    assert kept == pytest.approx([1.0, 0.8, 0.6], abs=1e-7)
 
 
 def test_stochastic_depth_drops_whole_images_and_keeps_the_mean():

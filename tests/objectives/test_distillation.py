@@ -33,12 +33,12 @@ def log_softmax(z):
     return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
-def by_hand(student, teacher, loss, answers, temperature):
+def by_hand(student, teacher, loss, answers, temperature, teacher_loss):
     """Each image's loss against the teacher, float64."""
     s, t = (np.asarray(value.detach(), np.float64) for value in (student, teacher))
     if answers == "hard":
         y, temperature = np.eye(CLASSES)[t.argmax(-1)], 1.0
-    elif loss == "softmax":
+    elif "softmax" in (loss, teacher_loss):
         y = np.exp(log_softmax(t / temperature))
     else:
         y = 1 / (1 + np.exp(-t / temperature))
@@ -53,13 +53,14 @@ def by_hand(student, teacher, loss, answers, temperature):
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 @pytest.mark.parametrize(("answers", "temperature"), [("soft", 1.0), ("soft", 3.0), ("hard", 3.0)])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_loss_is_the_closed_form(loss, answers, temperature, share):
+@pytest.mark.parametrize("teacher_loss", ["softmax", "sigmoid"])
+def test_the_loss_is_the_closed_form(loss, answers, temperature, share, teacher_loss):
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(loss=loss, label_smoothing=0.1), CLASSES)
     batch = a_batch(labels)
-    got = Distillation(labels, teacher, share, answers, temperature)(student, batch)
+    got = Distillation(labels, teacher, share, answers, temperature, teacher_loss)(student, batch)
     own = labels(student, batch)
-    taught = by_hand(student(batch.pixels), teacher(batch.pixels), loss, answers, temperature)
+    taught = by_hand(student(batch.pixels), teacher(batch.pixels), loss, answers, temperature, teacher_loss)
     expected = (1 - share) * own.total.item() + share * (taught * batch.weights.double().numpy()).sum()
     assert got.total.item() == pytest.approx(expected, rel=1e-5)
     assert got.right == own.right
@@ -70,7 +71,7 @@ def test_soft_gradients_are_those_of_the_divergence_between_both():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
     batch = Prepared(torch.randn(5, 3, 2, 2), torch.zeros(5, CLASSES), torch.ones(5))
-    Distillation(labels, teacher, 1.0, "soft", 2.0)(student, batch).total.backward()
+    Distillation(labels, teacher, 1.0, "soft", 2.0, "softmax")(student, batch).total.backward()
     got = student[1].weight.grad.clone()
     student.zero_grad()
     s, t = student(batch.pixels) / 2, teacher(batch.pixels).detach() / 2
@@ -82,7 +83,7 @@ def test_soft_gradients_are_those_of_the_divergence_between_both():
 def test_only_the_student_learns(answers):
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
-    Distillation(labels, teacher, 0.5, answers, 1.0)(student, a_batch(labels)).total.backward()
+    Distillation(labels, teacher, 0.5, answers, 1.0, "softmax")(student, a_batch(labels)).total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
     assert all(p.grad is None for p in teacher.parameters())
 
@@ -90,7 +91,7 @@ def test_only_the_student_learns(answers):
 def test_hard_answers_with_several_labels_are_all_that_are_likely():
     labels = Classification(ObjectiveConfig(loss="sigmoid"), 3, several=True)
     taught, logits = torch.tensor([[1.0, -1.0, 2.0]]), torch.randn(1, 3)
-    got = Distillation(labels, nn.Identity(), 1.0, "hard", 1.0).per_image(logits, taught)
+    got = Distillation(labels, nn.Identity(), 1.0, "hard", 1.0, "sigmoid").per_image(logits, taught)
     expected = F.binary_cross_entropy_with_logits(logits, torch.tensor([[1.0, 0.0, 1.0]]), reduction="sum")
     assert torch.allclose(got[0], expected)
 
@@ -103,15 +104,15 @@ def test_a_share_of_nothing_asks_no_teacher_and_a_share_of_all_no_labels():
     def silent(_):
         raise AssertionError("asked")
 
-    assert torch.isfinite(Distillation(labels, silent, 0.0, "soft", 1.0)(student, batch).total)
+    assert torch.isfinite(Distillation(labels, silent, 0.0, "soft", 1.0, "softmax")(student, batch).total)
     broken = Prepared(batch.pixels, torch.full_like(batch.targets, torch.inf), batch.weights)
-    assert torch.isfinite(Distillation(labels, teacher, 1.0, "soft", 1.0)(student, broken).total)
+    assert torch.isfinite(Distillation(labels, teacher, 1.0, "soft", 1.0, "softmax")(student, broken).total)
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
-    batch, objective = a_batch(labels), Distillation(labels, teacher, 0.5, "soft", 2.0)
+    batch, objective = a_batch(labels), Distillation(labels, teacher, 0.5, "soft", 2.0, "softmax")
     parts = [objective(student, batch.part(first, first + 2)).total for first in (0, 2, 4)]
     assert torch.allclose(sum(parts), objective(student, batch).total)
 

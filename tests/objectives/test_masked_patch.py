@@ -220,6 +220,7 @@ def test_a_batch_without_keys_is_refused():
         objective(size=(32, 32), patch=(8, 8))(a_network("color"), Prepared(batch.pixels, batch.targets, batch.weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["color", "grid", "pixels"])
 def test_a_network_learns_to_predict_what_it_does_not_see(target):
     net, batch = a_network(target), a_batch()

@@ -182,6 +182,7 @@ def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
     return ReportFacts("title", "subtitle", scores, reliability(softmax(logits), labels), "Measured on the test split.")
 
 
+@pytest.mark.slow
 def test_what_tuning_found_is_shown() -> None:
     facts = tuned(600, 0.9)
     words = " ".join(" ".join(Reader(render(facts)).words).split())
@@ -222,6 +223,7 @@ def test_an_absent_class_has_a_dash_and_comes_last() -> None:
     assert "–" in Reader(render(facts)).words
 
 
+@pytest.mark.slow
 def test_many_classes_stay_a_small_page() -> None:
     text = render(bare([f"class {i}" for i in range(300)], n=900))
     assert "The 20 classes in the most frequent confusions, of 300." in text

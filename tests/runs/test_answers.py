@@ -21,6 +21,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_each_image_has_its_row(tiny, tmp_path, quiet):
     for name, shade in (("known", 60), ("new", 70)):
         draw(tmp_path / name / "red, dark", (200, shade, 60), 14)
@@ -44,6 +45,7 @@ def test_each_image_has_its_row(tiny, tmp_path, quiet):
     assert doubted == {"blue/wrong0.png": "red, dark", "blue/wrong1.png": "red, dark"}
 
 
+@pytest.mark.slow
 def test_several_labels_stand_in_one_cell(tiny, tmp_path, quiet):
     lines = ["path,labels"]
     for number, (colour, labels) in enumerate(

@@ -261,6 +261,15 @@ def test_a_reader_that_goes_away_is_no_failure(command):
     assert b"Traceback" not in process.stderr.read()
 
 
+def test_another_pipe_that_breaks_is_a_failure(weights, photos):
+    code = "import vitrail.runs.evaluate as e, vitrail.cli.main as c\n"
+    code += "def broken(*a, **k): raise BrokenPipeError\n"
+    code += "e.evaluate = broken\n"
+    code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "BrokenPipeError" in done.stderr
+
+
 def test_control_c_says_that_it_stopped(weights, photos):
     """Python takes the signal as soon as it runs; a session of its own lets the test send it."""
     code = "import os, signal, vitrail.runs.evaluate as e, vitrail.cli.main as c\n"

@@ -201,3 +201,18 @@ def test_the_real_labels_are_scored_as_timm_does():
             peer.add_result(values[place : place + 1])
     for k in (1, 5):
         assert 100 * right[k] / len(rows) == pytest.approx(peer.get_accuracy(k))
+
+
+def test_a_validation_split_that_was_the_test_split_still_is(tiny, tmp_path, quiet):
+    for name, count in (("train", 12), ("val", 6)):
+        draw(tmp_path / "birds" / name / "red", (200, 60, count), count)
+        draw(tmp_path / "birds" / name / "blue", (60, count, 200), count)
+    overrides = ("train.steps=2", "precision.compute=fp32", "data.alike=false", "data.val=test", "data.monitor=0.25")
+    run = train(
+        tmp_path / "birds", from_=tiny, recipe="scratch", out=tmp_path / "run", overrides=overrides, console=quiet
+    )
+    assert run.scores.n == 12
+    for split, count in ((None, 12), ("test", 12), ("val", 6), ("train", 18)):
+        report = tmp_path / f"{split}.html"
+        found = evaluate(run.folder, tmp_path / "birds", split=split, report=report, device="cpu", console=quiet)
+        assert found.n == count, split

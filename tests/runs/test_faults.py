@@ -219,6 +219,51 @@ def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
     assert train(out=tmp_path / "run", resume=True, console=quiet).scores.n == 9
 
 
+def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, monkeypatch):
+    """A step makes them huge, though finite, and is saved, as are those after it: going back there would never help."""
+    step, broken = Update.__call__, []
+
+    def break_once(self, state, batch):
+        done = step(self, state, batch)
+        if state.step == 4 and not broken:
+            broken.append(True)
+            with torch.no_grad():
+                for parameter in state.model.parameters():
+                    parameter.fill_(1e30)
+        return done
+
+    monkeypatch.setattr(Update, "__call__", break_once)
+    out = tmp_path / "run"
+    start(out, "train.bad_steps=3", "train.log_every=1", "train.checkpoint_every=1")
+    told = [event for _, event in events(out) if "back to step" in event]
+    assert told[-1].startswith("at step 7 ") and "back to step 3" in told[-1]
+    assert max(tensor.abs().max() for tensor in weights(out).values()) < 10
+    assert assert_loads(out).facts["step"] == 8
+
+
+def test_going_back_after_a_resume_is_the_same(start, quiet, tmp_path, poison, monkeypatch):
+    """A launch has no reason to mistrust the checkpoint it begins from, even if it goes wrong before the next."""
+    poison |= {10, 11, 12}
+    settings = ("train.bad_steps=2", "train.log_every=1", "train.checkpoint_every=4", "train.steps=16")
+    whole, killed, stopped = (tmp_path / name for name in ("whole", "killed", "stopped"))
+    step = TrainingProgress.step
+
+    def copy_then_step(self, number):
+        if number == 9:  # what a kill would leave
+            shutil.copytree(whole, killed, dirs_exist_ok=True)
+        step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", copy_then_step)
+        start(whole, *settings)
+    with stopped_at(11, monkeypatch):  # amid the trouble
+        start(stopped, *settings)
+    assert [assert_loads(out).facts["step"] for out in (killed, stopped)] == [8, 11]
+    for out in (killed, stopped):
+        train(out=out, resume=True, console=quiet)
+        assert_same_bits(weights(whole), weights(out))
+
+
 def test_a_killed_worker_ends_the_run_and_it_goes_on(start, quiet, tmp_path, whole, monkeypatch):
     out, step = tmp_path / "run", TrainingProgress.step
 
@@ -271,12 +316,21 @@ def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, 
     draw(data / "red", (200, 90, 90), 4)
     with pytest.raises(UserError, match="--accept-changes"):
         train(out=out, resume=True, console=quiet)
+    (out / "config.toml").write_text(text.replace("steps = 8", "steps = 2"))
+    with pytest.raises(UserError, match=r"has taken 3 steps already: train\.steps=2 is too few"):
+        train(out=out, resume=True, accept_changes=True, console=quiet)
+    (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
     with (tmp_path / "log").open("w") as file:
         train(out=out, resume=True, accept_changes=True, console=Console(file=file, width=300))
     said = (tmp_path / "log").read_text()
     assert "the settings changed (train.steps 8 -> 10)" in said
     assert "the images are not those this run was started with" in said
     assert assert_loads(out).facts["step"] == 10
+
+
+def test_blocks_that_compute_again_change_nothing(start, tmp_path, whole):
+    start(tmp_path / "run", "train.recompute=true")
+    assert_same_bits(whole, weights(tmp_path / "run"))
 
 
 def test_too_little_memory_means_fewer_images_at_a_time(start, tmp_path, monkeypatch):

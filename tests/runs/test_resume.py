@@ -130,6 +130,57 @@ def test_resume_refuses_changed_images(unfinished, quiet):
         train(out=run, resume=True, console=quiet)
 
 
+@pytest.fixture
+def beside(photos, tiny, tmp_path, monkeypatch):
+    """Images, weights and recipes in the folder that one works in, named as one would there."""
+    shutil.copytree(photos, tmp_path / "photos")
+    shutil.copy(tiny, tmp_path / "tiny.safetensors")
+    monkeypatch.chdir(tmp_path)
+    settings = '[model]\nweights = "tiny.safetensors"\n[data]\npath = "photos"\nworkers = 0\n'
+    Path("own.toml").write_text(f'base = "scratch"\n{settings}[train]\nbatch_size = 8\nepochs = 1.5\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize("recipe", ["own.toml", "first/config.toml"])
+def test_the_same_command_goes_on_with_a_recipe_of_ones_own(beside, recipe, quiet, monkeypatch):
+    if recipe != "own.toml":
+        train(recipe="own.toml", out="first", console=quiet)
+    with stopped_at(3, monkeypatch):
+        train(recipe=recipe, out="run", resume=True, console=quiet)
+    assert train(recipe=f"./{recipe}", out="run", resume=True, console=quiet).scores.n == 9
+    assert train(recipe=recipe, out="run", resume=True, console=quiet).scores["n"] == 9  # nothing is left to do
+
+
+def test_another_number_of_epochs_is_refused(beside, quiet, monkeypatch):
+    with stopped_at(3, monkeypatch):
+        train(recipe="own.toml", out="run", console=quiet)
+    typed = {"recipe": "own.toml", "out": "run", "resume": True, "console": quiet}
+    sentence = r"started with train.steps=\d+, and not \d+: leave it out"
+    with pytest.raises(UserError, match=sentence):
+        train(overrides=["train.epochs=4"], **typed)
+    text = Path("own.toml").read_text()
+    Path("own.toml").write_text(text.replace("epochs = 1.5", "epochs = 3"))
+    with pytest.raises(UserError, match=sentence):
+        train(**typed)
+    train(overrides=["train.epochs=1.5"], **typed)
+    with pytest.raises(UserError, match=sentence):  # after its end too
+        train(**typed)
+
+
+def test_another_teacher_of_the_same_name_is_refused(photos, tmp_path, quiet, monkeypatch):
+    settings = [*SMALL, "train.steps=4"]
+    train(photos, out=tmp_path / "teacher", overrides=settings, console=quiet)
+    settings = [*settings, f"objective.teacher={tmp_path / 'teacher'}"]
+    with stopped_at(2, monkeypatch):
+        train(photos, out=tmp_path / "run", overrides=settings, console=quiet)
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    train(out=tmp_path / "same", resume=True, console=quiet)
+    train(photos, out=tmp_path / "teacher", overwrite=True, overrides=[*SMALL, "train.steps=5"], console=quiet)
+    with pytest.raises(UserError, match=r"the weights of the teacher, .* are not those this run was started with"):
+        train(out=tmp_path / "run", resume=True, console=quiet)
+    train(out=tmp_path / "run", resume=True, accept_changes=True, console=quiet)
+
+
 def test_resume_without_a_folder_takes_the_newest_of_the_data(photos, tmp_path, quiet, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = [*SMALL, "train.steps=4"]

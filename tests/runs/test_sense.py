@@ -1,13 +1,15 @@
 """Settings that do not go together: one sentence, and nothing lost."""
 
 import tomllib
+from contextlib import nullcontext
 
 import pytest
 
 from tests.small import SMALL
-from vitrail.config import RunConfig, parse_overrides
+from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
-from vitrail.runs.sense import check_purpose, check_resolved
+from vitrail.runs.plan import leaves
+from vitrail.runs.sense import check_purpose, check_read, check_resolved
 from vitrail.runs.train import train
 
 
@@ -39,7 +41,8 @@ def test_what_a_run_cannot_be_for(settings, sentence):
         (["train.compile=graphs"], "for NVIDIA GPUs"),
         (["precision.parameters=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
         (["precision.residual=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
-        (["train.batch_size=9"], "does not divide among 2 processes"),
+        (["precision.reduce=bf16"], "for GPUs"),
+        (["train.batch_size=9"], "does not divide among 2 processes: start as many as do divide it"),
         (["augment.repeats=16", "train.batch_size=8"], "more than the batch of 8 images"),
         (["schedule.end=1.0"], "above the learning rate"),
         (["schedule.warmup=60", "schedule.cooldown=50"], "longer than the run of 100 steps"),
@@ -49,6 +52,31 @@ def test_what_cannot_be_once_all_is_chosen(settings, sentence):
     config = RunConfig.model_validate(parse_overrides(["train.steps=100", *settings]))
     with pytest.raises(UserError, match=sentence):
         check_resolved(config, "cpu", 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "needs"),
+    [
+        ("masked", "objective.label_smoothing=0.1", "images with labels"),
+        ("scratch", "masked.share=0.3", "--recipe masked"),
+        ("scratch", "model.head=probe", "weights to start from"),
+        ("scratch", "lora.alpha=8", "a lora.rank above 0"),
+        ("scratch", "schedule.drops=[0.5]", "schedule.shape=staircase"),
+        ("scratch", "augment.part=0.5", "augment.crop=part or resmall"),
+        ("scratch", "optimizer.momentum=0.8", "optimizer.name=sgd or muon"),
+        ("paper-finetune", "optimizer.betas=[0.9, 0.95]", "optimizer.name=adamw or muon"),
+        ("cifar", "augment.randaugment_magnitude=5", ""),
+        ("cifar", "augment.randaugment_layers=0", ""),
+        ("scratch", "model.head_bias=-1", ""),
+        ("scratch", "objective.class_weights.red=2", ""),
+    ],
+)
+def test_what_nothing_would_read_is_refused(recipe, setting, needs):
+    typed = parse_overrides([setting])
+    config = RunConfig.model_validate(merge(read_recipe(recipe), typed))
+    sentence = rf"nothing would read {setting.partition('=')[0]}: it needs {needs}"
+    with pytest.raises(UserError, match=sentence) if needs else nullcontext():
+        check_read(leaves(typed), config)
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ def test_what_starts_at_random_says_so_and_why(recipe, setting, why):
     assert decision.why == f"because {why}; --from WEIGHTS starts from trained ones"
 
 
+@pytest.mark.slow
 def test_an_own_recipe_on_top_of_one_for_fine_tuning_finds_weights_too(bundled, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "mine.toml").write_text('base = "finetune"\n[optimizer]\nlr = 2e-4\n')
@@ -128,6 +129,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return SimpleNamespace(folder=folder, asked=asked)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_hub_and_says_so(hub, photos, tmp_path):
     log = StringIO()
     console = Console(file=log, width=200)
@@ -213,6 +215,7 @@ def test_without_the_bundled_file_a_run_does_not_quietly_begin_at_random(photos,
         train(photos, out=tmp_path / "run", console=quiet)
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
     """So that few steps are enough to be no worse than it."""
 

@@ -13,8 +13,12 @@ from tests.small import SMALL
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
 from vitrail.runs.evaluate import evaluate
+from vitrail.runs.fit import weights_of
 from vitrail.runs.train import train
+from vitrail.training.average import Average
+from vitrail.training.parallel import ALONE
 from vitrail.training.progress import read_metrics
+from vitrail.training.state import TrainState
 from vitrail.weights.bundle import read_card
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -317,3 +321,12 @@ def test_a_run_that_does_not_beat_the_probe_says_so(photos, tmp_path):
     train(photos, recipe="scratch", out=tmp_path / "run", overrides=steps, console=Console(file=log, width=200))
     said = log.getvalue()
     assert "worse than the linear probe on 16x16 thumbnails: --from WEIGHTS starts from trained ones" in said
+
+
+def test_an_average_is_kept_with_all_its_digits():
+    """Weights trained in bfloat16 have three of them."""
+    net = torch.nn.Linear(3, 2).bfloat16()
+    average = Average(net, 0.9)
+    average.tensors["weight"].fill_(1 / 3)
+    kept = weights_of(TrainState(net, torch.optim.SGD(net.parameters()), average), ALONE)
+    assert torch.equal(kept["weight"], torch.full((2, 3), 1 / 3)) and kept["bias"].dtype == torch.float32

@@ -18,6 +18,7 @@ from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe
 from vitrail.errors import UserError
+from vitrail.model.variants import configure
 from vitrail.runs.train import train
 from vitrail.runs.transfer import Transfer, rates_of, transfer
 from vitrail.training.interrupt import Interrupted
@@ -41,11 +42,20 @@ def test_rows_are_written_as_the_paper_writes_them():
     assert Transfer({}, 0.01, [0.9876], 100).row == "98.76"
 
 
-def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own():
-    assert rates_of("paper-finetune-cifar") == rates_of("paper-finetune") == (0.001, 0.003, 0.01, 0.03)
-    assert rates_of("paper-finetune-imagenet-518") == (0.003, 0.01, 0.03, 0.06)
-    assert rates_of("paper-finetune-vtab") == (0.01,)
-    low, middle, high = rates_of("finetune")
+def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own(tmp_path):
+    plain = configure("B/16", 10, 224)
+    for recipe in ("paper-finetune", "paper-finetune-cifar", "paper-finetune-pets"):
+        assert rates_of(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
+    assert rates_of("paper-finetune-imagenet-518", plain) == (0.003, 0.01, 0.03)
+    for name in ("R50x1", "R50+B/16"):  # by the paper's text
+        assert rates_of("paper-finetune-imagenet", configure(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
+    assert rates_of("paper-finetune-vtab", plain) == (0.01,)
+    own = tmp_path / "own.toml"
+    own.write_text('base = "paper-finetune-imagenet"\n[train]\nsteps = 10\n')
+    assert rates_of(str(own), plain) == (0.003, 0.01, 0.03)
+    own.write_text('base = "paper-finetune-imagenet"\n[optimizer]\nlr = 0.3\n')
+    assert rates_of(str(own), plain) == (0.1, 0.3, 0.9)
+    low, middle, high = rates_of("finetune", plain)
     assert middle == RunConfig.model_validate(read_recipe("finetune")).optimizer.lr
     assert high / middle == pytest.approx(3, rel=0.05) and middle / low == pytest.approx(3, rel=0.05)
 
@@ -75,6 +85,31 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_validation_split_alone_is_the_test_split(split, tiny, tmp_path, quiet):
+    """As ImageNet has it: the same images by another name are measured in the same way."""
+    shutil.copytree(split, tmp_path / "birds")
+    (tmp_path / "birds" / "test").rename(tmp_path / "birds" / "val")
+    ask = {"from_": tiny, "rates": (1e-4, 3e-2), "seeds": 1, "overrides": ("model.image_size=[16, 16]", *STEPS)}
+    one, two = (
+        transfer(data, **ask, out=tmp_path / data.parent.name, console=quiet) for data in (split, tmp_path / "birds")
+    )
+    assert one == two and two.tested == 14
+
+
+@pytest.mark.slow
+def test_a_recipe_that_watches_no_images_has_some_to_tell_rates_apart(split, tiny, tmp_path, quiet):
+    own = tmp_path / "own.toml"
+    own.write_text('base = "paper-finetune"\n[data]\nmonitor = 0.0\n')
+    ask = {"from_": tiny, "recipe": str(own), "rates": (1e-4, 3e-2), "seeds": 1, "out": tmp_path / "runs"}
+    transfer(split, **ask, overrides=("model.image_size=[16, 16]", *STEPS[:-1]), console=quiet)
+    counts = {
+        name: read_card(tmp_path / "runs" / name / "model.safetensors").data["images"]
+        for name in ("rate-0.03", "seed-0")
+    }
+    assert counts == {"rate-0.03": {"train": 28, "val": 4}, "seed-0": {"train": 32, "test": 14}}
+
+
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_path):
     def ask(world: int, *more: object) -> processes.Started:
         to = ("--from", tiny, "--rates", "1e-3,1e-2", "--seeds", 1, "--out", tmp_path / str(world))
@@ -96,7 +131,7 @@ def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
     def ask(data: Path, **options: object) -> None:
         transfer(data, **{"from_": tiny, "out": tmp_path / "x", "console": quiet, "overrides": STEPS} | options)
 
-    with pytest.raises(UserError, match="has no test split"):
+    with pytest.raises(UserError, match="has no test split, and no validation split"):
         ask(photos)
     with pytest.raises(UserError, match=r"--set optimizer.lr: the protocol sets it itself"):
         ask(split, overrides=("optimizer.lr=1.0",))

@@ -78,6 +78,7 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     assert "never saw" not in again.metrics["measured_on"]
 
 
+@pytest.mark.slow
 def test_copies_of_training_images_are_told_of(tiny, tmp_path, quiet):
     for split in ("train", "val"):
         draw(tmp_path / split / "red", (200, 60, 60), 4)

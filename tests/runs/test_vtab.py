@@ -9,11 +9,15 @@ from safetensors.torch import load_file
 
 from tests import ranks as processes
 from tests.runs.conftest import draw, vitrail
+from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
 from vitrail.evaluate.vtab import TASKS
 from vitrail.images.dataset import open_dataset, sketch
 from vitrail.runs import vtab as run
+from vitrail.runs.plan import leaves
+from vitrail.runs.sense import check_read
 from vitrail.runs.vtab import thousand, vtab
+from vitrail.runs.vtab_finetune import RECIPE, settings_for
 from vitrail.weights.bundle import read_card, write_bundle
 
 pytestmark = pytest.mark.slow
@@ -172,3 +176,11 @@ def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
         ("clevr_dist", 9, False),
     ]
     assert not any("classes, and the task has" in note for one in found.scores for note in one.notes)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.key)
+def test_a_setting_is_for_all_tasks_that_read_it(task):
+    """One that cuts no images must not end the others, hours into them."""
+    given = parse_overrides(settings_for(task, ["augment.area=[0.5, 1.0]", "augment.aspect=[1.0, 1.0]"]))
+    assert ("area" in given["augment"]) == task.crop
+    check_read(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))

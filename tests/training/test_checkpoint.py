@@ -1,4 +1,5 @@
 import errno
+import shutil
 
 import pytest
 import torch
@@ -67,6 +68,34 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
     files(checkpoints)[0].write_bytes(b"cut")
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         checkpoints.latest()
+
+
+def test_what_can_be_gone_back_to_is_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    state = trained_state(1)
+    for unfit in (0, 0, 0, 1, 2, 3):
+        state.unfit.fill_(unfit)
+        checkpoints.save(state, {})
+        advance(state, 1)
+    assert [step for step, _ in checkpoints.steps()] == [2, 3, 5, 6]
+    assert checkpoints.latest()[0].facts["step"] == 6
+    for until, given_up, found in ((6, (), 3), (2, (), 2), (6, (3,), 2), (6, (2, 3), 2)):
+        assert checkpoints.latest_good(until, given_up)[0].facts["step"] == found
+    state.step = 3  # went back to step 2, and came here again
+    state.unfit.zero_()
+    checkpoints.save(state, {})
+    assert [step for step, _ in checkpoints.steps()] == [2, 3]
+
+
+def test_a_step_that_is_saved_again_in_other_parts_leaves_none_of_the_old(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    state = trained_state(1)
+    checkpoints.save(state, {})
+    (file,) = files(checkpoints)
+    for part in (1, 2):
+        shutil.copy(file, tmp_path / f"step_000000001.part_{part}_of_2.safetensors")
+    checkpoints.save(state, {})
+    assert [path.name for path in files(checkpoints)] == ["step_000000001.safetensors"]
 
 
 def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):

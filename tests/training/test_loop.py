@@ -41,7 +41,7 @@ class Log:
         self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "evaluated": state.evaluated}
         self.facts["unfit"] = int(state.unfit)
 
-    def restore(self, state):
+    def restore(self, state, given_up):
         state.load(self.kept.keys(), lambda name, rows: self.kept[name], self.facts)
 
     @property
@@ -185,16 +185,25 @@ def test_a_signal_in_a_step_or_an_evaluation_saves_first(where):
     assert log.saved[-1] == (7 if where == "step" else 5)
 
 
-def test_a_second_signal_falls_through_but_not_the_echo_of_the_first(monkeypatch):
+def test_a_second_ctrl_c_falls_through_but_not_the_echo_of_the_first(monkeypatch, capfd):
     """`timeout` signals its child, and then the group that the child is in."""
     with Interrupts() as interrupts:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        assert interrupts.caught == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.caught == signal.SIGINT
     monkeypatch.setattr(Interrupts, "ECHO", 0.0)
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "stopped by a second Ctrl-C, without saving\n"
+
+
+def test_a_second_sigterm_does_not_cost_the_work(monkeypatch):
+    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    with Interrupts() as interrupts:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert interrupts.caught == signal.SIGTERM
 
 
 def test_handlers_are_put_back():

@@ -95,7 +95,9 @@ def test_two_processes_learn_what_one_does(tmp_path):
         for name in tensors:
             assert torch.equal(tensors[name], theirs[name]), (case, name)  # no process drifts away
             if name.startswith(("model/", "average/")):
-                torch.testing.assert_close(tensors[name], alone[name], rtol=0, atol=2e-3, msg=f"{case} {name}")
+                # The gradient of a key's bias is nothing but rounding, which Adam makes steps of.
+                within = 2e-3 if name.endswith("qkv.bias") else 5e-5
+                torch.testing.assert_close(tensors[name], alone[name], rtol=0, atol=within, msg=f"{case} {name}")
 
 
 def _divided(folder):

@@ -51,6 +51,7 @@ def array_bytes(array: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_unpacked(tmp_path):
     content = array_bytes(np.zeros(30_000_000, "f"))
     path = with_member(tmp_path / "bomb.npz", content, how=zipfile.ZIP_DEFLATED)
@@ -84,6 +85,7 @@ def safetensors_file(path: Path, header: dict, data: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_header_of_too_many_tensors(tmp_path):
     nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     path = safetensors_file(tmp_path / "a.safetensors", {f"t{index}": nothing for index in range(100_001)}, b"")

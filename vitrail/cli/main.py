@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import sys
 
@@ -59,7 +60,9 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:
+        if not _reader_left():  # a pipe of something else, which is no end to be silent about
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
@@ -69,6 +72,16 @@ def main() -> None:
         if not getattr(error, "told", False):
             _say(escape(str(error)))
         sys.exit(128 + stopped_by)
+
+
+def _reader_left() -> bool:
+    """Whether whoever read our output went away, as `head` does."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    outputs = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        outputs.register(stream.fileno(), 0)  # of broken ones it tells unasked
+    return bool(outputs.poll(0))
 
 
 def _fail(sentence: str, code: int) -> None:

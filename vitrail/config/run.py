@@ -63,6 +63,8 @@ class DataConfig(Schema):
     # share of training images that is watched when only a test split is given; 0: none is watched, and all but the
     # test images are trained on, those of a validation split too
     monitor: float = Field(default=0.1, ge=0, lt=1)
+    # what a validation split is for where there is no test split, as in ImageNet; "test": it is looked at once
+    val: Literal["watch", "test"] = "watch"
     test: bool = True  # false: the test images are left alone, and the watched ones are measured on
     split_seed: int = 0
     alike: bool = True  # images that look alike are held out together, or not at all

@@ -26,7 +26,9 @@ def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
         if problems[0]["type"] == "extra_forbidden":
             known = key_paths(schema)
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
-        # A key that takes values of several kinds has a problem with each of them.
+        # A key that takes values of several kinds has a problem with each of them. Where one lies within the value, the
+        # kind that was meant is known.
+        key = next((deep for p in problems if (deep := _key(p["loc"])).startswith(f"{key}.")), key)
         said = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in problems if _key(p["loc"]) == key)
         about = f"'{key}' " if key else ""
         raise UserError(f"{where}: {about}{', or '.join(said)}") from None
@@ -68,6 +70,8 @@ def recipe_folder() -> Any:
 def read_recipe(name: str, over: tuple[str, ...] = ()) -> dict[str, Any]:
     """The values of a named recipe or a TOML file, laid over the recipe its `base` names; `over`: those above it."""
     values = read_recipe_file(name)
+    if isinstance(values.get("train"), dict) and {"steps", "epochs"} <= values["train"].keys():
+        raise UserError(f"recipe '{name}': train.steps and train.epochs both say how long to train: leave one out")
     base = values.pop("base", None)
     if base is None:
         return values

@@ -64,6 +64,7 @@ def open_dataset(
     *,
     holdout: float = 0.2,
     monitor: float = 0.1,
+    val_is_test: bool = False,
     split_seed: int = 0,
     alike: bool = True,
     max_pixels: int = MAX_PIXELS,
@@ -79,11 +80,11 @@ def open_dataset(
     Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
     or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
     training class as "val", so that nothing looks at the test images before the end (0: none, and the images of a "val"
-    split are training images, too); with `alike`, images that look alike stay on one side. With `classes` (those of a
-    weights file) labels follow that order, else the order the data states or that of their code points; unless
-    `labelled`, there is one class of all images. With `split` off, unsplit data is one split "all". Images that the
-    list `quarantine` names are left out before all this. `read` is for data that can be read in another way than it
-    would be; where it gives nothing, that way is taken.
+    split are training images, too); `val_is_test` makes a "val" split without a test split one. With `alike`, images
+    that look alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order
+    the data states or that of their code points; unless `labelled`, there is one class of all images. With `split` off,
+    unsplit data is one split "all". Images that the list `quarantine` names are left out before all this. `read` is for
+    data that can be read in another way than it would be; where it gives nothing, that way is taken.
     """
     if not 0 < holdout < 1:
         raise UserError(f"the share to hold out must be between 0 and 1, not {holdout}")
@@ -110,6 +111,8 @@ def open_dataset(
     digests = [found.digests[row].tobytes() for row in usable]
     firsts = images.firsts or digests  # an image keeps its side when it is made smaller
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
+    if split and val_is_test and "test" not in images.splits:
+        images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
     if split and monitor == 0 and "test" in images.splits:
         images = replace(images, splits=["train" if name == "val" else name for name in images.splits])
     elif split and "val" not in images.splits:

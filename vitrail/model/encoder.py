@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from vitrail.model.initialise import normal_
 from vitrail.model.positions import RelativePositions
 from vitrail.model.short import is_short, short_attention
 
+WHOLE = 2**24  # the parts of 1 that a float32 tells apart
 Watch = Callable[[int, Tensor, Tensor], None]  # number of a block, what it gets and what it gives
 
 
@@ -102,15 +104,20 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth: in training, leave the branch out for some images, and scale the others to make up for it."""
 
+    kept: Tensor
+
     def __init__(self, rate: float):
         super().__init__()
-        self.rate = rate
+        # A tensor: blocks that differ in a plain number would be compiled one by one. Of integers: no change of the
+        # weights' type makes the rate another.
+        self.register_buffer("kept", torch.from_numpy(np.array(round((1 - rate) * WHOLE), np.int64)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        kept = torch.empty(x.shape[0], 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
-        return x * kept.div_(1 - self.rate)
+        chance = self.kept / WHOLE
+        kept = torch.rand(x.shape[0], 1, 1, device=x.device) < chance
+        return x * (kept / chance).to(x.dtype)
 
 
 class Block(nn.Module):

@@ -23,7 +23,8 @@ class Distillation:
 
     Soft answers are its probabilities, where logits of both are divided by the temperature T and the loss is multiplied
     by T squared, so that gradients do not shrink with T (Hinton et al. 2015). Hard answers are its first choice, never
-    smoothed (DeiT); where images have several labels, each class that it finds likelier than not.
+    smoothed (DeiT); where images have several labels, each class that it finds likelier than not. Logits are
+    taken one by one, by sigmoid, only if both were trained so: those of softmax mean nothing alone.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class Distillation:
         share: float,
         answers: Literal["soft", "hard"],
         temperature: float,
+        teacher_loss: Literal["softmax", "sigmoid"],
     ):
         self.labels, self.teacher, self.share = labels, teacher, share
         self.answers, self.temperature = answers, temperature
+        self.one_by_one = labels.config.loss == teacher_loss == "sigmoid"
 
     def __call__(self, model: nn.Module, batch: Prepared) -> Loss:
         logits = model(batch.pixels)
@@ -54,11 +57,14 @@ class Distillation:
         taught = taught.detach().float()
         if self.answers == "hard":
             several = self.labels.several
-            chosen = (taught > 0).float() if several else F.one_hot(taught.argmax(-1), taught.shape[-1]).float()
+            sure = self._likely(taught) > 0.5
+            chosen = sure.float() if several else F.one_hot(taught.argmax(-1), taught.shape[-1]).float()
             return self.labels.per_image(logits, chosen)
-        taught, logits = taught / self.temperature, logits.float() / self.temperature
-        likely = taught.sigmoid() if self.labels.config.loss == "sigmoid" else taught.softmax(-1)
+        likely, logits = self._likely(taught / self.temperature), logits.float() / self.temperature
         return self.labels.per_image(logits, likely) * self.temperature**2
+
+    def _likely(self, taught: Tensor) -> Tensor:
+        return taught.sigmoid() if self.one_by_one else taught.softmax(-1)
 
 
 def matching_teacher(

@@ -109,7 +109,8 @@ def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decis
     if facts.images >= 4 * train.batch_size or train.steps is not None:
         return []
     batch = max(4, 2 ** int(math.log2(max(facts.images / 4, 4))))
-    why = f"at least four batches in an epoch of {facts.images} images"
+    why = f"at least four batches in an epoch of {facts.images} images, where the recipe has {train.batch_size:,}; "
+    why += "the learning rate stays"
     return [("train.batch_size", batch, Decision("batch size", str(batch), why))]
 
 

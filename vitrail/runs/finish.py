@@ -120,6 +120,7 @@ def _card(
             "given_split": dataset.given_split,
             "holdout": data.holdout,
             "monitor": data.monitor,
+            "val": data.val,
             "split_seed": data.split_seed,
             "alike": data.alike,
             "max_pixels": data.max_pixels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,8 @@ def fit(
     def save(current: TrainState) -> None:
         checkpoints.save(current, {**launch.about, "seconds": time.monotonic() - started})
 
-    def restore(current: TrainState) -> None:
-        found = ranks.share(checkpoints.latest)
+    def restore(current: TrainState, given_up: Collection[int]) -> None:
+        found = ranks.share(lambda: checkpoints.latest_good(current.step, given_up))
         assert found is not None  # a run saves before its first step
         _take(current, found[0])
 
@@ -95,17 +96,15 @@ def fit(
                     _curves(launch.folder)
             raise
     ranks.share(lambda: _curves(launch.folder))
-    if state.average is None:
-        return weights_of(state.model, ranks), time.monotonic() - started
-    with state.average.applied(state.model):
-        return weights_of(state.model, ranks), time.monotonic() - started
+    return weights_of(state, ranks), time.monotonic() - started
 
 
-def weights_of(model: nn.Module, ranks: Ranks) -> dict[str, Tensor]:
-    """Every tensor in one piece, on the CPU, for the first process; all of them call this together."""
-    found = {}
-    for name, tensor in model.state_dict().items():
-        one = whole(tensor)
+def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
+    """Every tensor of the model, averaged where there is an average, in one piece on the CPU, for the first process.
+    All of them call this together."""
+    found, average = {}, state.average.tensors if state.average is not None else {}
+    for name, tensor in state.model.state_dict().items():
+        one = whole(average.get(name, tensor))  # as it is kept: the model may have fewer digits
         if ranks.first:
             found[name] = one.to("cpu", copy=True)
     return found

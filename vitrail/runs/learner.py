@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -62,7 +63,8 @@ def make_task(plan: Plan) -> Task:
         return Task(labels, labels.targets, labels)
     settings = config.objective
     share = 0.5 if settings.teacher_share is None else settings.teacher_share
-    distillation = Distillation(labels, _teacher(plan), share, settings.teacher_answers, settings.temperature)
+    teacher, loss = _teacher(plan)
+    distillation = Distillation(labels, teacher, share, settings.teacher_answers, settings.temperature, loss)
     return Task(distillation, labels.targets, labels)
 
 
@@ -70,7 +72,8 @@ def _no_targets(labels: Tensor) -> Tensor:
     return torch.empty(len(labels), 0, device=labels.device)
 
 
-def _teacher(plan: Plan) -> Teacher:
+def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
+    """The teacher, and the loss that it was trained with; softmax where its file does not say."""
     weights = read_weights(plan.config.objective.teacher)
     if weights.card.classes is None or not len(weights.card.classes):
         raise UserError("the teacher does not say which classes it tells apart: distil from weights of a vitrail run")
@@ -81,9 +84,10 @@ def _teacher(plan: Plan) -> Teacher:
         with cast():
             return net(pixels)
 
-    return matching_teacher(
-        forward, weights.card.preprocess, plan.preprocess, weights.card.classes, plan.dataset.classes
-    )
+    card = weights.card
+    teacher = matching_teacher(forward, card.preprocess, plan.preprocess, card.classes, plan.dataset.classes)
+    alone = card.several or card.recipe.get("objective", {}).get("loss") == "sigmoid"
+    return teacher, "sigmoid" if alone else "softmax"
 
 
 def learner(plan: Plan, net: Network) -> nn.Module:

@@ -14,6 +14,7 @@ from vitrail.config import (
     NetworkConfig,
     Preprocess,
     RunConfig,
+    TrainConfig,
     key_paths,
     merge,
     parse_overrides,
@@ -38,7 +39,7 @@ from vitrail.runs.choose import (
     choose_warmup,
 )
 from vitrail.runs.network import network_from, new_network
-from vitrail.runs.sense import check_purpose, check_resolved
+from vitrail.runs.sense import check_purpose, check_read, check_resolved
 from vitrail.runs.start import find_start, is_open, random_start
 from vitrail.training.precision import can_compile, choose_precision
 from vitrail.weights.names import whole_spec
@@ -143,6 +144,7 @@ def make_plan(
         settings.fix_steps(facts.images)
         settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
         check_resolved(settings.config, device.type, world)
+    check_read(leaves(parse_overrides(request.overrides)), settings.config)
     return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
 
 
@@ -164,10 +166,7 @@ class _Settings:
             self.decisions.append(decision)
             name = decision.value
         typed = self.given
-        if name.endswith(".toml"):  # what stands in the user's own file was said as much as what was typed
-            own = read_recipe_file(name)
-            own.pop("base", None)
-            self.given = merge(own, self.given)
+        self.given = with_own(name, self.given)
         self.values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
         if "epochs" in typed.get("train", {}):  # what was typed wins over what the recipe says
             self.values["train"].pop("steps", None)
@@ -205,10 +204,12 @@ class _Settings:
 
     def fix_steps(self, images: int) -> None:
         """Epochs become steps, so that the written settings say exactly what ran."""
-        train = self.config.train
-        steps = train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
-        self.set("train.steps", steps)
+        self.set("train.steps", steps_of(self.config.train, images))
         self.values["train"].pop("epochs", None)
+
+
+def steps_of(train: TrainConfig, images: int) -> int:
+    return train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
 
 
 def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> Dataset:
@@ -218,6 +219,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         data.path,
         holdout=data.holdout,
         monitor=data.monitor,
+        val_is_test=data.val == "test",
         split_seed=data.split_seed,
         alike=data.alike,
         max_pixels=data.max_pixels,
@@ -284,6 +286,17 @@ def given_settings(request: Request) -> dict[str, Any]:
     if request.weights is not None:
         given = merge(given, {"model": {"weights": request.weights}})
     return given
+
+
+def with_own(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed upon what stands in a recipe file of the user's own, which was said as much."""
+    if not recipe.endswith(".toml"):
+        return given
+    own = read_recipe_file(recipe)
+    own.pop("base", None)
+    if "epochs" in given.get("train", {}):
+        own.get("train", {}).pop("steps", None)
+    return merge(own, given)
 
 
 def _refuse_unused(given: dict[str, Any]) -> None:

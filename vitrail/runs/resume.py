@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, read_recipe_file, validate
+from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
 from vitrail.errors import UserError
 from vitrail.images.dataset import Dataset
 from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
-from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data
+from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data, steps_of, with_own
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.runs.unseen import trained_before
-from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupts
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import whole_spec
@@ -47,12 +47,14 @@ def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
         "preprocess": plan.preprocess.model_dump(),
         "fingerprint": plan.dataset.fingerprint,
         "images": _images(plan.dataset),
+        "began_with": len(plan.dataset.splits["train"]),
         "environment": environment(plan.device),
         "decisions": [asdict(decision) for decision in plan.decisions],
         "baseline": asdict(to_beat) if to_beat else None,
         "source": plan.weights.origin if plan.weights else "",
         "licence": plan.weights.card.licence if plan.weights else "",
         "trained_before": trained_before(_learned_from(plan)),
+        "teacher": _teacher(plan.config),
     }
 
 
@@ -61,6 +63,12 @@ def _learned_from(plan: Plan) -> list[Card]:
     start = [plan.weights.card] if plan.weights else []
     teacher = plan.config.objective.teacher
     return [*start, read_weights(teacher).card] if teacher else start
+
+
+def _teacher(config: RunConfig) -> str:
+    """A checksum of the teacher's weights."""
+    teacher = config.objective.teacher
+    return digest(read_weights(teacher).state, {}) if teacher else ""
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -79,7 +87,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The same from a checkpoint, with what has changed since and was accepted."""
-    start = ("decisions", "baseline", "source", "licence", "trained_before")
+    start = ("decisions", "baseline", "source", "licence", "trained_before", "began_with")
     return about_run(plan, None) | {key: facts[key] for key in start if key in facts}
 
 
@@ -102,8 +110,11 @@ def check_same(folder: Path, request: Request) -> None:
     if not file.is_file():
         return
     stored = read_recipe(str(file))
-    given = given_settings(request)
-    given.get("train", {}).pop("epochs", None)  # stand as steps in what is stored
+    given = with_own(request.recipe or "", given_settings(request))
+    if request.recipe and not request.recipe.endswith(".toml"):  # of a file counts what it says, not how it is called
+        given["recipe"] = request.recipe
+    if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
+        _count_steps(given, stored, folder)
     if given.get("data", {}).get("path"):
         given["data"]["path"] = os.path.normpath(Path(given["data"]["path"]).expanduser().absolute())
     if path := given.get("data", {}).get("quarantine"):
@@ -111,12 +122,6 @@ def check_same(folder: Path, request: Request) -> None:
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
             given[section][key] = whole_spec(spec)
-    if request.recipe is not None:
-        if request.recipe.endswith(".toml"):  # what stands there was said, and may have changed since
-            own = read_recipe_file(request.recipe)
-            own.pop("base", None)
-            given = merge(own, given)
-        given["recipe"] = request.recipe
     asked = validate(RunConfig, merge(stored, given), str(file)).model_dump()
     before = validate(RunConfig, stored, str(file)).model_dump()
     for path in leaves(given):
@@ -126,6 +131,17 @@ def check_same(folder: Path, request: Request) -> None:
                 f"the run in {folder} was started with {path}={old}, and not {new}: leave it out to go on, "
                 "or choose another --out"
             )
+
+
+def _count_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
+    settings = merge(stored, given)
+    if "steps" not in given["train"]:
+        settings["train"].pop("steps", None)
+    train = validate(RunConfig, settings, "settings").train
+    del given["train"]["epochs"]
+    images = Checkpoints(folder / "checkpoints", 1).facts().get("began_with")
+    if isinstance(images, int) and "steps" in stored.get("train", {}):  # an old run may not tell, and a probe has none
+        given["train"]["steps"] = steps_of(train, images)
 
 
 def read_run(
@@ -159,11 +175,18 @@ def read_run(
                 f"{fixed[0]} cannot change in a run that has begun, since its checkpoint depends on it: put it back to "
                 f"{changed[fixed[0]][0]}, or start a new run with another --out"
             )
+        if (steps := written.train.steps or 0) < about["step"]:
+            raise UserError(f"the run has taken {about['step']:,} steps already: train.steps={steps} is too few")
         told = "; ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
         console.print(f"[yellow]the settings changed ({escape(told)})[/]")
         config = written
     for sentence in damaged:
         console.print(f"[yellow]{sentence}[/]")
+    if about.get("teacher", now := _teacher(config)) != now:
+        sentence = f"the weights of the teacher, {config.objective.teacher}, are not those this run was started with"
+        if not accept_changes:
+            raise UserError(f"{sentence}: put them back, add --accept-changes, or start a new run with another --out")
+        console.print(f"[yellow]{escape(sentence)}[/]")
     dataset = _same_data(config, about, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
     _warn_of_changes(about["environment"], environment(device), console)

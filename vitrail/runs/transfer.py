@@ -20,7 +20,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitrail.atomic import whole_file
-from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
+from vitrail.config import (
+    DataConfig,
+    NetworkConfig,
+    ResNetConfig,
+    RunConfig,
+    merge,
+    parse_overrides,
+    read_recipe,
+    read_recipe_file,
+    validate,
+)
 from vitrail.errors import UserError
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
@@ -28,13 +38,17 @@ from vitrail.runs.train import train
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
+from vitrail.weights.names import spec_of
+from vitrail.weights.read import read_weights
 
-# The learning rates of the paper's Table 4, by the beginning of a recipe's name.
+# The learning rates of the paper's Table 4, by the beginning of a recipe's name; and what its text adds for ImageNet to
+# those of ResNets and hybrids.
 RATES = {
-    "paper-finetune-imagenet": (0.003, 0.01, 0.03, 0.06),
+    "paper-finetune-imagenet": (0.003, 0.01, 0.03),
     "paper-finetune-vtab": (0.01,),
     "paper-finetune": (0.001, 0.003, 0.01, 0.03),
 }
+WITH_CONVOLUTIONS = {"paper-finetune-imagenet": (0.06,)}
 AROUND = (1 / 3, 1.0, 3.0)  # times the rate of any other recipe
 
 
@@ -76,16 +90,21 @@ def transfer(
 ) -> Transfer:
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
-    rates = tuple(rates) or rates_of(recipe)
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
-        if "val" in ranks.share(lambda: _check(data, recipe, rates, seeds, overrides)):
+        chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
+        splits, watched = ranks.share(lambda: _check(data, recipe, chosen, seeds, overrides))
+        fixed = [] if "test" in splits else ["data.val=test"]
+        if fixed:
+            console.print("the data has no test split: its validation split is looked at once, as one")
+        elif "val" in splits:
             console.print("the validation split of the data tells learning rates apart, and is trained on in the end")
         made: list[tuple[str, str]] = []  # runs, and the fingerprints of their images
 
         def measured(name: str, *settings: str) -> dict[str, Any]:
+            settings = (*fixed, *settings)
             own = {setting.partition("=")[0] for setting in settings}
             others = [setting for setting in overrides if setting.partition("=")[0] not in own]
             console.rule(f"[bold]{escape(name)}[/]", align="left")
@@ -111,17 +130,18 @@ def transfer(
                 )
             return card.metrics
 
-        found = _protocol(measured, rates, seeds)
+        found = _protocol(measured, chosen, seeds, watched)
         ranks.share(lambda: _tell(found, str(data), str(from_), folder, console))
     return found
 
 
-def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], seeds: int) -> Transfer:
-    """`measured`: what a run of this name and these settings comes to."""
+def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], seeds: int, watched: float) -> Transfer:
+    """`measured`: what a run of this name and these settings comes to; `watched`: the share of images for the rates."""
     tried = {}
     if len(rates) > 1:
         for rate in rates:
-            tried[rate] = measured(f"rate-{rate:g}", f"optimizer.lr={rate:g}", "data.test=false")
+            how = (f"optimizer.lr={rate:g}", "data.test=false", f"data.monitor={watched:g}")
+            tried[rate] = measured(f"rate-{rate:g}", *how)
     # The likelihood tells equals apart.
     best = max(tried, key=lambda rate: (tried[rate]["top1"], -tried[rate]["nll"])) if tried else rates[0]
     last = (f"optimizer.lr={best:g}", "data.monitor=0")
@@ -135,19 +155,24 @@ def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], s
     )
 
 
-def rates_of(recipe: str) -> tuple[float, ...]:
+def rates_of(recipe: str, network: NetworkConfig) -> tuple[float, ...]:
     """What to choose from, if nobody says."""
-    for name, rates in RATES.items():
-        if recipe.startswith(name):
-            return rates
+    name = recipe
+    if recipe.endswith(".toml"):  # the user's own
+        said = read_recipe_file(recipe)
+        name = "" if "lr" in said.get("optimizer", {}) else str(said.get("base", ""))
+    convolutions = isinstance(network, ResNetConfig) or network.stem is not None
+    for beginning, rates in RATES.items():
+        if name.startswith(beginning):
+            return rates + (WITH_CONVOLUTIONS.get(beginning, ()) if convolutions else ())
     own = validate(RunConfig, read_recipe(recipe), recipe).optimizer.lr
     return tuple(float(f"{factor * own:.2g}") for factor in AROUND)
 
 
 def _check(
     data: str | Path, recipe: str, rates: Sequence[float], seeds: int, overrides: Sequence[str]
-) -> Collection[str]:
-    """That the protocol can be kept; returns the splits of the data."""
+) -> tuple[Collection[str], float]:
+    """That the protocol can be kept; returns the splits of the data, and the share of images that tells rates apart."""
     if seeds < 1 or not all(0 < rate < math.inf for rate in rates):
         raise UserError("the protocol needs one seed or more, and learning rates above 0")
     given = parse_overrides(overrides)
@@ -161,12 +186,13 @@ def _check(
     splits = set(source.splits)
     if source.several:
         raise UserError(f"the images of {data} have any number of labels: the protocol is for exactly one")
-    if "test" not in splits:
+    if not splits & {"test", "val"}:
         raise UserError(
-            f"{data} has no test split: the protocol chooses on training images and looks at test images once; "
+            f"{data} has no test split, and no validation split to take for one: the protocol chooses on training "
+            "images and looks at test images once; "
             "vitrail train holds images out by itself"
         )
-    return splits
+    return splits, config.data.monitor or DataConfig().monitor  # of a recipe that watches none, too
 
 
 def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Console) -> None:

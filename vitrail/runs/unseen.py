@@ -26,7 +26,8 @@ def unseen_images(
     own = next((card.data for card in cards if card.data.get("fingerprint") == dataset.fingerprint), None)
     if own is not None:
         rule = {key: own[key] for key in ("holdout", "monitor", "split_seed")}
-        rule["alike"] = own.get("alike", False)  # weights from before it was a rule
+        # Weights from before these were rules do not state them.
+        rule |= {"alike": own.get("alike", False), "val_is_test": own.get("val") == "test"}
         dataset = open_dataset(data, classes=card.classes, **rule, **limits)
         name = split or ("test" if "test" in dataset.splits else "val")
         words = {"train": "train split, on which these weights were trained"}

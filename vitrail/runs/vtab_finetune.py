@@ -43,7 +43,7 @@ def finetune_tasks(
             recipe=RECIPE,
             seeds=seeds,
             out=Path(out) / task.key,
-            overrides=[*unchanged_labels(task), *overrides],
+            overrides=settings_for(task, overrides),
             console=console,
         )
         scores.append(
@@ -61,6 +61,8 @@ def finetune_tasks(
     return scores
 
 
-def unchanged_labels(task: Task) -> list[str]:
-    """Settings that leave out what would change the label of an image."""
-    return ["augment.flip=false"] * (not task.flip) + ["augment.crop=none"] * (not task.crop)
+def settings_for(task: Task, overrides: Sequence[str]) -> list[str]:
+    """What is asked for, without what would change the label of an image; where images are not cut, no matter how."""
+    how = () if task.crop else ("augment.area=", "augment.aspect=")
+    unchanged = ["augment.flip=false"] * (not task.flip) + ["augment.crop=none"] * (not task.crop)
+    return [*unchanged, *(setting for setting in overrides if not setting.startswith(how))]

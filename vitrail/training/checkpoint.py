@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,11 @@ class Checkpoints:
         whole = {key: parts for key, parts in found.items() if len(parts) == key[1]}
         return [(step, [parts[number] for number in sorted(parts)]) for (step, _), parts in sorted(whole.items())]
 
+    def facts(self) -> dict[str, Any]:
+        """What the newest says of its run, without looking whether it is whole; nothing where there is none."""
+        steps = self.steps()
+        return _facts(steps[-1][1][0]) if steps else {}
+
     def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
         """Write a checkpoint, then remove the oldest beyond those to keep. All processes call this together."""
         tensors = state.tensors()
@@ -100,24 +105,27 @@ class Checkpoints:
             if not failure and self.ranks.rank < count:
                 path.unlink(missing_ok=True)  # a part alone is of no use
             raise UserError(f"cannot write the checkpoint {failures[0]}")
-        self.ranks.share(lambda: self._clear(state.step))
+        self.ranks.share(lambda: self._clear(state.step, count))
 
-    def _clear(self, newest: int) -> None:
-        """Remove the oldest, and what killed processes left behind; nothing, before the newest is seen to be whole."""
+    def _clear(self, newest: int, count: int) -> None:
+        """Remove the oldest, what is of a course that the run went back from, and what killed processes left behind;
+        nothing, before the newest, of so many parts, is seen to be whole."""
         deadline = time.monotonic() + SEEN_WITHIN
-        while newest not in (steps := dict(self.steps())):
+        while not (written := [parts for step, parts in self.steps() if step == newest and len(parts) == count]):
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{self.folder} does not show the parts of step {newest} that other processes wrote: --out must be "
                     "on a disk that all machines share"
                 )
             time.sleep(0.2)
-        lasting = [step for step in sorted(steps) if step % self.every == 0][-self.keep :]
-        kept = {path for step in {newest, *lasting} for path in steps[step]}
+        earlier = [one for one in self.steps() if one[0] < newest]
+        lasting = [one for one in (*earlier, (newest, written[0])) if one[0] % self.every == 0][-self.keep :]
+        # Two to go back to, since the step before the trouble may have made it.
+        good = [] if _is_good(written[0]) else [one for one in earlier if _is_good(one[1])][-2:]
+        kept = {*written[0], *(path for _, parts in (*lasting, *good) for path in parts)}
         for path in self.folder.iterdir():
             unfinished = path.suffix == ".partial" and NAME.match(path.name.removeprefix("."))
-            match = NAME.fullmatch(path.name)
-            if unfinished or (match and path not in kept and int(match[1]) != newest):
+            if unfinished or (NAME.fullmatch(path.name) and path not in kept):
                 path.unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
@@ -134,8 +142,18 @@ class Checkpoints:
 
     def latest(self) -> tuple[Saved, list[str]] | None:
         """The newest checkpoint that is whole, and a sentence for each damaged one passed over."""
+        return self._first_whole(list(reversed(self.steps())))
+
+    def latest_good(self, until: int, given_up: Collection[int]) -> tuple[Saved, list[str]] | None:
+        """The same to go back to: no later than a step, after a finite gradient, and not given up; where there is none,
+        the oldest."""
+        steps = self.steps()
+        good = [one for one in steps if one[0] <= until and one[0] not in given_up and _is_good(one[1])]
+        return self._first_whole([*reversed(good), *(one for one in steps if one not in good)])
+
+    def _first_whole(self, steps: Sequence[tuple[int, list[Path]]]) -> tuple[Saved, list[str]] | None:
         damaged: list[str] = []
-        for _, parts in reversed(self.steps()):
+        for _, parts in steps:
             found = [sentence for part in parts if (sentence := _damage(part))]
             if not found:
                 saved = _open(parts)
@@ -146,6 +164,20 @@ class Checkpoints:
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}")
         return None
+
+
+def _is_good(parts: list[Path]) -> bool:
+    """Whether the last step before it had a finite gradient."""
+    return _facts(parts[0]).get("unfit") == 0
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What the file of a checkpoint says; nothing, if it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})[HEADER]))
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+        return {}
 
 
 def _damage(path: Path) -> str:

@@ -29,11 +29,11 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """A context that remembers the first signal; a later one falls through to what was there before.
+    """A context that remembers the first signal; a later Ctrl-C falls through to what was there before.
 
     Not what comes at once after the first: `timeout` and others signal a process, then its group, which is it again.
-    And not under torchrun, which passes on what a cluster often has told every process already and has its own
-    patience.
+    Not under torchrun, which passes on what a cluster often has told every process already and has its own patience.
+    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -57,10 +57,14 @@ class Interrupts:
 
     def _catch(self, number: int, _: FrameType | None) -> None:
         if self.caught is None:
-            self.caught, self._when = number, time.monotonic()
-        elif time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ:
+            self._when, self.caught = time.monotonic(), number
+        elif number == signal.SIGINT and self._meant_anew():
             self.__exit__()
+            os.write(2, b"stopped by a second Ctrl-C, without saving\n")  # sys.stderr may be in use
             signal.raise_signal(number)
+
+    def _meant_anew(self) -> bool:
+        return time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ
 
     def check(self, ranks: Ranks | None = None) -> None:
         """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""

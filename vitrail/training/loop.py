@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,7 +53,7 @@ class Surroundings:
     batches: Callable[[int, int], Iterable[Prepared]]  # of a step and all after it, so many of the stream passed over
     evaluator: Evaluator | None  # none: nothing is measured on the way
     save: Callable[[TrainState], None]
-    restore: Callable[[TrainState], None]  # the last checkpoint
+    restore: Callable[[TrainState, Collection[int]], None]  # the last good checkpoint, but not those of these steps
     watcher: Watcher
     interrupts: Interrupts
     ranks: Ranks
@@ -65,6 +65,8 @@ class _Diverged(Exception):
 
 def run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
     """Train from state.step to plan.steps. On a signal: save, then raise Interrupted, at the next boundary."""
+    returned: int | None = None  # where it went back to last
+    given_up: set[int] = set()  # checkpoints from which it went wrong again, before anything better was saved
     while True:
         try:
             return _run(state, update, plan, around)
@@ -72,7 +74,12 @@ def run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, aroun
             at, place, times = state.step, state.step + state.passed, state.rollbacks + 1
             if times > plan.rollbacks:
                 raise _no_way_on(at, plan) from None
-        around.restore(state)
+        if returned is not None and state.saved == returned:
+            given_up.add(returned)
+        else:
+            given_up.clear()
+        around.restore(state, given_up)
+        returned = state.saved = state.step
         # The batches on the way to the trouble are passed over: with them, it would only come again.
         state.passed, state.rollbacks = place - state.step, times
         state.unfit.zero_()
@@ -111,14 +118,14 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
             late = time.monotonic() - saved_at > max(plan.checkpoint_seconds, SAVING_SHARE * took)
             caught, due = around.ranks.largest(around.interrupts.caught or 0, int(late and around.ranks.first))
             if caught:
-                _save_finite(state, around)
+                _save(state, around)
                 raise Interrupted(caught)
         if _evaluation_due(step, plan, around):
             _evaluate_or_save(state, around, pace)
         if step % plan.checkpoint_every == 0 or last or due:
             since = time.monotonic()
             with pace.paused():
-                _save_finite(state, around)
+                _save(state, around)
             saved_at = time.monotonic()
             took = saved_at - since
 
@@ -131,15 +138,18 @@ def _evaluate_or_save(state: TrainState, around: Surroundings, pace: Pace) -> No
     try:
         evaluate(state, around, pace)
     except Interrupted:
-        _save_finite(state, around)
+        _save(state, around)
         raise
 
 
-def _save_finite(state: TrainState, around: Surroundings) -> None:
+def _save(state: TrainState, around: Surroundings) -> None:
+    """After a step without a finite gradient too, to go on from; but to go back to, the weights may be no good."""
     finite = [torch.isfinite(local_part(p.detach())).all() for p in state.model.parameters()]
     if any(around.ranks.largest(int(not torch.stack(finite).all()))):
         raise _Diverged
     around.save(state)
+    if not int(state.unfit):
+        state.saved = state.step
 
 
 def evaluate(state: TrainState, around: Surroundings, pace: Pace) -> None:

@@ -239,11 +239,10 @@ def blocks_of(net: nn.Module) -> list[nn.Module]:
 
 def compile_blocks(net: nn.Module) -> None:
     """Compile each block by itself; blocks that differ only in their weights share what is made."""
-    blocks = blocks_of(net)
-    # Blocks with other rates of stochastic depth do differ, and all of them are to be compiled.
+    # The first, the last and those between differ, in training and not, in whole batches and not.
     config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 4 * len(blocks))
-    for block in blocks:
+    config.recompile_limit = max(config.recompile_limit, 32)
+    for block in blocks_of(net):
         block.compile()
 
 

@@ -27,6 +27,7 @@ class TrainState:
     rollbacks: int = 0  # how often it went back
     unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
     network: nn.Module | None = None  # the model compiled or distributed, where it is
+    saved: int | None = None  # the step of the last good checkpoint of this launch, or of that it went back to
     evaluated: int = 0  # the last step that was measured on held-out images
     loads: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
 

@@ -238,6 +238,7 @@ def test_the_published_real_labels() -> None:
     assert "The split 'real' has the ReaL labels of 46,837 validation images; 3,163 have none." in notes
 
 
+@pytest.mark.slow
 def test_the_split_real_of_a_data_set(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "x", THOUSAND)
     solution = "".join(f"ILSVRC2012_val_{number:08d},{THOUSAND[number]} 1 2 3 4\n" for number in (1, 2, 3))

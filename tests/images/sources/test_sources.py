@@ -82,6 +82,16 @@ def test_with_a_test_split_alone_some_training_images_are_watched_instead(tmp_pa
     assert len(more.splits["val"]) == 20 and len(more.splits["test"]) == 4
 
 
+def test_a_validation_split_can_stand_for_a_test_split(tmp_path: Path) -> None:
+    fill(tmp_path, numbered({"train/a": 20, "train/b": 20, "val/a": 2, "val/b": 2}))
+    data = open_dataset(tmp_path, val_is_test=True)
+    assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 36, "val": 4, "test": 4}
+    assert all(name.startswith("val/") for name in names_of(data, "test"))
+    assert set(open_dataset(tmp_path, val_is_test=True, monitor=0).splits) == {"train", "test"}
+    fill(tmp_path, numbered({"test/a": 1, "test/b": 1}))  # what it could stand for is there
+    assert contents(open_dataset(tmp_path, val_is_test=True)) == contents(open_dataset(tmp_path))
+
+
 def test_train_alone_is_held_out(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"train/a": 10, "train/b": 10}))
     data = open_dataset(tmp_path)

@@ -94,7 +94,10 @@ class TrainingOrder:
         repeats: int = 1,
     ) -> None:
         if batch_size % world:
-            raise UserError(f"a batch of {batch_size} does not divide among {world} processes: change train.batch_size")
+            raise UserError(
+                f"a batch of {batch_size} does not divide among {world} processes: "
+                "start as many as do divide it, or change train.batch_size"
+            )
         self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
         part = batch_size // world
         self.extra = int(neighbour and world > 1)
