@@ -233,7 +233,7 @@ def main() -> None:
         root = Path(folder) / "photos"
         about = make_photos(root, images)
         os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
-        samples = open_dataset(root, split=False).splits["all"]
+        samples = open_dataset(root, None).splits["all"]
         passes: dict[str, Pass] = {"ours": ours(samples), "ours, kept decoded": ours(samples, keep=True)}
         passes["pillow"] = plain(sorted(root.rglob("*.jpg")))
         if installed("timm"):

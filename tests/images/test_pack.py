@@ -92,7 +92,7 @@ def test_resized_images_keep_their_transparency(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(file, "PNG")
     fill(tmp_path / "in", {"a/clear.png": file.getvalue(), "a/0.png": image_bytes(1), "b/1.png": image_bytes(2)})
     pack(tmp_path / "in", tmp_path / "out", resize=20)
-    data = open_dataset(tmp_path / "out", split=False).splits["all"]
+    data = open_dataset(tmp_path / "out", None).splits["all"]
     stored = next(data.read(i) for i in range(len(data)) if data.name(i).endswith("clear.png"))
     expected = Image.fromarray(pixels).resize((27, 20), Image.Resampling.BICUBIC)
     assert np.array_equal(decode(stored, channels=4), np.asarray(expected))

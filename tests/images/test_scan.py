@@ -179,7 +179,7 @@ def test_grey_pictures_stored_in_colour(values: tuple[int, int, int], grey: bool
 
 @pytest.mark.slow
 def test_the_bundled_images() -> None:
-    data = open_dataset(bundled_images(), split=False)
+    data = open_dataset(bundled_images(), None)
     assert data.given_split
     assert data.excluded == []
     assert data.notes == []

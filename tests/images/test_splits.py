@@ -17,27 +17,28 @@ from PIL import Image
 from tests.images.folders import contents, fill, image_bytes, names_of, numbered
 from vitrail.images import dataset
 from vitrail.images.dataset import Dataset, open_dataset
+from vitrail.images.splits import SplitRule
 
 # the split
 
 
 def test_hold_out_is_stratified_and_never_takes_the_last_image(tmp_path: Path) -> None:
     counts = {"one": 1, "two": 2, "three": 3, "ten": 10, "many": 52}
-    data = open_dataset(fill(tmp_path, numbered(counts)), holdout=0.2)
+    data = open_dataset(fill(tmp_path, numbered(counts)), SplitRule(holdout=0.2))
     held = Counter(name.split("/")[0] for name in names_of(data, "val"))
     assert held == {"two": 1, "three": 1, "ten": 2, "many": 10}
     assert data.notes == ["Nothing is held out of classes with a single image: 'one'."]
     assert not names_of(data, "val") & names_of(data, "train")
-    mostly = open_dataset(tmp_path, holdout=0.99)
+    mostly = open_dataset(tmp_path, SplitRule(holdout=0.99))
     assert Counter(name.split("/")[0] for name in names_of(mostly, "train")) == dict.fromkeys(counts, 1)
 
 
 def test_the_seed_alone_decides_the_split(tmp_path: Path) -> None:
     images = {name: image_bytes(i) for i, name in enumerate(numbered({"a": 30, "b": 30}))}
-    first = open_dataset(fill(tmp_path / "here", images), split_seed=3)
-    elsewhere = open_dataset(fill(tmp_path / "elsewhere", dict(reversed(images.items()))), split_seed=3)
+    first = open_dataset(fill(tmp_path / "here", images), SplitRule(split_seed=3))
+    elsewhere = open_dataset(fill(tmp_path / "elsewhere", dict(reversed(images.items()))), SplitRule(split_seed=3))
     assert contents(first) == contents(elsewhere)
-    other = open_dataset(tmp_path / "here", split_seed=4)
+    other = open_dataset(tmp_path / "here", SplitRule(split_seed=4))
     assert names_of(other, "val") != names_of(first, "val")
     assert other.fingerprint == first.fingerprint
 
@@ -48,9 +49,9 @@ def test_a_removed_image_moves_at_most_one_other(
     tmp_path_factory: pytest.TempPathFactory, count: int, seed: int, removed: int
 ) -> None:
     root = fill(tmp_path_factory.mktemp("data"), numbered({"a": count, "b": 2}))
-    before = open_dataset(root, split_seed=seed)
+    before = open_dataset(root, SplitRule(split_seed=seed))
     (root / f"a/{removed}.png").unlink()
-    after = open_dataset(root, split_seed=seed)
+    after = open_dataset(root, SplitRule(split_seed=seed))
     gone = {f"a/{removed}.png"}
     assert len((names_of(before, "val") ^ names_of(after, "val")) - gone) <= 1
     assert {n for n in names_of(before, "val") if n[0] == "b"} == {n for n in names_of(after, "val") if n[0] == "b"}
@@ -90,7 +91,7 @@ def test_images_that_look_alike_stand_on_one_side(tmp_path: Path) -> None:
         held = {name.split(".")[0] for name in names_of(data, "val")}
         return len(held & {name.split(".")[0] for name in names_of(data, "train")})
 
-    together, apart = open_dataset(tmp_path), open_dataset(tmp_path, alike=False)
+    together, apart = open_dataset(tmp_path), open_dataset(tmp_path, SplitRule(alike=False))
     assert torn(together) == 0 and len(together.splits["val"]) == 16
     assert torn(apart) > 5
     assert together.fingerprint == apart.fingerprint
@@ -101,7 +102,7 @@ def grouped(root: Path, rows: list[tuple[str, str]], seed: int, share: float = 0
     fill(root, [f"{i}.png" for i in range(len(rows))])
     lines = [f"{i}.png,{label},{group}" for i, (label, group) in enumerate(rows)]
     (root / "list.csv").write_text("\n".join(["path,label,group", *lines]))
-    return open_dataset(root / "list.csv", split_seed=seed, holdout=share)
+    return open_dataset(root / "list.csv", SplitRule(split_seed=seed, holdout=share))
 
 
 def count_of(data: Dataset, split: str) -> Counter[str]:
@@ -162,7 +163,7 @@ def test_the_fingerprint_sees_content_names_and_classes_only(tmp_path: Path) -> 
     copied = shutil.copytree(root, tmp_path / "two")
     os.utime(copied / "a/0.png", (1, 1))
     assert open_dataset(copied).fingerprint == fingerprint
-    assert open_dataset(root, classes=["b", "a"], holdout=0.5).fingerprint == fingerprint
+    assert open_dataset(root, SplitRule(holdout=0.5), classes=["b", "a"]).fingerprint == fingerprint
     (copied / "a/0.png").write_bytes(image_bytes(200))
     swapped = open_dataset(copied).fingerprint
     (copied / "a/0.png").rename(copied / "b/extra.png")

@@ -36,7 +36,7 @@ def own_cache(tmp_path, monkeypatch):
 def test_numbers_are_those_of_the_features_by_hand(splits, tiny, own_cache, quiet):
     rows = fewshot(tiny, [splits], shots=(1, 5), form="big_vision", device="cpu", console=quiet)
     assert [(row.data, row.shots, len(row.seeds)) for row in rows] == [("colours", 1, 3), ("colours", 5, 3)]
-    net, data = load(tiny), open_dataset(splits, split=False)
+    net, data = load(tiny), open_dataset(splits, None)
 
     def features(samples):
         pixels = torch.stack([net.pixels(samples.read(index)) for index in range(len(samples))])
@@ -88,7 +88,7 @@ def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monk
             fewshot(tiny, [splits], shots=(None,), device="cpu", console=quiet)
     net = load(tiny)
     cache = FeatureCache.of(net.net, net.preprocess, torch.device("cpu"))
-    assert len(cache.missing(open_dataset(splits, split=False).splits["train"].digests)) == 36 - 16
+    assert len(cache.missing(open_dataset(splits, None).splits["train"].digests)) == 36 - 16
 
 
 def test_what_cannot_be_measured_is_told(splits, tiny, quiet, tmp_path):

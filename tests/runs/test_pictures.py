@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def samples(photos):
     """45 images of blue, green and red."""
-    return open_dataset(photos, split=False).splits["all"]
+    return open_dataset(photos, None).splits["all"]
 
 
 @pytest.fixture(scope="module")

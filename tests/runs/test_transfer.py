@@ -18,6 +18,8 @@ from tests import ranks as processes
 from tests.runs.conftest import draw
 from vitrail.config import RunConfig, read_recipe
 from vitrail.errors import UserError
+from vitrail.images.dataset import open_dataset
+from vitrail.images.splits import SplitRule
 from vitrail.model.variants import configure
 from vitrail.runs.train import train
 from vitrail.runs.transfer import Transfer, rates_of, transfer
@@ -188,14 +190,12 @@ def test_stopped_it_says_that_the_same_command_goes_on(split, tiny, tmp_path, qu
 
 
 def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):
-    from vitrail.images.dataset import open_dataset
-
     draw(tmp_path / "d" / "val" / "red", (200, 90, 90), 4)
     draw(tmp_path / "d" / "val" / "blue", (90, 90, 200), 4)
     for name in ("train", "test"):
         (tmp_path / "d" / name).symlink_to(split / name)
     sizes = {
-        share: {name: len(part) for name, part in open_dataset(tmp_path / "d", monitor=share).splits.items()}
+        share: {name: len(part) for name, part in open_dataset(tmp_path / "d", SplitRule(monitor=share)).splits.items()}
         for share in (0, 0.1)
     }
     assert sizes == {0: {"train": 40, "test": 14}, 0.1: {"train": 32, "val": 8, "test": 14}}

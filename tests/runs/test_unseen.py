@@ -10,6 +10,7 @@ import pytest
 from tests.runs.conftest import draw
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.images import dataset
+from vitrail.images.splits import SplitRule
 from vitrail.runs import unseen as module
 from vitrail.runs.train import TrainResult, train
 from vitrail.runs.unseen import unseen_images
@@ -30,7 +31,7 @@ def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_t
 ):
     draw(tmp_path / "red", (200, 60, 60), 100)
     draw(tmp_path / "blue", (60, 60, 200), 100)
-    samples = dataset.open_dataset(tmp_path, split=False).splits["all"]
+    samples = dataset.open_dataset(tmp_path, None).splits["all"]
     first = [f"{digest:016x}" for digest in np.sort(samples.firsts)[:seen].tolist()]
     highest = f"{int(np.sort(samples.firsts)[119]) + 1:016x}"  # a sketch that reaches to the 120th image
     monkeypatch.setattr(module, "SKETCH" if which == "trained_on" else "EARLIER", seen + 1)
@@ -70,7 +71,7 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
         assert len(samples) == 16 - seen and f"{seen} images that these weights were trained on are left out" in words
 
     again = read_card(run("one", third.weights, "data.split_seed=5").weights)
-    split = dataset.open_dataset(tmp_path / "one", split_seed=5)
+    split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
     held_out = {f"{digest:016x}" for digest in split.splits["val"].firsts.tolist()}
     before = len(held_out & set(learned["one"].data["trained_on"]))
     assert 0 < before == again.metrics["seen_before"]

@@ -64,12 +64,12 @@ def test_published_lists_are_taken_as_they_are(tiny, tmp_path, quiet, few):
 def test_no_test_image_is_learned_from(tmp_path, few):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / "eurosat" / name, colour, 50)
-    data = open_dataset(tmp_path / "eurosat", split=False)
+    data = open_dataset(tmp_path / "eurosat", None)
     train, val, test = thousand(data, task("eurosat"))
     assert (len(train), len(val), len(test)) == (16, 8, 20)  # of 60, 20 and 20
     digests = [set(one.digests.tolist()) for one in (train, val, test)]
     assert not digests[0] & digests[1] and not digests[0] & digests[2] and not digests[1] & digests[2]
-    again = thousand(open_dataset(tmp_path / "eurosat", split=False), task("eurosat"))
+    again = thousand(open_dataset(tmp_path / "eurosat", None), task("eurosat"))
     assert [set(one.digests.tolist()) for one in again] == digests
     with pytest.raises(UserError, match="comes without a split, and DTD has one"):
         thousand(data, task("dtd"))
@@ -79,11 +79,11 @@ def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / name, colour, 54)
     monkeypatch.setattr(run, "VAL", 6)
-    test = thousand(open_dataset(tmp_path, split=False), task("caltech101"))[2]
+    test = thousand(open_dataset(tmp_path, None), task("caltech101"))[2]
     assert np.bincount(test.labels).tolist() == [24, 24]
     monkeypatch.setattr(run, "TRAIN", 800)
     with pytest.raises(UserError, match="54 images to train and 6 to validate on, and VTAB-1k takes 800 and 6"):
-        thousand(open_dataset(tmp_path, split=False), task("caltech101"))
+        thousand(open_dataset(tmp_path, None), task("caltech101"))
 
 
 def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
@@ -108,7 +108,7 @@ def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few
 def test_images_that_the_weights_were_trained_on_and_options_without_use_are_told(tiny, tmp_path, quiet, few):
     root = lists(tmp_path / "patch_camelyon")
     card = read_card(tiny)
-    test = open_dataset(root, split=False).splits["test"]
+    test = open_dataset(root, None).splits["test"]
     card = card.model_copy(update={"data": {**card.data, "trained_before": [sketch(test)[:3]]}})
     weights = tmp_path / "weights.safetensors"
     write_bundle(weights, load_file(tiny), card)

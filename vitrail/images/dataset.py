@@ -15,10 +15,9 @@ from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
 from vitrail.images.scan import Progress, Scan, scan, unreadable
-from vitrail.images.similar import near_groups
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, plural, some
 from vitrail.images.sources.read import read_source
-from vitrail.images.splits import hold_out, note_leaks
+from vitrail.images.splits import USUAL, SplitRule, note_leaks
 
 SKETCH = 65_536  # digests kept: 1 MB of a weights file
 EARLIER = 8_192  # of those that the starting weights had, and theirs
@@ -61,15 +60,10 @@ def bundled_images() -> Path:
 
 def open_dataset(
     path: str | Path,
+    rule: SplitRule | None = USUAL,
     *,
-    holdout: float = 0.2,
-    monitor: float = 0.1,
-    val_is_test: bool = False,
-    split_seed: int = 0,
-    alike: bool = True,
     max_pixels: int = MAX_PIXELS,
     classes: Sequence[str] | None = None,
-    split: bool = True,
     labelled: bool = True,
     quarantine: str | Path = "",
     progress: Progress | None = None,
@@ -77,22 +71,15 @@ def open_dataset(
 ) -> Dataset:
     """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
 
-    Every image is decoded once and what cannot be used is listed, not swapped or repaired. Data without a validation
-    or test split has `holdout` of each class held out as "val"; data with a test split alone has `monitor` of each
-    training class as "val", so that nothing looks at the test images before the end (0: none, and the images of a "val"
-    split are training images, too); `val_is_test` makes a "val" split without a test split one. With `alike`, images
-    that look alike stay on one side. With `classes` (those of a weights file) labels follow that order, else the order
-    the data states or that of their code points; unless `labelled`, there is one class of all images. With `split` off,
-    unsplit data is one split "all". Images that the list `quarantine` names are left out before all this. `read` is for
-    data that can be read in another way than it would be; where it gives nothing, that way is taken.
+    Every image is decoded once and what cannot be used is listed, not swapped or repaired. Splits that the data does
+    not have are made by `rule`; without one they stay as they are, and unsplit data is one split "all". With `classes`
+    (those of a weights file) labels follow that order, else the order the data states or that of their code points;
+    unless `labelled`, there is one class of all images. Images that the list `quarantine` names are left out before
+    all this. `read` is for data that can be read in another way; where it gives nothing, the usual way is taken.
     """
-    if not 0 < holdout < 1:
-        raise UserError(f"the share to hold out must be between 0 and 1, not {holdout}")
-    if not 0 <= monitor < 1:
-        raise UserError(f"the share to watch must be 0 or between 0 and 1, not {monitor}")
     notes: list[str] = []
     source = (read(Path(path).expanduser(), notes) if read else None) or read_source(path, notes, labelled)
-    needs_train = source.given_split and split
+    needs_train = source.given_split and rule is not None
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
     class_list(source, classes, path, fewest)
@@ -106,20 +93,14 @@ def open_dataset(
     images = source.keep(usable)
     _check_train(images, needs_train, path)
     names = class_list(images, classes, path, fewest)
-    if split:
+    if rule is not None:
         _check_weights(images, path)
     digests = [found.digests[row].tobytes() for row in usable]
     firsts = images.firsts or digests  # an image keeps its side when it is made smaller
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
-    if split and val_is_test and "test" not in images.splits:
-        images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
-    if split and monitor == 0 and "test" in images.splits:
-        images = replace(images, splits=["train" if name == "val" else name for name in images.splits])
-    elif split and "val" not in images.splits:
-        share = monitor if "test" in images.splits else holdout
-        together = near_groups(found.looks[usable]) if alike else None
-        images = hold_out(images, firsts, together, share, split_seed, notes)
-    if source.given_split or not split:
+    if rule is not None:
+        images = rule.divide(images, firsts, found.looks[usable], notes)
+    if source.given_split or rule is None:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(

@@ -4,14 +4,57 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.images.similar import join
+from vitrail.errors import UserError
+from vitrail.images.similar import join, near_groups
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 
 MOST_ALIKE = 0.5  # of a class: a larger part that looks alike is what the class looks like, and not one scene
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Which images are learned from, watched and measured on once. It follows from the content of the images, so
+    weights that state it, with the fingerprint of their data, state their split."""
+
+    holdout: float = 0.2  # of each class is "val", in data without a validation or test split
+    # of each training class is "val", in data with a test split alone, so that nothing looks at the test images before
+    # the end; 0: none, and the images of a "val" split are training images, too
+    monitor: float = 0.1
+    val: Literal["watch", "test"] = "watch"  # what a "val" split without a test split is
+    split_seed: int = 0
+    alike: bool = True  # images that look alike stay on one side
+
+    def __post_init__(self) -> None:
+        if not 0 < self.holdout < 1:
+            raise UserError(f"the share to hold out must be between 0 and 1, not {self.holdout}")
+        if not 0 <= self.monitor < 1:
+            raise UserError(f"the share to watch must be 0 or between 0 and 1, not {self.monitor}")
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SplitRule:
+        """The rule among other facts."""
+        return cls(**{field.name: facts[field.name] for field in fields(cls) if field.name in facts})
+
+    def divide(self, images: Catalogue, digests: list[bytes], looks: np.ndarray, notes: list[str]) -> Catalogue:
+        """Give every image its split; `looks` describe the images (see `near_groups`)."""
+        if self.val == "test" and "test" not in images.splits:
+            images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
+        if self.monitor == 0 and "test" in images.splits:
+            return replace(images, splits=["train" if name == "val" else name for name in images.splits])
+        if "val" in images.splits:
+            return images
+        share = self.monitor if "test" in images.splits else self.holdout
+        together = near_groups(looks) if self.alike else None
+        return hold_out(images, digests, together, share, self.split_seed, notes)
+
+
+USUAL = SplitRule()
 
 
 def hold_out(

@@ -166,7 +166,7 @@ def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots
 def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
     with scanning(extractor.console, extractor.interrupts) as scanned:
-        dataset = open_dataset(path, split=False, progress=scanned)
+        dataset = open_dataset(path, None, progress=scanned)
         if not {"train"} < set(dataset.splits) & {"train", "val", "test"}:
             dataset = open_dataset(path)
     if len(dataset.splits) < 2:

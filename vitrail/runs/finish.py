@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.markup import escape
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import Samples, sketch
+from vitrail.images.splits import SplitRule
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
 from vitrail.report.model_card import write_model_card
@@ -118,11 +120,7 @@ def _card(
             "fingerprint": dataset.fingerprint,
             "images": {name: len(samples) for name, samples in dataset.splits.items()},
             "given_split": dataset.given_split,
-            "holdout": data.holdout,
-            "monitor": data.monitor,
-            "val": data.val,
-            "split_seed": data.split_seed,
-            "alike": data.alike,
+            **asdict(SplitRule.of(data.model_dump())),
             "max_pixels": data.max_pixels,
             "trained_on": sketch(dataset.splits["train"]),
             "trained_before": about["trained_before"],

@@ -25,6 +25,7 @@ from vitrail.config import (
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.dataset import Dataset, open_dataset
 from vitrail.images.preprocess import preprocess_for
+from vitrail.images.splits import SplitRule
 from vitrail.infer.device import choose_device
 from vitrail.model.cost import macs
 from vitrail.model.variants import parse
@@ -217,11 +218,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
     data = config.data
     dataset = open_dataset(
         data.path,
-        holdout=data.holdout,
-        monitor=data.monitor,
-        val_is_test=data.val == "test",
-        split_seed=data.split_seed,
-        alike=data.alike,
+        SplitRule.of(data.model_dump()),
         max_pixels=data.max_pixels,
         labelled=config.kind != "masked",
         quarantine=data.quarantine,

@@ -10,6 +10,7 @@ import numpy as np
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.dataset import EARLIER, SKETCH, Dataset, Samples, open_dataset, seen_in
 from vitrail.images.decode import MAX_PIXELS
+from vitrail.images.splits import SplitRule
 from vitrail.weights.bundle import Card
 
 STRAY = 0.01  # share of images known to be trained on, below which those of which nothing is known may stay
@@ -22,13 +23,11 @@ def unseen_images(
     card; images of the training of any are left out."""
     card = cards[0]
     limits = {"max_pixels": card.data.get("max_pixels", MAX_PIXELS), "quarantine": quarantine}
-    dataset = open_dataset(data, classes=card.classes, split=False, progress=scanned, **limits)
+    dataset = open_dataset(data, None, classes=card.classes, progress=scanned, **limits)
     own = next((card.data for card in cards if card.data.get("fingerprint") == dataset.fingerprint), None)
     if own is not None:
-        rule = {key: own[key] for key in ("holdout", "monitor", "split_seed")}
-        # Weights from before these were rules do not state them.
-        rule |= {"alike": own.get("alike", False), "val_is_test": own.get("val") == "test"}
-        dataset = open_dataset(data, classes=card.classes, **rule, **limits)
+        rule = SplitRule.of({"alike": False} | own)  # weights from before that was a rule do not state it
+        dataset = open_dataset(data, rule, classes=card.classes, **limits)
         name = split or ("test" if "test" in dataset.splits else "val")
         words = {"train": "train split, on which these weights were trained"}
         if "test" not in dataset.splits:

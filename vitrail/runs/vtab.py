@@ -129,7 +129,7 @@ def _open(
     task: Task, place: Path, console: Console, interrupts: Interrupts
 ) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
     with scanning(console, interrupts) as scanned:
-        dataset = open_dataset(place, split=False, progress=scanned, read=READERS.get(task.key))
+        dataset = open_dataset(place, None, progress=scanned, read=READERS.get(task.key))
     return dataset, thousand(dataset, task)
 
 

@@ -64,7 +64,7 @@ def test_planted_faults(tmp_path: Path) -> None:
     assert set(by_kind(found)) - {"few-images", "grey", "shape"} == set(planted.cases)
     assert [finding.kind for finding in found.findings] == [kind for kind in SEVERITY if kind in by_kind(found)]
     write_quarantine(tmp_path / "list.csv", found.quarantine)
-    data = open_dataset(tmp_path, split=False, quarantine=tmp_path / "list.csv")
+    data = open_dataset(tmp_path, None, quarantine=tmp_path / "list.csv")
     trained = {data.splits["train"].name(i) for i in range(len(data.splits["train"]))}
     for kind in ("leak", "near-leak", "conflict", "corrupt"):
         for case in planted.cases[kind]:

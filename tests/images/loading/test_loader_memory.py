@@ -22,7 +22,7 @@ def test_memory_is_flat_over_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Shared pages counted once: resident sizes count the cache in every process that has looked at it."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     make_photos(tmp_path / "photos", 512)
-    samples = open_dataset(tmp_path / "photos", split=False).splits["all"]
+    samples = open_dataset(tmp_path / "photos", None).splits["all"]
     found = memory_over_epochs(samples, 5, keep)
     assert found["growth"]["pss"] < 0.02
     if not keep:

@@ -51,7 +51,7 @@ def test_hostile_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     secret = raw.rfind(b"a/secret.png") - 46  # its entry in the central directory
     raw[secret + 8] |= 1
     target.write_bytes(raw)
-    data = open_dataset(target, split=False)
+    data = open_dataset(target, None)
     assert names_of(data, "all") == {"a/0.png", "a/1.png", "b/0.png", "b/1.png"}
     reasons = dict(data.excluded)
     assert "larger than 10,000 bytes" in reasons["a/large.png"]
@@ -87,7 +87,7 @@ def test_samples_are_small_to_send_and_read_after_it(tmp_path: Path) -> None:
 
 
 def test_a_subset_keeps_order_labels_and_classes(tmp_path: Path) -> None:
-    samples = open_dataset(fill(tmp_path, numbered({"a": 10, "b": 10})), split=False).splits["all"]
+    samples = open_dataset(fill(tmp_path, numbered({"a": 10, "b": 10})), None).splits["all"]
     part = samples.subset([15, 2, 2])
     assert [part.name(i) for i in range(3)] == [samples.name(15), samples.name(2), samples.name(2)]
     assert part.labels.tolist() == [1, 0, 0]
@@ -98,7 +98,7 @@ def test_a_subset_keeps_order_labels_and_classes(tmp_path: Path) -> None:
 
 def test_forked_readers_of_one_archive_do_not_disturb_each_other(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{c}/{i}.png": image_bytes(i, (40, 40)) for c in "ab" for i in range(40)})
-    samples = open_dataset(zipped(root, tmp_path / "data.zip"), split=False).splits["all"]
+    samples = open_dataset(zipped(root, tmp_path / "data.zip"), None).splits["all"]
     expected = [samples.read(i) for i in range(len(samples))]
     children = []
     for _ in range(3):

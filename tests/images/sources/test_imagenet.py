@@ -196,7 +196,7 @@ def test_a_val_in_class_folders_gets_the_names_of_a_mapping(tmp_path: Path) -> N
 def test_a_val_alone_can_be_measured_on(tmp_path: Path) -> None:
     fill(tmp_path, [f"val/ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2, 3)])
     devkit(tmp_path / "devkit/data", [1, 2, 3])
-    data = open_dataset(tmp_path, split=False)
+    data = open_dataset(tmp_path, None)
     assert data.classes == NAMES and data.splits["val"].labels.tolist() == [2, 0, 1]
 
 

@@ -16,6 +16,7 @@ from tests.images.folders import contents, fill, image_bytes, names_of, numbered
 from vitrail.errors import UserError
 from vitrail.images import files as files_module
 from vitrail.images.dataset import open_dataset
+from vitrail.images.splits import SplitRule
 
 # layouts
 
@@ -37,7 +38,7 @@ def test_classes_are_sorted_by_code_point_and_labels_follow(tmp_path: Path) -> N
 
 def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
     fill(tmp_path, ["a/x/1.png", "a/x/y/2.png", "a/3.png", "b/1.png", "b/a/2.png"])
-    everything = open_dataset(tmp_path, split=False).splits["all"]
+    everything = open_dataset(tmp_path, None).splits["all"]
     assert [everything.classes[label] for label in everything.labels] == ["a", "a", "a", "b", "b"]
 
 
@@ -69,7 +70,7 @@ def test_given_splits_are_kept(tmp_path: Path, validation: str) -> None:
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 2, "val": 2, "test": 1}
     assert names_of(data, "val") == {f"{validation}/a/3.png", f"{validation}/b/4.png"}
     assert data.notes == ["The test split has no images of 'b'."]
-    assert contents(open_dataset(tmp_path, split=False)) == contents(data)
+    assert contents(open_dataset(tmp_path, None)) == contents(data)
 
 
 def test_with_a_test_split_alone_some_training_images_are_watched_instead(tmp_path: Path) -> None:
@@ -78,18 +79,18 @@ def test_with_a_test_split_alone_some_training_images_are_watched_instead(tmp_pa
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 36, "val": 4, "test": 4}
     assert names_of(data, "test") == {"test/a/0.png", "test/a/1.png", "test/b/0.png", "test/b/1.png"}
     assert all(name.startswith("train/") for name in names_of(data, "val"))
-    more = open_dataset(tmp_path, monitor=0.5)
+    more = open_dataset(tmp_path, SplitRule(monitor=0.5))
     assert len(more.splits["val"]) == 20 and len(more.splits["test"]) == 4
 
 
 def test_a_validation_split_can_stand_for_a_test_split(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"train/a": 20, "train/b": 20, "val/a": 2, "val/b": 2}))
-    data = open_dataset(tmp_path, val_is_test=True)
+    data = open_dataset(tmp_path, SplitRule(val="test"))
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 36, "val": 4, "test": 4}
     assert all(name.startswith("val/") for name in names_of(data, "test"))
-    assert set(open_dataset(tmp_path, val_is_test=True, monitor=0).splits) == {"train", "test"}
+    assert set(open_dataset(tmp_path, SplitRule(val="test", monitor=0)).splits) == {"train", "test"}
     fill(tmp_path, numbered({"test/a": 1, "test/b": 1}))  # what it could stand for is there
-    assert contents(open_dataset(tmp_path, val_is_test=True)) == contents(open_dataset(tmp_path))
+    assert contents(open_dataset(tmp_path, SplitRule(val="test"))) == contents(open_dataset(tmp_path))
 
 
 def test_train_alone_is_held_out(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_train_alone_is_held_out(tmp_path: Path) -> None:
     data = open_dataset(tmp_path)
     assert data.given_split
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 16, "val": 4}
-    assert set(open_dataset(tmp_path, split=False).splits) == {"train"}
+    assert set(open_dataset(tmp_path, None).splits) == {"train"}
 
 
 def test_a_class_of_trains_is_a_class(tmp_path: Path) -> None:
@@ -107,12 +108,12 @@ def test_a_class_of_trains_is_a_class(tmp_path: Path) -> None:
 
 def test_classes_of_a_weights_file_fix_the_labels(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"cat": 2, "dog": 2}))
-    data = open_dataset(tmp_path, classes=["dog", "emu", "cat"], split=False)
+    data = open_dataset(tmp_path, None, classes=["dog", "emu", "cat"])
     assert data.classes == ("dog", "emu", "cat")
     assert Counter(data.splits["all"].labels.tolist()) == {0: 2, 2: 2}
     assert data.notes == ["The all split has no images of 'emu'."]
     one = fill(tmp_path / "one", numbered({"cat": 2}))
-    assert open_dataset(one, classes=["dog", "cat"], split=False).splits["all"].labels.tolist() == [1, 1]
+    assert open_dataset(one, None, classes=["dog", "cat"]).splits["all"].labels.tolist() == [1, 1]
 
 
 # what is wrong is said in a sentence
@@ -166,7 +167,7 @@ def test_paths_that_are_no_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("holdout", [0.0, 1.0, -0.1, 2])
 def test_a_share_that_cannot_be_held_out(tmp_path: Path, holdout: float) -> None:
     with pytest.raises(UserError, match="between 0 and 1"):
-        open_dataset(tmp_path, holdout=holdout)
+        open_dataset(tmp_path, SplitRule(holdout=holdout))
 
 
 def test_nothing_decodable(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_files_that_are_no_pictures_are_excluded_with_a_reason(tmp_path: Path) -
             "c/only.gif": b"GIF89a",
         },
     )
-    data = open_dataset(tmp_path, split=False)
+    data = open_dataset(tmp_path, None)
     assert [name for name, _ in data.excluded] == ["a/bomb.png", "a/cut.jpg", "a/empty.png", "a/text.jpg", "c/only.gif"]
     reasons = dict(data.excluded)
     assert "pixels" in reasons["a/bomb.png"]
@@ -262,7 +263,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     (data_folder / "c").symlink_to(real)
     (data_folder / "b/gone.png").symlink_to(tmp_path / "missing.png")
     (data_folder / "b/linked.png").symlink_to(real / "1.png")
-    data = open_dataset(data_folder, split=False)
+    data = open_dataset(data_folder, None)
     assert names_of(data, "all") == {"a/0.png", "a/1.png", "b/0.png", "b/1.png", "b/linked.png", "c/1.png", "c/2.png"}
     assert data.excluded == [("b/gone.png", "the file cannot be found: No such file or directory")]
     assert "Ignored 3 links to folders already read." in data.notes
@@ -271,7 +272,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
 def test_a_pipe_with_the_name_of_an_image_does_not_hang(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 2, "b": 2}))
     os.mkfifo(tmp_path / "a/pipe.png")
-    assert len(open_dataset(tmp_path, split=False).splits["all"]) == 4
+    assert len(open_dataset(tmp_path, None).splits["all"]) == 4
 
 
 def test_names_that_are_not_unicode(tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_names_that_are_not_unicode(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system takes Unicode names only")
     for _ in range(2):  # decoded, then from the cache
-        samples = open_dataset(tmp_path, split=False).splits["all"]
+        samples = open_dataset(tmp_path, None).splits["all"]
         index = [samples.name(i) for i in range(len(samples))].index(odd)
         assert samples.read(index) == image_bytes(77)
 

@@ -163,7 +163,7 @@ def test_caltech(tmp_path: Path) -> None:
     fill(tmp_path, ["caltech-101/Annotations/Faces/annotation_0001.png"])
     archive = zipped(tmp_path / "caltech-101", tmp_path.parent / f"{tmp_path.name}.zip", "caltech-101/")
     for place in (inner, tmp_path / "caltech-101", tmp_path, archive):
-        data = open_dataset(place, split=False)
+        data = open_dataset(place, None)
         assert data.classes == ("Faces", "Faces_easy", "accordion")
         assert data.notes == [
             "Read as Caltech-101 in its original layout.",
@@ -171,7 +171,7 @@ def test_caltech(tmp_path: Path) -> None:
         ]
         assert names_of(data, "all") == {*numbered({"Faces": 3, "Faces_easy": 3, "accordion": 3})}
     renamed = (tmp_path / "caltech-101").rename(tmp_path / "mine") / "101_ObjectCategories"
-    assert len(open_dataset(renamed.rename(tmp_path / "c101"), split=False).classes) == 3
+    assert len(open_dataset(renamed.rename(tmp_path / "c101"), None).classes) == 3
 
 
 # what is no standard data set
@@ -201,7 +201,7 @@ def test_class_folders_stay_class_folders(tmp_path: Path, names: list[str]) -> N
 
 def test_side_files_of_other_origin_change_nothing(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"images/a": 2, "images/b": 2, "annotations/a": 2, "train/a": 2}))
-    plain = contents(open_dataset(tmp_path, split=False))
+    plain = contents(open_dataset(tmp_path, None))
     for name, data in {
         "annotations/trainval.txt": b"box_1 1 1 1\nbox_2 1 1 1\n",  # as object detectors use it
         "annotations/test.txt": b"\xff\xfe\x00",
@@ -213,7 +213,7 @@ def test_side_files_of_other_origin_change_nothing(tmp_path: Path) -> None:
         "batches.meta": b"?",
     }.items():
         (tmp_path / name).write_bytes(data)
-    assert contents(open_dataset(tmp_path, split=False)) == plain
+    assert contents(open_dataset(tmp_path, None)) == plain
 
 
 def test_a_folder_of_several_data_sets(tmp_path: Path) -> None:
