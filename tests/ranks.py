@@ -3,6 +3,7 @@ that has imported it. They meet by a file, so that tests side by side need no po
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -64,7 +65,8 @@ class Started:
 
     def results(self) -> list[Any]:
         """What the target returned in each."""
-        assert self.codes() == [0] * len(self.processes), self.errors()
+        codes = self.codes()
+        assert codes == [0] * len(self.processes), f"ended with {codes}: {self.errors()}"
         return [torch.load(self.folder / f"result_{rank}") for rank in range(len(self.processes))]
 
     def said(self) -> str:
@@ -94,6 +96,7 @@ def _work(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(place / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
+    faulthandler.enable()
     torch.set_num_threads(1)
     code = 0
     try:

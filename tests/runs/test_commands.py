@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -277,3 +278,12 @@ def test_control_c_says_that_it_stopped(weights, photos):
     code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and "stopped" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_crash_says_where_it_was(tmp_path):
+    """A fault in compiled code ends a process at once; without a word it would look like a kill."""
+    code = "import faulthandler, vitrail.cli.main as c\n"
+    code += "def crash(): faulthandler._sigsegv()\n"
+    code += "c.app = crash; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == -signal.SIGSEGV and "in crash" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import os
 import select
@@ -53,6 +55,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # file names need not be text; they must not stop the rows after them
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
+        faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
     try:
         app()
     except UserError as error:
