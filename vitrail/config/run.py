@@ -213,7 +213,7 @@ class RunConfig(Schema):
     """One training run. A recipe file holds these sections; `--set section.key=value` overrides one."""
 
     recipe: str = ""  # the name it came from
-    kind: Literal["train", "probe", "masked"] = "train"
+    kind: Literal["train", "probe", "masked", "custom"] = "train"  # custom: network and data of the caller's own
     model: ModelChoice = ModelChoice()
     preprocess: dict[str, Any] = Field(default={})  # what differs from the starting weights' Preprocess
     data: DataConfig = DataConfig()

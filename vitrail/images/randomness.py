@@ -32,6 +32,7 @@ class Stream(IntEnum):
     ERASE_NOISE = 10
     CUTMIX = 11
     MASKED = 12
+    SOURCE = 13
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -76,4 +77,10 @@ def order(seed: int, epoch: int, size: int) -> np.ndarray:
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """The seed for what the network draws in one step (dropout), so that a step needs no history."""
     high, low = bits(seed, Stream.NETWORK, rank, step, 2)
+    return int((high << SHIFT) | low) >> 1
+
+
+def draw_seed(seed: int, epoch: int, number: int, rank: int = 0) -> int:
+    """The seed for what a process draws to make one batch of data that is not ours."""
+    high, low = bits(seed, Stream.SOURCE, epoch, (rank << 32) | number, 2)
     return int((high << SHIFT) | low) >> 1

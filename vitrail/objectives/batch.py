@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor, nn
+
+
+class Batch(Protocol):
+    """What a step needs to know of its samples."""
+
+    @property
+    def weights(self) -> Tensor: ...  # (B,): how much each counts
+    def __len__(self) -> int: ...
+    def part(self, first: int, last: int) -> Batch: ...
 
 
 @dataclass(frozen=True)
@@ -39,4 +49,4 @@ class Loss:
     right: Tensor
 
 
-Objective = Callable[[nn.Module, Prepared], Loss]  # it runs the network itself
+Objective = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind

@@ -43,6 +43,13 @@ TOGETHER = 1 << 26  # values of images that are changed at one go, at most
 RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 
+def pattern(plan: Plan, targets: Targets, size: int) -> Prepared:
+    """A batch of the right shapes."""
+    pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
+    key = torch.zeros(size, dtype=torch.int64)
+    return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
+
+
 class TrainingBatches:
     """Batches as the network takes them; each unreadable image is reported once."""
 

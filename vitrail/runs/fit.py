@@ -1,35 +1,31 @@
-"""The training part of a run: objects from a plan, the loop, and what comes out of it."""
+"""The training part of a run, for any network and any data: optimizer, loop, checkpoints, and what comes out of it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitrail.config import RunConfig
 from vitrail.errors import UserError
 from vitrail.images.randomness import step_seed
-from vitrail.model.cost import macs
 from vitrail.model.estimate import peak_of
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.report.plots import draw_curves
-from vitrail.runs.batches import Targets, TrainingBatches
-from vitrail.runs.learner import Task
-from vitrail.runs.plan import Plan
-from vitrail.runs.room import parallel_for
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.events import Events, told_if_it_fails
 from vitrail.training.graph import GraphedUpdate
 from vitrail.training.interrupt import Interrupts
-from vitrail.training.loop import LoopPlan, Surroundings, run
+from vitrail.training.loop import Evaluator, LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.parallel import Ranks, compile_blocks, distribute, whole
 from vitrail.training.precision import autocast, repeatable
@@ -50,14 +46,33 @@ class Launch:
     ranks: Ranks
 
 
+@dataclass(frozen=True)
+class Learning:
+    """What is learned, from what, and how."""
+
+    config: RunConfig
+    device: torch.device
+    parallel: Literal["none", "ddp", "fsdp"]
+    objective: Objective
+    batches: Callable[[TrainingProgress], Callable[[int, int], Iterable[Any]]]  # of a step and all after it
+    evaluator: Callable[[], Evaluator | None]
+    rehearsal: Prepared | None = None  # a batch of the right shapes
+    graphs: bool = False  # whether a step may be recorded as a CUDA graph
+    flops_per_image: float = 0.0  # 0: not known
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps or 0
+
+
 def fit(
-    plan: Plan, module: nn.Module, task: Task, launch: Launch, saved: Saved | None = None
+    learning: Learning, module: nn.Module, launch: Launch, saved: Saved | None = None
 ) -> tuple[dict[str, Tensor], float]:
     """Train `module` from a checkpoint, or from the start, to the last step; returns the weights to keep (the average,
     where one is kept) and the seconds of all launches."""
-    settings, ranks = plan.config.train, launch.ranks
-    state = _state(plan, module, ranks)
-    when = _when(plan)
+    settings, ranks = learning.config.train, launch.ranks
+    state = _state(learning, module)
+    when = _when(learning)
     checkpoints = Checkpoints(
         launch.folder / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every
     )
@@ -75,21 +90,17 @@ def fit(
         _take(state, saved)
     else:
         save(state)  # a run killed before its first checkpoint can go on too
-    update = _update(plan, task.objective, ranks)
-    # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat.
-    graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None
-    graphs = graphs and not settings.recompute  # which keeps random numbers of its own, and a graph would not know them
+    update = _update(learning, ranks)
     with (
-        _progress(plan, launch, state.step) as progress,
-        repeatable(plan.device, settings.deterministic),
+        _progress(learning, launch, state.step) as progress,
+        repeatable(learning.device, settings.deterministic),
     ):
-        batches = TrainingBatches(plan, task.targets, ranks, progress)
-        if ranks.world > 1 and state.step < plan.steps:
-            update.rehearse(state, pattern(plan, task.targets, settings.batch_size // ranks.world))
-        evaluator = task.evaluator(plan, ranks, launch.interrupts)
-        around = Surroundings(batches, evaluator, save, restore, progress, launch.interrupts, ranks)
+        batches = learning.batches(progress)
+        if ranks.world > 1 and state.step < learning.steps and learning.rehearsal is not None:
+            update.rehearse(state, learning.rehearsal)
+        around = Surroundings(batches, learning.evaluator(), save, restore, progress, launch.interrupts, ranks)
         try:
-            run(state, GraphedUpdate(update, progress.message) if graphs else update, when, around)
+            run(state, GraphedUpdate(update, progress.message) if learning.graphs else update, when, around)
         except BaseException:
             with contextlib.suppress(UserError):  # what stopped the run is what to tell
                 if ranks.first:
@@ -103,23 +114,24 @@ def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
     """Every tensor of the model, averaged where there is an average, in one piece on the CPU, for the first process.
     All of them call this together."""
     found, average = {}, state.average.tensors if state.average is not None else {}
+    first: dict[int, str] = {}  # a parameter that several layers share has one average
+    names = {name: first.setdefault(id(p), name) for name, p in state.model.named_parameters(remove_duplicate=False)}
     for name, tensor in state.model.state_dict().items():
-        one = whole(average.get(name, tensor))  # as it is kept: the model may have fewer digits
+        one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
         if ranks.first:
             found[name] = one.to("cpu", copy=True)
     return found
 
 
-def _state(plan: Plan, module: nn.Module, ranks: Ranks) -> TrainState:
-    """The module with its optimizer and average, distributed and compiled as the plan says."""
-    config = plan.config
-    how = parallel_for(plan, ranks)
+def _state(learning: Learning, module: nn.Module) -> TrainState:
+    """The module with its optimizer and average, distributed and compiled as the settings say."""
+    config, how = learning.config, learning.parallel
     # fsdp hangs its work between blocks. A network small enough for graphs gains 5 % when it is compiled as one, and
     # takes longer to compile than most of its runs earn back.
     by_blocks = config.train.compile in ("blocks", "graphs") or how == "fsdp"
     if config.train.compile != "off" and by_blocks:
         compile_blocks(module)
-    network = distribute(module, how, config.precision, plan.device)
+    network = distribute(module, how, config.precision, learning.device)
     if config.train.compile != "off" and not by_blocks:
         network = torch.compile(network)  # type: ignore[assignment]
     optimizer = build_optimizer(module, config.optimizer)
@@ -131,10 +143,10 @@ def _take(state: TrainState, saved: Saved) -> None:
     state.load(saved.where.keys(), saved.read, saved.facts)
 
 
-def _when(plan: Plan) -> LoopPlan:
-    settings, tenth = plan.config.train, max(1, plan.steps // 10)
+def _when(learning: Learning) -> LoopPlan:
+    settings, tenth = learning.config.train, max(1, learning.steps // 10)
     return LoopPlan(
-        plan.steps,
+        learning.steps,
         settings.log_every,
         settings.evaluate_every or tenth,
         settings.checkpoint_every or tenth,
@@ -144,37 +156,31 @@ def _when(plan: Plan) -> LoopPlan:
     )
 
 
-def _update(plan: Plan, objective: Objective, ranks: Ranks) -> Update:
-    config = plan.config
+def _update(learning: Learning, ranks: Ranks) -> Update:
+    config = learning.config
     return Update(
-        objective,
-        lambda step: learning_rate(step, config.optimizer.lr, plan.steps, config.schedule),
+        learning.objective,
+        lambda step: learning_rate(step, config.optimizer.lr, learning.steps, config.schedule),
         config.optimizer.clip,
-        autocast(config.precision.compute, plan.device),
+        autocast(config.precision.compute, learning.device),
         lambda step: step_seed(config.train.seed, step, ranks.rank),
         config.train.micro_batch,
         ranks,
     )
 
 
-def pattern(plan: Plan, targets: Targets, size: int) -> Prepared:
-    """A batch of the right shapes."""
-    pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
-    key = torch.zeros(size, dtype=torch.int64)
-    return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
-
-
-def _progress(plan: Plan, launch: Launch, start: int) -> TrainingProgress:
+def _progress(learning: Learning, launch: Launch, start: int) -> TrainingProgress:
     metrics = MetricsLog(launch.folder / "metrics.jsonl", start) if launch.ranks.first else None
-    written = launch.ranks.first and plan.config.train.tensorboard
+    written = launch.ranks.first and learning.config.train.tensorboard
     events = Events(launch.folder / "tensorboard", start) if written else None
-    peak = peak_of(torch.cuda.get_device_name(plan.device)) if plan.device.type == "cuda" else None
+    device = learning.device
+    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return TrainingProgress(
         launch.console,
         metrics,
-        plan.steps,
+        learning.steps,
         start,
-        flops_per_image=6.0 * macs(plan.model),
+        flops_per_image=learning.flops_per_image,
         peak=peak and peak * launch.ranks.world,
         events=events,
     )

@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Iterator
 from itertools import count, takewhile
 from pathlib import Path
+from typing import Any
 
 from vitrail.errors import UserError
 from vitrail.images.files import is_image_name
-from vitrail.runs.plan import Plan
+from vitrail.runs.plan import Plan, write_config
 from vitrail.runs.show import data_name
 
 try:
@@ -61,10 +62,14 @@ def check_beside(folder: Path, plan: Plan) -> None:
         raise UserError(f"--out {folder} holds the teacher: choose another folder")
 
 
-def clear(folder: Path) -> None:
-    """Remove an earlier run."""
-    for path in (folder / name for name in FILES):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+def begin_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """From here on the folder holds this run, with its settings in config.toml, and no earlier one."""
+    try:
+        for path in (folder / name for name in FILES):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        write_config(folder / "config.toml", settings)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def choose_folder(out: str | Path | None, root: str) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.model.build import Network, build, build_with
+from vitrail.model.cost import macs
 from vitrail.model.encoder import Encoder
 from vitrail.model.lora import add_lora, merge_lora
 from vitrail.model.masked import MaskedPatchNetwork
@@ -21,8 +22,10 @@ from vitrail.objectives.batch import Objective
 from vitrail.objectives.classification import Classification, class_weights
 from vitrail.objectives.distillation import Distillation, Teacher, matching_teacher
 from vitrail.objectives.masked_patch import MaskedPatch
-from vitrail.runs.batches import Targets, classification_evaluator, masked_evaluator
+from vitrail.runs.batches import Targets, TrainingBatches, classification_evaluator, masked_evaluator, pattern
+from vitrail.runs.fit import Learning
 from vitrail.runs.plan import Plan
+from vitrail.runs.room import parallel_for
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.loop import Evaluator
 from vitrail.training.optimizer import freeze
@@ -66,6 +69,25 @@ def make_task(plan: Plan) -> Task:
     teacher, loss = _teacher(plan)
     distillation = Distillation(labels, teacher, share, settings.teacher_answers, settings.temperature, loss)
     return Task(distillation, labels.targets, labels)
+
+
+def learning_of(plan: Plan, task: Task, ranks: Ranks, interrupts: Interrupts) -> Learning:
+    """The task on the images of a plan."""
+    settings = plan.config.train
+    # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat; and recomputing keeps
+    # random numbers of its own, which a graph would not know.
+    graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None and not settings.recompute
+    return Learning(
+        plan.config,
+        plan.device,
+        parallel_for(plan, ranks),
+        task.objective,
+        lambda progress: TrainingBatches(plan, task.targets, ranks, progress),
+        lambda: task.evaluator(plan, ranks, interrupts),
+        pattern(plan, task.targets, settings.batch_size // ranks.world) if ranks.world > 1 else None,
+        graphs,
+        6.0 * macs(plan.model),
+    )
 
 
 def _no_targets(labels: Tensor) -> Tensor:

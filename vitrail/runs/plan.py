@@ -98,6 +98,8 @@ def make_plan(
     given = given_settings(request)
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
     early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
+    if early.kind == "custom":
+        raise UserError("settings of a network of your own are for vitrail.train(model=..., objective=..., source=...)")
     if not early.data.path:
         raise UserError("say which images to train on: vitrail train DATA")
     if early.model.name:
@@ -254,10 +256,10 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     return model, preprocess
 
 
-def write_config(path: Path, config: RunConfig) -> None:
+def write_config(path: Path, values: dict[str, Any]) -> None:
     """config.toml: every setting of the run; `--recipe config.toml` repeats it."""
     with whole_file(path) as temporary:
-        temporary.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 
 def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
@@ -266,14 +268,20 @@ def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> F
     return Facts(images, classes, dataset.median_size, device.type, start, dataset.several)
 
 
-def given_settings(request: Request) -> dict[str, Any]:
-    given = parse_overrides(request.overrides)
+def typed_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """Settings as "section.key=value", if there are such keys."""
+    given = parse_overrides(overrides)
     known = key_paths(RunConfig)
     for path in leaves(given):
         if path not in known:
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
     if {"steps", "epochs"} <= given.get("train", {}).keys():
         raise UserError("train.steps and train.epochs both say how long to train: set one of them")
+    return given
+
+
+def given_settings(request: Request) -> dict[str, Any]:
+    given = typed_settings(request.overrides)
     if request.data is not None:
         given = merge({"data": {"path": request.data}}, given)
     if request.quarantine is not None:

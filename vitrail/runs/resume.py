@@ -153,6 +153,8 @@ def read_run(
     if (folder / "model.safetensors").is_file():
         raise UserError(f"the run in {folder} is finished: its weights are {folder / 'model.safetensors'}")
     written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
+    if written.kind == "custom":
+        raise UserError(f"{folder} holds a run of a network of your own: go on with vitrail.train(..., resume=True)")
     found = Checkpoints(folder / "checkpoints", written.train.keep_checkpoints).latest()
     if found is None:
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
@@ -189,7 +191,7 @@ def read_run(
         console.print(f"[yellow]{escape(sentence)}[/]")
     dataset = _same_data(config, about, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
-    _warn_of_changes(about["environment"], environment(device), console)
+    warn_of_changes(about["environment"], environment(device), console)
     model = network_config(about["model"], "checkpoint")
     if model.num_classes not in (0, len(dataset.classes)):
         raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
@@ -242,7 +244,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + key, value
 
 
-def _warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:
+def warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(

@@ -104,6 +104,19 @@ def check_read(typed: Collection[str], config: RunConfig) -> None:
 
 def check_resolved(config: RunConfig, device: str, world: int) -> None:
     """What can be told once everything is chosen."""
+    check_learning(config, device, world)
+    train = config.train
+    if train.batch_size % world:
+        raise UserError(
+            f"a batch of {train.batch_size} does not divide among {world} processes: "
+            "start as many as do divide it, or change train.batch_size"
+        )
+    if config.augment.repeats > train.batch_size:
+        raise UserError(f"augment.repeats={config.augment.repeats} is more than the batch of {train.batch_size} images")
+
+
+def check_learning(config: RunConfig, device: str, world: int) -> None:
+    """The same for any network and any data."""
     train, precision, schedule = config.train, config.precision, config.schedule
     if train.compile == "graphs" and device != "cuda":
         raise UserError("train.compile=graphs is for NVIDIA GPUs: use off or network")
@@ -112,13 +125,6 @@ def check_resolved(config: RunConfig, device: str, world: int) -> None:
             raise UserError(f"precision.{name}=bf16 needs precision.compute=bf16, which is {precision.compute} here")
     if precision.reduce == "bf16" and device == "cpu" and world > 1:
         raise UserError("precision.reduce=bf16 is for GPUs: leave it out")
-    if train.batch_size % world:
-        raise UserError(
-            f"a batch of {train.batch_size} does not divide among {world} processes: "
-            "start as many as do divide it, or change train.batch_size"
-        )
-    if config.augment.repeats > train.batch_size:
-        raise UserError(f"augment.repeats={config.augment.repeats} is more than the batch of {train.batch_size} images")
     if schedule.shape in ("cosine", "linear") and schedule.end > config.optimizer.lr:
         raise UserError(f"schedule.end={schedule.end:g} is above the learning rate {config.optimizer.lr:g}")
     steps = train.steps or 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +21,14 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
 from vitrail.model.mimetic import mimetic_
+from vitrail.runs.batches import pattern
 from vitrail.runs.choose import Decision
+from vitrail.runs.custom import Custom, train_custom
 from vitrail.runs.finish import finish, finish_masked
-from vitrail.runs.fit import Launch, fit, pattern
-from vitrail.runs.folder import check_beside, check_free, choose_folder, claimed, clear, newest_folder
-from vitrail.runs.learner import Task, learner, make_task, plain_network
-from vitrail.runs.plan import Plan, Request, make_plan, write_config
+from vitrail.runs.fit import Launch, fit
+from vitrail.runs.folder import begin_folder, check_beside, check_free, choose_folder, claimed, newest_folder
+from vitrail.runs.learner import Task, learner, learning_of, make_task, plain_network
+from vitrail.runs.plan import Plan, Request, make_plan
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
 from vitrail.runs.room import micro_batch_for
@@ -50,7 +52,10 @@ class TrainResult:
 def train(
     data: str | Path | None = None,
     *,
-    model: str | None = None,
+    model: str | nn.Module | None = None,
+    objective: Callable[[nn.Module, Any], Tensor] | None = None,
+    source: Iterable[Any] | Callable[[int], Iterable[Any]] | None = None,
+    evaluator: Callable[[nn.Module], dict[str, float]] | None = None,
     recipe: str | None = None,
     from_: str | Path | None = None,
     out: str | Path | None = None,
@@ -66,8 +71,24 @@ def train(
     `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`, or in the newest
     folder of the data, or starts it where there is none and the data is given; `accept_changes` goes on though its
     config.toml or images have changed.
+
+    With a torch module as `model`, its `objective` and the `source` of its batches, these are trained instead, in a
+    folder `out` (docs/training.md): objective(model, batch) gives the mean loss, evaluator(model) named numbers.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
+    if isinstance(model, nn.Module) or objective is not None or source is not None or evaluator is not None:
+        if not isinstance(model, nn.Module) or objective is None or source is None:
+            raise UserError("a network of your own takes all of model=MODULE, objective=LOSS and source=BATCHES")
+        if not all(given is None for given in (data, recipe, from_, quarantine)) or accept_changes:
+            raise UserError(
+                "a network of your own takes its data from source: leave out data, recipe, from_, "
+                "quarantine and accept_changes"
+            )
+        if resume and overwrite:
+            raise UserError("resume goes on with a run and overwrite replaces it: choose one")
+        custom = Custom(model, objective, source, evaluator, overrides)
+        folder, found = train_custom(custom, out, resume, overwrite, console)
+        return TrainResult(folder, folder / "model.safetensors", None, found)
     images, listed = (str(path) if path is not None else None for path in (data, quarantine))
     start = spec_of(from_) if from_ is not None else None
     request = Request(images, model, recipe, start, overrides, listed)
@@ -164,7 +185,7 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
 
     def begin() -> dict[str, Any]:
         about = about_run(plan, found)
-        _begin(launch.folder, plan)
+        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True))
         return about
 
     return _fit_and_finish(plan, module, task, replace(launch, about=ranks.share(begin)))
@@ -192,7 +213,7 @@ def _fit_and_finish(
 ) -> TrainResult:
     """The part of a run that can be stopped and gone on with."""
     try:
-        state, seconds = fit(plan, module, task, launch, saved)
+        state, seconds = fit(learning_of(plan, task, launch.ranks, launch.interrupts), module, launch, saved)
         return launch.ranks.share(lambda: _finish(plan, state, launch, seconds))
     except Interrupted as stopped:
         command = "vitrail" if launch.ranks.world == 1 else "torchrun ... -m vitrail"
@@ -214,15 +235,6 @@ def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> Tra
     folder = launch.folder
     scores = finish(plan, net, folder, launch.about, seconds, launch.console, launch.interrupts)
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
-
-
-def _begin(folder: Path, plan: Plan) -> None:
-    """From here on the folder holds this run, and no earlier one."""
-    try:
-        clear(folder)
-        write_config(folder / "config.toml", plan.config)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
@@ -254,7 +266,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         show_decisions(console, [best])
         seconds = time.monotonic() - started
         about = about_run(plan, None)
-        _begin(launch.folder, plan)
+        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True))
         return _classifier(plan, net, replace(launch, about=about), seconds)
 
     return launch.ranks.share(work)

@@ -132,6 +132,8 @@ class Checkpoints:
         """Why it could not be written; nothing, if it could."""
         try:
             held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+            for name in _shared(held):  # as layers of somebody's network may, and a file may not
+                held[name] = held[name].clone()
             facts["digest"] = digest(held, facts)
             self.folder.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as temporary:
@@ -164,6 +166,13 @@ class Checkpoints:
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}")
         return None
+
+
+def _shared(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that lie where one before them does."""
+    found: dict[int, str] = {}
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
+    return [name for name, place in places.items() if found.setdefault(place, name) != name]
 
 
 def _is_good(parts: list[Path]) -> bool:

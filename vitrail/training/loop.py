@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 
 from vitrail.errors import UserError
-from vitrail.objectives.batch import Prepared
 from vitrail.training.graph import GraphedUpdate
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.pace import Pace
@@ -50,7 +49,8 @@ class LoopPlan:
 class Surroundings:
     """What the loop calls, all of it together in every process of the run."""
 
-    batches: Callable[[int, int], Iterable[Prepared]]  # of a step and all after it, so many of the stream passed over
+    # What the update takes, for a step and all after it, with so many of the stream passed over
+    batches: Callable[[int, int], Iterable[Any]]
     evaluator: Evaluator | None  # none: nothing is measured on the way
     save: Callable[[TrainState], None]
     restore: Callable[[TrainState, Collection[int]], None]  # the last good checkpoint, but not those of these steps

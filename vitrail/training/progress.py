@@ -198,6 +198,8 @@ class TrainingProgress:
         if "tflops" in row:
             share = f" ({100 * row['peak_share']:.0f} % of peak)" if "peak_share" in row else ""
             self.facts["flops"] = f"{_rate(row['tflops'])} TFLOP/s{share}"
+        if row.get("val_loss") is not None:
+            self.facts["held-out"] = f"held-out loss {row['val_loss']:.3f}"
         for key, name in HELD_OUT.items():
             if row.get(key) is not None:
                 self.facts["held-out"] = f"{name} {row[key]:.1%}"
@@ -223,7 +225,7 @@ class TrainingProgress:
 
     def _plain_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
-        due = "val_loss" in row or now - self.last_plain > PLAIN_EVERY
+        due = "images_per_second" not in row or now - self.last_plain > PLAIN_EVERY
         if due:
             self.last_plain = now
         return due

@@ -57,7 +57,11 @@ class TrainState:
         if odd:
             raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
         for name, tensor in own.items():
-            local_part(tensor).copy_(read(name, rows_of(tensor)))
+            ours, saved = local_part(tensor), read(name, rows_of(tensor))
+            if ours.shape != saved.shape:
+                shapes = " and ".join(str(tuple(one.shape)) for one in (saved, ours))
+                raise UserError(f"the checkpoint is of another network: '{name}' is {shapes}")
+            ours.copy_(saved)
         parameters = dict(self.model.named_parameters())
         self.optimizer.state.clear()
         for name in moments:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.objectives.batch import Objective, Prepared
+from vitrail.objectives.batch import Batch, Objective, Prepared
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
 from vitrail.training.parallel import ALONE, Ranks, gradients_stay, whole
 from vitrail.training.state import TrainState
@@ -36,7 +36,7 @@ class Update:
     micro_batch: int = 0  # images at a time; 0: all
     ranks: Ranks = ALONE
 
-    def __call__(self, state: TrainState, batch: Prepared) -> Done:
+    def __call__(self, state: TrainState, batch: Batch) -> Done:
         """One optimizer step. The mean is over the images of all processes, by their weights."""
         return self.around(state, lambda: self.change(state, batch))
 
@@ -50,7 +50,7 @@ class Update:
             state.average.update(state.model, state.step)
         return done
 
-    def change(self, state: TrainState, batch: Prepared) -> Done:
+    def change(self, state: TrainState, batch: Batch) -> Done:
         """What the device does in a step: no word of it depends on the step or waits for a number."""
         weight = batch.weights.sum()
         everybody = self.ranks.sum(weight.clone())
@@ -66,7 +66,7 @@ class Update:
         state.unfit.copy_(torch.where(finite, 0, state.unfit + 1))
         return Done(loss, right, weight, norm, finite)
 
-    def _gradients(self, state: TrainState, batch: Prepared, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients(self, state: TrainState, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Add up gradients over the micro-batches; returns the sums of losses and of what was right."""
         network = state.called
         losses, rights = [], []
