@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import signal
 import tomllib
+from collections import UserDict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +21,14 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import vitrail
 from tests import ranks as processes
 from vitrail.errors import UserError
-from vitrail.runs.source import drawn_from
+from vitrail.objectives.custom import CustomBatch
+from vitrail.runs.source import drawn_from, length_of, repeatable_source
+from vitrail.training import precision
 from vitrail.training.interrupt import Interrupted
 
 STEPS = ("train.steps=12", "precision.compute=fp32")
@@ -147,8 +151,18 @@ def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
     assert all(torch.equal(whole[name], tensor) for name, tensor in finished.items())
 
 
-def test_a_source_is_the_same_from_any_batch_on():
-    data = DataLoader(Noisy(), batch_size=8, shuffle=True)
+def loader_with(kind: str) -> DataLoader:
+    own = torch.Generator().manual_seed(5)
+    if kind == "own generator":
+        return DataLoader(Noisy(), batch_size=8, shuffle=True, generator=own)
+    if kind == "own batches":
+        return DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=own), 8, False))
+    return DataLoader(Noisy(), batch_size=8, shuffle=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "own generator", "own batches"])
+def test_a_source_is_the_same_from_any_batch_on(kind):
+    data = loader_with(kind)
 
     def first(place, seed=1, rank=0):
         return next(drawn_from(data, place, seed, rank))["inputs"]
@@ -160,9 +174,30 @@ def test_a_source_is_the_same_from_any_batch_on():
         assert torch.equal(first(place), expected[place])
     others = [first(0, seed=2), first(0, rank=1), expected[5]]
     assert not any(torch.equal(other, expected[0]) for other in others)
+
+
+def test_functions_and_iterators_as_sources():
     assert list(drawn_from(lambda place: range(place, 9), 6, 0)) == [6, 7, 8]
-    endless = drawn_from(iter(range(1, 100)), 3, 0)
-    assert [next(endless) for _ in range(3)] == [4, 5, 6]
+    noise = [
+        [next(drawn_from(lambda place: ((random.random(), np.random.rand()) for _ in [0]), at, 0))] for at in (4, 4, 5)
+    ]
+    assert noise[0] == noise[1] != noise[2]
+    once = repeatable_source(iter(range(100)))
+    stream = drawn_from(once, 3, 0)
+    assert [next(stream) for _ in range(3)] == [3, 4, 5]
+    assert next(drawn_from(once, 6, 0)) == 6  # it goes on from where it is, for a run that went back
+    sized = DataLoader(Numbers(), batch_size=3, num_workers=2)
+    assert length_of(sized) is None and length_of(loader_with("plain")) == 5
+
+
+class Numbers(IterableDataset):
+    """Says that it has seven, of which each worker gives its part."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self):
+        return iter(range(7))
 
 
 def test_epochs_are_told_to_samplers():
@@ -188,8 +223,10 @@ def test_batches_of_any_make(tmp_path):
     inputs, wanted = samples().tensors
     batch = Pair(inputs.numpy(), [wanted], torch.tensor([1.0, 1.0, 2.0]), "all")
     seen = []
+    batch = batch._replace(wanted=[wanted, [str(i) for i in range(40)]])
 
     def by_field(network, part):
+        assert part.wanted[1][0] == str(sum(seen) % 40) and len(part.wanted[1]) == len(part.inputs)
         assert isinstance(part, Pair) and part.name == "all" and part.scale.shape == (3,)
         seen.append(len(part.inputs))
         return ((network(part.inputs) - part.wanted[0]) * part.scale).square().mean()
@@ -197,6 +234,42 @@ def test_batches_of_any_make(tmp_path):
     overrides = ("train.steps=2", "train.micro_batch=16", "precision.compute=fp32")
     vitrail.train(model=net(), objective=by_field, source=[batch], out=tmp_path, overrides=overrides)
     assert seen == [16, 16, 8] * 2
+
+
+def test_batches_keep_their_type():
+    """As those of tokenizers, which have their entries as attributes; and the size is that of most tensors."""
+
+    class Encoded(UserDict):
+        def __getattr__(self, name):
+            return self.data[name]
+
+    given = Encoded(scale=torch.ones(3), a=torch.zeros(8, 2), b=torch.zeros(8))
+    batch = CustomBatch.of(given, torch.device("cpu"))
+    assert len(batch) == 8 and batch.content.a.shape == (8, 2) and batch.content is not given
+    part = batch.part(2, 7).content
+    assert (part.a.shape, part.b.shape, part.scale.shape) == ((5, 2), (5,), (3,))
+
+
+def test_memory_in_another_order(tmp_path):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3))
+    images, wanted = torch.randn(8, 3, 6, 6), torch.randn(8, 3)
+    with pytest.raises(UserError, match=r"'2.weight' has no size yet"):
+        go(tmp_path, module, [(images, wanted)])
+    module(images)
+    module.to(memory_format=torch.channels_last)
+    result = go(tmp_path, module, [(images, wanted)])
+    assert torch.equal(load_file(result.weights)["0.weight"], module[0].weight)
+
+
+def test_float64_stays_float64(tmp_path):
+    module, data = net().double(), [tuple(tensor.double() for tensor in samples().tensors)]
+    result = go(tmp_path, module, data, "train.ema=0.9")
+    stored = load_file(result.weights)["4.weight"]
+    assert stored.dtype == torch.float64 and torch.equal(stored, module[4].weight)
+    assert not torch.equal(stored, stored.float().double())
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"float64 in it and \(16, 5\) float32 here"):
+        go(tmp_path, net(), data, "train.ema=0.9", resume=True)
 
 
 class Tied(nn.Module):
@@ -252,6 +325,27 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
         torch.testing.assert_close(stored[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
+def _uneven(folder: str) -> None:
+    settings = ("train.parallel=fsdp", "train.micro_batch=3")
+    go(Path(folder), _plain(seed=0), _thirds(int(os.environ["RANK"])), *settings)
+
+
+def _own_numbers(folder: str) -> float:
+    """Only the second process finds something that is not a number."""
+    rank = int(os.environ["RANK"])
+    result = go(
+        Path(folder), _plain(seed=0), _thirds(rank), evaluator=lambda net: {"val_loss": math.nan if rank else 0.5}
+    )
+    return result.scores["val_loss"]
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_agree(tmp_path):
+    uneven = processes.start(2, tmp_path, _uneven, str(tmp_path / "uneven"))
+    assert uneven.codes() == [1, 1] and "batches of all processes must have one size" in uneven.errors()
+    assert processes.start(2, tmp_path, _own_numbers, str(tmp_path / "own")).results() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -263,6 +357,12 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
         (("optimizer.name=muon",), "no matrix of a Transformer block"),
         (("optimizer.layer_decay=0.5",), "no Transformer blocks"),
         (("train.compile=graphs",), "use off or network"),
+        (("train.compile=network", "train.parallel=fsdp"), "does not go with fsdp"),
+        (("train.evaluate_every=2",), "it needs an evaluator"),
+        (
+            ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.decay_times=schedule"),
+            "is for adamw and muon",
+        ),
         (("train.compile=blocks",), "use off or network"),
         (("schedule.warmup=50",), "longer than the run of 12 steps"),
     ],
@@ -270,7 +370,7 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
 def test_settings_that_cannot_be(tmp_path, settings, words):
     with pytest.raises(UserError, match=words):
         go(tmp_path / "run", net(), DataLoader(samples(), batch_size=8), *settings)
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_the_caller_gives_is_looked_at(tmp_path):
@@ -289,14 +389,24 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("choose one", resume=True)
     refused("needs a source that has a length", source=(batch for batch in data), overrides=["train.epochs=2"])
     refused("wrap it in a DataLoader", source=samples())
+    refused("a function or something to iterate, not int", source=5)
+    refused("takes one argument, the number of the batch", source=lambda: iter(data))
+    refused("the objective must be a function, not str", objective="mse")
+    refused("the evaluator must be a function, not dict", evaluator={})
+    refused("make it a part of the model", objective=nn.Bilinear(1, 1, 1))
+    refused("no parameter of the module requires a gradient", model=net().requires_grad_(False))
+    refused("no parameter of the module", model=nn.ReLU())
+    refused("is complex", model=nn.Linear(5, 3, dtype=torch.complex64))
+    assert not (tmp_path / "run").exists()  # all of that is known before anything is written
     refused("gave no batches", source=[])
-    refused("gave no batches when it was iterated again", source=iter(list(data)))
+    refused("ended before step 6 of 12", source=iter(list(data)))
     refused("ended before step 6 of 12", source=lambda place: list(data)[place:])
     refused("must hold tensors .* this one is str", source=["words"])
     refused("the mean loss of a batch: it gave a tensor of shape \\(8, 3\\)", objective=lambda n, b: n(b[0]))
     refused("it gave float", objective=lambda n, b: 0.5)
     refused("does not depend on the network", objective=lambda n, b: b[0].mean())
     refused("names with numbers", evaluator=lambda n: [0.3])
+    refused("must call 'loss' another name, as val_loss", evaluator=lambda n: {"loss": 0.3})
 
 
 def test_a_folder_holds_one_run(tmp_path):
@@ -307,16 +417,61 @@ def test_a_folder_holds_one_run(tmp_path):
     with pytest.raises(UserError, match=r"was started with optimizer.lr=0.001, and not 0.5"):
         go(folder, net(), data, "optimizer.lr=0.5", resume=True)
     with pytest.raises(UserError, match="is not of this module"):
-        go(folder, Tied(), data, resume=True)
+        go(folder, tied := Tied(), data, resume=True)
+    kept = Tied().state_dict()
+    assert all(
+        torch.equal(before, after) for before, after in zip(kept.values(), tied.state_dict().values(), strict=True)
+    )
     (folder / "model.safetensors").unlink()
     wider = net()
     wider[0] = nn.Linear(5, 17, bias=False)
-    with pytest.raises(UserError, match=r"is of another network: 'model/0.weight' is \(16, 5\) and \(17, 5\)"):
+    with pytest.raises(UserError, match=r"'model/0.weight' is \(16, 5\) float32 in it and \(17, 5\) float32 here"):
         go(folder, wider, data, resume=True)
     with pytest.raises(UserError, match="a network of your own: go on with vitrail"):
         vitrail.train(out=folder, resume=True)
     with pytest.raises(UserError, match="settings of a network of your own"):
         vitrail.train(recipe=str(folder / "config.toml"), out=tmp_path / "other")
+
+
+def test_files_of_others_stay(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "mine.ckpt").write_text("x")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="holds 'checkpoints' but no run, and a run would replace that"):
+            go(tmp_path, net(), DataLoader(samples(), batch_size=8), resume=resume)
+    (tmp_path / "model.safetensors").write_text("x")
+    with pytest.raises(UserError, match="holds no run: there is no config"):
+        go(tmp_path, net(), DataLoader(samples(), batch_size=8), resume=True)
+    assert (tmp_path / "checkpoints" / "mine.ckpt").is_file()
+
+
+def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
+    data = DataLoader(samples(), batch_size=8)
+
+    def run(gain, **others):
+        monkeypatch.setattr(precision, "bf16_gain_on_cpu", lambda: gain)
+        overrides = ["train.steps=2"]
+        vitrail.train(model=net(), objective=loss, source=data, out=tmp_path, overrides=overrides, **others)
+
+    run(0.5)
+    (tmp_path / "model.safetensors").unlink()
+    run(2.0, resume=True)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["precision"]["compute"] == "fp32"
+
+
+def test_a_signal_that_ends_the_source_too(tmp_path):
+    """As the workers of a DataLoader die of one that is sent to the whole group: the run saves all the same."""
+
+    def source(place):
+        for number in range(place, 20):
+            if number == 5:
+                signal.raise_signal(signal.SIGTERM)
+                raise RuntimeError("a worker exited unexpectedly")
+            yield samples().tensors
+
+    with pytest.raises(Interrupted):
+        go(tmp_path, net(), source, "train.checkpoint_every=12")
+    assert max((tmp_path / "checkpoints").iterdir()).name == "step_000000005.safetensors"
 
 
 def test_the_length_may_be_given_in_epochs(tmp_path):

@@ -94,7 +94,7 @@ def disk(tmp_path):
 
 
 WRITES = {  # where the disk is full: which function begins to write, at which call, and what is told
-    "config.toml": (module, "_begin", 1, "cannot write to"),
+    "config.toml": (module, "begin_folder", 1, "cannot write to"),
     "first checkpoint": (Checkpoints, "save", 1, "cannot write the checkpoint"),
     "later checkpoint": (Checkpoints, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),

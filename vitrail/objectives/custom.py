@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +26,14 @@ class CustomBatch:
     @classmethod
     def of(cls, content: Any, device: torch.device) -> CustomBatch:
         moved = _each(content, lambda tensor: tensor.to(device, non_blocking=True))
-        first = next((tensor for tensor in _tensors(moved) if tensor.ndim), None)
-        if first is None or not len(first):
+        sizes = Counter(len(tensor) for tensor in _tensors(moved) if tensor.ndim)
+        size = sizes.most_common(1)[0][0] if sizes else 0  # of equally many, the first
+        if not size:
             raise UserError(
                 "a batch of the source must hold tensors with an entry for each sample, and at least one: "
                 f"this one is {type(content).__name__}"
             )
-        return cls(moved, torch.ones(len(first), device=device))
+        return cls(moved, torch.ones(size, device=device))
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -38,24 +41,32 @@ class CustomBatch:
     def part(self, first: int, last: int) -> CustomBatch:
         """Samples `first` to `last`; what does not have an entry for each sample stays whole."""
 
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[first:last] if tensor.ndim and len(tensor) == len(self) else tensor
+        def cut(value: Any) -> Any:
+            scalar = isinstance(value, Tensor) and not value.ndim
+            return value[first:last] if not scalar and len(value) == len(self) else value
 
-        return CustomBatch(_each(self.content, cut), self.weights[first:last])
+        return CustomBatch(_each(self.content, cut, cut), self.weights[first:last])
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _each(value: Any, change: Callable[[Tensor], Tensor], words: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The same with every tensor changed, and every plain list of words or numbers."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return change(torch.from_numpy(value))
+    if isinstance(value, np.ndarray):
+        return change(torch.from_numpy(value)) if value.dtype.kind in "biuf" else words(value)
     if isinstance(value, Mapping):
-        return {key: _each(part, change) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each(part, change) for part in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_each(part, change) for part in value)
-    return value
+        parts = {key: _each(part, change, words) for key, part in value.items()}
+        if not isinstance(value, MutableMapping):
+            return parts
+        same = copy(value)  # of its type, with whatever else it has
+        same.update(parts)
+        return same
+    if not isinstance(value, tuple | list):
+        return value
+    if not any(isinstance(part, Tensor | np.ndarray | Mapping | tuple | list) for part in value):
+        return words(value)
+    changed = [_each(part, change, words) for part in value]
+    return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

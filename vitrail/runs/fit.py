@@ -119,7 +119,7 @@ def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
     for name, tensor in state.model.state_dict().items():
         one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
         if ranks.first:
-            found[name] = one.to("cpu", copy=True)
+            found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
     return found
 
 

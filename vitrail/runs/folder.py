@@ -36,14 +36,22 @@ FILES = (
 LOCK = ".lock"
 
 
-def check_free(out: str | Path | None, overwrite: bool) -> None:
-    """That a new run may use the folder; before anything that takes long."""
+def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> None:
+    """That a new run may use the folder; before anything that takes long. `again`: it may hold one that has not saved
+    anything yet."""
     if out is None:
         return
     folder = Path(out)
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
-    if overwrite or not (folder / "config.toml").is_file():
+    run = (folder / "config.toml").is_file()
+    others = [name for name in FILES if (folder / name).exists()]
+    if others and not run and not overwrite:
+        raise UserError(
+            f"{folder} holds '{others[0]}' but no run, and a run would replace that: choose another --out, "
+            "or add --overwrite"
+        )
+    if overwrite or again or not run:
         with claimed(folder):  # that it can be
             return
     if (folder / "model.safetensors").is_file():

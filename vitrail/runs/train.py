@@ -23,7 +23,8 @@ from vitrail.model.build import Network, build
 from vitrail.model.mimetic import mimetic_
 from vitrail.runs.batches import pattern
 from vitrail.runs.choose import Decision
-from vitrail.runs.custom import Custom, train_custom
+from vitrail.runs.custom import train_custom
+from vitrail.runs.custom_plan import Custom
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit
 from vitrail.runs.folder import begin_folder, check_beside, check_free, choose_folder, claimed, newest_folder
@@ -111,7 +112,7 @@ def train(
         own: list[Plan] = []  # with its starting weights, which only the first process needs
 
         def begin() -> tuple[Plan, Path]:
-            check_free(out, overwrite or again)
+            check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
                 own.append(make_plan(request, scanned, ranks.world, console.print))
             folder = choose_folder(out, own[0].dataset.root)

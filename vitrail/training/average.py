@@ -12,8 +12,8 @@ from vitrail.training.parallel import local_part
 
 
 class Average:
-    """Weights that trail the trained ones, in float32; where a process holds rows of these, it holds the same rows of
-    the average.
+    """Weights that trail the trained ones, in float32 (float64, where those are); where a process holds rows of these,
+    it holds the same rows of the average.
 
     With `ramp` it follows faster early on, min(decay, (1 + t) / (10 + t)), so that a run of a few thousand steps is not
     held back by its random start: a decay of 0.9999 is only reached after 90,000 steps. The paper has none.
@@ -22,7 +22,7 @@ class Average:
     def __init__(self, model: nn.Module, decay: float, ramp: bool = True):
         self.decay, self.ramp = decay, ramp
         self.tensors: dict[str, Tensor] = {
-            name: parameter.detach().to(torch.float32, copy=True)
+            name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
@@ -32,8 +32,8 @@ class Average:
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step)) if self.ramp else self.decay
         ours, theirs = self._pairs(model)
-        if any(tensor.dtype != torch.float32 for tensor in theirs):
-            theirs = [tensor.float() for tensor in theirs]
+        if any(own.dtype != tensor.dtype for own, tensor in zip(ours, theirs, strict=True)):
+            theirs = [tensor.to(own.dtype) for own, tensor in zip(ours, theirs, strict=True)]
         torch._foreach_lerp_(ours, theirs, 1 - decay)
 
     @contextmanager

@@ -128,6 +128,9 @@ def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, arou
                 _save(state, around)
             saved_at = time.monotonic()
             took = saved_at - since
+    if state.step < plan.steps and around.interrupts.caught:  # a source that the signal ended, too
+        _save(state, around)
+        raise Interrupted(around.interrupts.caught)
 
 
 def _evaluation_due(step: int, plan: LoopPlan, around: Surroundings) -> bool:

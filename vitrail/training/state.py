@@ -58,9 +58,9 @@ class TrainState:
             raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
         for name, tensor in own.items():
             ours, saved = local_part(tensor), read(name, rows_of(tensor))
-            if ours.shape != saved.shape:
-                shapes = " and ".join(str(tuple(one.shape)) for one in (saved, ours))
-                raise UserError(f"the checkpoint is of another network: '{name}' is {shapes}")
+            if (ours.shape, ours.dtype) != (saved.shape, saved.dtype):
+                kinds = f"{_kind(saved)} in it and {_kind(ours)} here"
+                raise UserError(f"the checkpoint is of another network: '{name}' is {kinds}")
             ours.copy_(saved)
         parameters = dict(self.model.named_parameters())
         self.optimizer.state.clear()
@@ -91,3 +91,7 @@ class TrainState:
             shape=parameter.shape,
             stride=parameter.stride(),
         )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
