@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 # Tests never reach for a model hub, and never read or fill the user's cache.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,7 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, those that wait leave the cores alone
 
 import pytest
+from _pytest.runner import runtestprotocol
 
+from tests.ranks import Crashed
 from vitrail.weights.peers import let_torchvision_import
 
 let_torchvision_import()
@@ -20,3 +23,19 @@ let_torchvision_import()
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """A test runs once more, with everything it needs made anew, if a process of it crashed in torch (tests/ranks.py);
+    the summary says so. A plugin for this made the whole suite a third slower."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(f"{Crashed.__module__}.{Crashed.__name__}: " in report.longreprtext for report in reports if report.failed):
+        warnings.warn(f"ran twice, since a process crashed: {item.nodeid}", stacklevel=1)
+        item.session._setupstate.teardown_exact(None)
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

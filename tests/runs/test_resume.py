@@ -1,3 +1,4 @@
+import os
 import random
 import shutil
 import signal
@@ -76,7 +77,7 @@ def _wait_for_checkpoint(out, launched):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_path, reference, number):
     out = tmp_path / "stopped"
     arguments = [photos, *start(tiny), "--out", out, *SETTINGS]
@@ -88,6 +89,39 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_pa
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "goes on from step" in done.stdout
+    assert_same_bits(weights(reference), weights(out))
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(photos, tiny, tmp_path, reference):
+    """Its live line can be written nowhere any more by then."""
+    out, (ours, theirs) = tmp_path / "closed", os.openpty()
+    command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
+    take_terminal = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    launch = [sys.executable, "-c", take_terminal + "os.execv(sys.argv[1], sys.argv[1:])", *map(str, command)]
+    launched = subprocess.Popen(launch, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    said = b""
+    while not list((out / "checkpoints").glob("step_*[1-9].safetensors")):
+        said += os.read(ours, 4096)  # else it waits for room to write
+    os.close(ours)
+    assert launched.wait(60) == 128 + signal.SIGHUP, said
+    done = vitrail("train", "--resume", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step" in done.stdout
+    assert_same_bits(weights(reference), weights(out))
+
+
+@pytest.mark.parametrize("output", ["reader gone", "disk full"])
+def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path, reference, output):
+    out = tmp_path / "unheard"
+    command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
+    with open("/dev/full", "w") as full:
+        heard = subprocess.PIPE if output == "reader gone" else full
+        launched = subprocess.Popen(map(str, command), stdout=heard, stderr=subprocess.PIPE)
+    if launched.stdout is not None:
+        launched.stdout.close()
+    assert launched.wait(60) == 0, launched.stderr.read()
+    assert launched.stderr.read() == b""
     assert_same_bits(weights(reference), weights(out))
 
 

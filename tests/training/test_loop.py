@@ -206,6 +206,17 @@ def test_a_second_sigterm_does_not_cost_the_work(monkeypatch):
         assert interrupts.caught == signal.SIGTERM
 
 
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupts.caught is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts():

@@ -95,4 +95,5 @@ def _fail(sentence: str, code: int) -> None:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+    with contextlib.suppress(OSError):  # of a terminal that was closed
+        Console(stderr=True, highlight=False, soft_wrap=True).print(text)

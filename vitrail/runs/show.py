@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,9 +26,48 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut."""
-    return _Console(stderr=stderr, highlight=False, soft_wrap=True)
+class _Lasting:
+    """A stream that takes words also when the terminal was closed, the reader is gone or the disk is full: what a
+    command works on is worth more than what it says of it."""
+
+    def __init__(self, stream: IO[str]):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self._let_go()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with suppress(OSError):  # a stream without a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _LastingConsole(Console):
+    @property
+    def file(self) -> IO[str]:
+        return cast(IO[str], _Lasting(super().file))
+
+    @file.setter
+    def file(self, new: IO[str]) -> None:
+        self._file = new
+
+
+def make_console(*, stderr: bool = False, words_only: bool = False) -> Console:
+    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut. A
+    command that has nothing but its words to give ends when nobody reads them; others go on."""
+    return (_Console if words_only else _LastingConsole)(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def data_name(root: str) -> str:

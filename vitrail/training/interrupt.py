@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run ends at the next step with its work saved."""
+"""Ctrl-C, SIGTERM and a closed terminal: the run ends at the next step with its work saved."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Interrupts:
 
     Not what comes at once after the first: `timeout` and others signal a process, then its group, which is it again.
     Not under torchrun, which passes on what a cluster often has told every process already and has its own patience.
-    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it.
+    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it. A terminal that is closed sends
+    SIGHUP, unless `nohup` made sure that nobody minds.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
     ECHO = 1.0  # seconds
 
     def __init__(self) -> None:
@@ -47,6 +48,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
             for number in self.SIGNALS:
+                if number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._catch)
         return self
 
