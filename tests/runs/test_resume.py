@@ -120,7 +120,7 @@ def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path,
         launched = subprocess.Popen(map(str, command), stdout=heard, stderr=subprocess.PIPE)
     if launched.stdout is not None:
         launched.stdout.close()
-    assert launched.wait(60) == 0, launched.stderr.read()
+    assert launched.wait(120) == 0, launched.stderr.read()
     assert launched.stderr.read() == b""
     assert_same_bits(weights(reference), weights(out))
 
