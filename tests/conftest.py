@@ -31,8 +31,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     the summary says so. A plugin for this made the whole suite a third slower."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    if any(f"{Crashed.__module__}.{Crashed.__name__}: " in report.longreprtext for report in reports if report.failed):
-        warnings.warn(f"ran twice, since a process crashed: {item.nodeid}", stacklevel=1)
+    crash = f"{Crashed.__module__}.{Crashed.__name__}: "
+    told = [getattr(getattr(report.longrepr, "reprcrash", None), "message", "") for report in reports if report.failed]
+    if crashed := [message for message in told if message.startswith(crash)]:
+        warnings.warn(f"ran twice, since a process crashed: {item.nodeid}\n{crashed[0]}", stacklevel=1)
         item.session._setupstate.teardown_exact(None)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
     for report in reports:

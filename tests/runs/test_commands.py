@@ -17,6 +17,7 @@ from tests.runs.conftest import draw, vitrail
 from tests.small import SMALL
 from vitrail.config import Preprocess, network_config
 from vitrail.model.build import build
+from vitrail.runs.show import make_console
 from vitrail.runs.train import train
 from vitrail.weights import to_huggingface
 from vitrail.weights.bundle import Card
@@ -260,6 +261,49 @@ def test_a_reader_that_goes_away_is_no_failure(command):
     process.stdout.close()  # before anything is written
     assert process.wait(timeout=60) == 0
     assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_shell_closed(tmp_path, closed):
+    done = subprocess.run(f"{sys.executable} -m vitrail plan B/16 --json {closed}", shell=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (closed == "2>&-")
+
+
+def test_a_mistake_is_told_apart_when_nobody_hears_of_it(tmp_path):
+    command = [sys.executable, "-m", "vitrail", "evaluate", str(tmp_path), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait(timeout=60) == 2
+
+
+def test_words_that_are_the_result_are_missed(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "vitrail", "models"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode != 0
+
+
+class _Tee:
+    """What people put in the place of sys.stdout."""
+
+    def __init__(self, error):
+        self.error, self.calls = error, 0
+
+    def write(self, text):
+        self.calls += 1
+        raise self.error
+
+    def flush(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("full"), ValueError("closed"), BlockingIOError()])
+def test_a_stream_of_ones_own_that_fails_ends_nothing(monkeypatch, error):
+    monkeypatch.setattr(sys, "stdout", tee := _Tee(error))
+    console, before = make_console(lasting=True), len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        console.print("words")
+    assert tee.calls == 20 and len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_another_pipe_that_breaks_is_a_failure(weights, photos):

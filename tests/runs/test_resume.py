@@ -125,6 +125,22 @@ def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path,
     assert_same_bits(weights(reference), weights(out))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_takes_the_reader_too_is_answered_alike(photos, tiny, tmp_path, number):
+    """As in `vitrail train ... 2>&1 | tee log`, where Ctrl-C ends tee at once."""
+    out = tmp_path / "piped"
+    command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
+    launched = subprocess.Popen(map(str, command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not list((out / "checkpoints").glob("step_*[1-9].safetensors")):
+        assert launched.poll() is None
+        time.sleep(0.01)
+    launched.stdout.close()
+    launched.send_signal(number)
+    assert launched.wait(60) == 128 + number
+    done = vitrail("train", "--resume", "--out", out)
+    assert done.returncode == 0 and "goes on from step" in done.stdout, done.stderr
+
+
 def _with_two_threads(*arguments):
     torch.set_num_threads(2)
     processes.vitrail(*arguments)

@@ -1,3 +1,4 @@
+import os
 import signal
 
 import pytest
@@ -196,6 +197,28 @@ def test_a_second_ctrl_c_falls_through_but_not_the_echo_of_the_first(monkeypatch
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == "stopped by a second Ctrl-C, without saving\n"
+
+
+def test_a_second_ctrl_c_ends_it_also_when_nobody_can_be_told(monkeypatch):
+    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_where_ctrl_c_was_ignored_a_second_one_is_too(monkeypatch, capfd):
+    """As in the background of a script."""
+    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert interrupts.caught == signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_second_sigterm_does_not_cost_the_work(monkeypatch):

@@ -52,6 +52,7 @@ for command in (
 
 def main() -> None:
     """Run a command; what the user can fix is one sentence on standard error, never a traceback."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):  # file names need not be text; they must not stop the rows after them
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -78,6 +79,17 @@ def main() -> None:
         sys.exit(128 + stopped_by)
 
 
+def _open_what_is_closed() -> None:
+    """What the shell closed (`>&-`) goes nowhere; else the next file that is opened would get what we say."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
+
+
 def _reader_left() -> bool:
     """Whether whoever read our output went away, as `head` does."""
     if not hasattr(select, "poll"):  # Windows
@@ -95,5 +107,5 @@ def _fail(sentence: str, code: int) -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # of a terminal that was closed
+    with contextlib.suppress(OSError, SystemExit):  # nobody there to read it, which rich would end with
         Console(stderr=True, highlight=False, soft_wrap=True).print(text)

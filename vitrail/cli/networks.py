@@ -48,7 +48,7 @@ def plan(
     from vitrail.runs.estimate import plan
     from vitrail.runs.show import make_console
 
-    console = make_console(words_only=True)
+    console = make_console()
     plan(
         model,
         classes=classes,
@@ -141,7 +141,7 @@ def models(*, json: bool = False) -> None:
 
         print(format_json.dumps(list_models()))
     else:
-        show_models(make_console(words_only=True))
+        show_models(make_console())
 
 
 def recipes(name: str | None = None, /) -> None:
@@ -155,4 +155,4 @@ def recipes(name: str | None = None, /) -> None:
     from vitrail.runs.catalogue import show_recipes
     from vitrail.runs.show import make_console
 
-    show_recipes(make_console(words_only=True), name)
+    show_recipes(make_console(), name)

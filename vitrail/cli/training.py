@@ -103,8 +103,11 @@ def train(
         overwrite=overwrite,
     )
     if result.report is not None and is_first():
+        from vitrail.runs.show import make_console
+
         run = shlex.quote(str(result.folder))
-        print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
+        steps = f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/"
+        make_console(lasting=True).print(steps, markup=False)
     end_process()
 
 

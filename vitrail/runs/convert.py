@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError
 from vitrail.runs.show import make_console
-from vitrail.training.interrupt import Interrupted
+from vitrail.training.interrupt import Interrupted, taken_signals
 from vitrail.weights import google, to_google, to_timm
 from vitrail.weights.bundle import Answering, Card, read_bundle
 from vitrail.weights.peers import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
@@ -87,24 +87,28 @@ def convert(
 class _Terminated(BaseException):
     """No Exception: those that libraries raise while they load weights are taken for their verdict on the weights."""
 
+    def __init__(self, number: int):
+        self.number = number
+
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception, so that what is half written is removed."""
+    """SIGTERM and a closed terminal as an exception, so that what is half written is removed."""
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise _Terminated
+        raise _Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in taken_signals() if number != signal.SIGINT}
     try:
         yield
-    except _Terminated:
-        raise Interrupted(signal.SIGTERM) from None
+    except _Terminated as ended:
+        raise Interrupted(ended.number) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_finite(state: Mapping[str, Tensor], source: str) -> None:

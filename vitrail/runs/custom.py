@@ -49,7 +49,7 @@ def train_custom(
         raise UserError("say where the run goes: out=FOLDER")
     folder = Path(out)
     with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
-        console = console if console is not None and ranks.first else make_console()
+        console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         again = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 

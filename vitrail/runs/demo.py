@@ -53,7 +53,7 @@ def demo(
 ) -> None:
     """Fine-tune the bundled weights, train the same network from random ones, compare both, show what they look at, and
     say what to try next. What is finished is used again, and what was stopped goes on."""
-    console = console or make_console()
+    console = console or make_console(lasting=True)
     folder = Path(out)
     console.print(
         "One network twice: from weights that have seen other images, and from random ones.\n"

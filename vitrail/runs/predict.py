@@ -68,7 +68,7 @@ def predict(
         case "csv":
             return _csv(rows, sys.stdout, min(top, len(classifier.classes)))
         case _:
-            return _table(rows, console or make_console(words_only=True))
+            return _table(rows, console or make_console())
 
 
 def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:

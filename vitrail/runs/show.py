@@ -27,28 +27,32 @@ class _Console(Console):
 
 
 class _Lasting:
-    """A stream that takes words also when the terminal was closed, the reader is gone or the disk is full: what a
-    command works on is worth more than what it says of it."""
+    """A stream that takes words also when the terminal was closed, the reader is gone or the disk is full."""
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        try:
-            return self.stream.write(text)
-        except OSError:
-            self._let_go()
-            return len(text)
+        with self._or_never_again():
+            self.stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._or_never_again():
             self.stream.flush()
-        except OSError:
-            self._let_go()
 
-    def _let_go(self) -> None:
-        with suppress(OSError):  # a stream without a file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+    @contextmanager
+    def _or_never_again(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:  # a reader that is slow for a moment
+            return
+        except (OSError, ValueError):  # ValueError: closed by ourselves
+            with suppress(OSError, ValueError, AttributeError):  # a stream without a file
+                number = self.stream.fileno()
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -64,10 +68,10 @@ class _LastingConsole(Console):
         self._file = new
 
 
-def make_console(*, stderr: bool = False, words_only: bool = False) -> Console:
-    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut. A
-    command that has nothing but its words to give ends when nobody reads them; others go on."""
-    return (_Console if words_only else _LastingConsole)(stderr=stderr, highlight=False, soft_wrap=True)
+def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
+    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut.
+    `lasting`: for work that is worth more than what is said of it, and goes on when nobody can read that any more."""
+    return (_LastingConsole if lasting else _Console)(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def data_name(root: str) -> str:

@@ -94,7 +94,7 @@ def train(
     start = spec_of(from_) if from_ is not None else None
     request = Request(images, model, recipe, start, overrides, listed)
     with joined() as ranks, Interrupts() as interrupts:
-        console = console if console is not None and ranks.first else make_console()
+        console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         if resume and overwrite:
             raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")

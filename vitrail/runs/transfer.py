@@ -92,7 +92,7 @@ def transfer(
     they are, and one that was stopped goes on."""
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
-        console = console if console is not None and ranks.first else make_console()
+        console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
         splits, watched = ranks.share(lambda: _check(data, recipe, chosen, seeds, overrides))

@@ -80,7 +80,7 @@ def vtab(
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
     wrong: dict[str, str] = {}
     with joined() as ranks:
-        console = console if console is not None and ranks.first else make_console()
+        console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         if by == "finetune":
             runs = Path("runs") / "vtab" if out is None else out

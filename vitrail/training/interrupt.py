@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -28,16 +29,23 @@ class Interrupted(Exception):
         return f"stopped{self.advice}"
 
 
+def taken_signals() -> list[signal.Signals]:
+    """Those that ask a program to end: Ctrl-C, SIGTERM and, unless `nohup` made sure that nobody minds, SIGHUP, which
+    a closed terminal sends."""
+    taken = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+        taken.append(signal.SIGHUP)
+    return taken
+
+
 class Interrupts:
     """A context that remembers the first signal; a later Ctrl-C falls through to what was there before.
 
     Not what comes at once after the first: `timeout` and others signal a process, then its group, which is it again.
     Not under torchrun, which passes on what a cluster often has told every process already and has its own patience.
-    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it. A terminal that is closed sends
-    SIGHUP, unless `nohup` made sure that nobody minds.
+    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it.
     """
 
-    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
     ECHO = 1.0  # seconds
 
     def __init__(self) -> None:
@@ -47,9 +55,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in self.SIGNALS:
-                if number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) == signal.SIG_IGN:
-                    continue
+            for number in taken_signals():
                 self._before[number] = signal.signal(number, self._catch)
         return self
 
@@ -61,9 +67,10 @@ class Interrupts:
     def _catch(self, number: int, _: FrameType | None) -> None:
         if self.caught is None:
             self._when, self.caught = time.monotonic(), number
-        elif number == signal.SIGINT and self._meant_anew():
+        elif number == signal.SIGINT and self._before[number] != signal.SIG_IGN and self._meant_anew():
             self.__exit__()
-            os.write(2, b"stopped by a second Ctrl-C, without saving\n")  # sys.stderr may be in use
+            with contextlib.suppress(OSError):  # nobody there to read it
+                os.write(2, b"stopped by a second Ctrl-C, without saving\n")  # sys.stderr may be in use
             signal.raise_signal(number)
 
     def _meant_anew(self) -> bool:

@@ -186,8 +186,9 @@ def is_first() -> bool:
 def end_process() -> None:
     """Leave at once after a run of several processes went well: torch may abort while it cleans up (FSDP on gloo)."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # nobody there to read it
+                stream.flush()
         os._exit(0)
 
 

@@ -132,7 +132,7 @@ class Pool:
 
 def _process(connection: Connection, fill: Fill, slots: Slots, parent: int) -> None:
     # A signal to the whole group is for the main process, which ends its workers when it has saved its work.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # looking at inherited objects would copy the memory they lie in
     torch.set_num_threads(1)
