@@ -111,7 +111,7 @@ class Stops(Exception):
     pass
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
     settings = ("train.ema=0.9", "train.micro_batch=3", "optimizer.clip=1", "train.checkpoint_every=4")
 
@@ -373,6 +373,7 @@ def test_settings_that_cannot_be(tmp_path, settings, words):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_the_caller_gives_is_looked_at(tmp_path):
     data = DataLoader(samples(), batch_size=8)
 

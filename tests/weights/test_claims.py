@@ -14,7 +14,7 @@ from vitrail.weights.read import read_weights
 
 pytest.importorskip("timm")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Cyclopts application invoked")]
 
 
 def edit(path, change, section=None):

@@ -24,7 +24,7 @@ from vitrail.weights.bundle import write_bundle
 
 pytest.importorskip("timm")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Cyclopts application invoked")]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

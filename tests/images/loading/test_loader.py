@@ -97,7 +97,7 @@ def test_workers_change_nothing(workers, keep):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_together_make_the_same_batch(world, workers):
     source = Pictures.noise(11, frozenset({5}))
     whole = stream(source, 2, 7, batch_size=8)
