@@ -1,0 +1,53 @@
+"""The runner of studies: every cell of every study is a valid run, one of each trains in small, and the arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench.study import STUDIES, main, summary
+from tests.images.folders import fill, image_bytes
+from vitrail.config import merge, parse_overrides, read_recipe, validate
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_is_a_valid_run_and_differs_from_the_others(name: str) -> None:
+    study = STUDIES[name]
+    assert study.baseline in study.cells
+    seen = set()
+    for changes in study.cells.values():
+        config = validate(merge(read_recipe(study.recipe), parse_overrides([*study.settings, *changes])))
+        seen.add(config.model_dump_json())
+    assert len(seen) == len(study.cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_in_small(name: str, tmp_path: Path) -> None:
+    pixels = {f"{label}/{n}.png": image_bytes(80 * k + n, (16, 16)) for k, label in enumerate("ab") for n in range(8)}
+    data = fill(
+        tmp_path / "data", {f"{split}/{path}": image for split in ("train", "val") for path, image in pixels.items()}
+    )
+    small = ["model.name=Ti/8", "model.image_size=[16,16]", "train.steps=1", "train.batch_size=8", "data.workers=0"]
+    cell = STUDIES[name].baseline
+    words = [name, str(data), "--seeds", "0", "--cells", cell, "--set", *small, "--out", str(tmp_path)]
+    main([*words, "--runs", str(tmp_path / "runs")])
+    found = json.loads((tmp_path / f"study-{name}.json").read_text())
+    (run,) = found["cells"][cell]["runs"]
+    assert run["n"] == 16 and 0 <= run["top1"] <= 1 and found["summary"]["top1"]["cells"][cell]["mean"] == run["top1"]
+    assert str(tmp_path) not in found["command"]
+
+
+def test_differences_are_students_with_the_pooled_deviation() -> None:
+    values = {"a": [0.40, 0.42, 0.41], "b": [0.44, 0.45, 0.46]}
+    cells = {cell: {"runs": [{"top1": value} for value in found]} for cell, found in values.items()}
+    cells["b"]["runs"].append({"error": "stopped"})
+    found = summary(cells, "a")["top1"]["cells"]["b"]
+    theirs = stats.ttest_ind(values["b"], values["a"]).confidence_interval(0.95)
+    low, high = found["difference"] - found["half_width"], found["difference"] + found["half_width"]
+    assert np.allclose([low, high], [theirs.low, theirs.high], rtol=1e-9)
+    assert found["seeds"] == 3
