@@ -11,7 +11,7 @@ from scipy import stats
 
 from bench.study import STUDIES, main, summary
 from tests.images.folders import fill, image_bytes
-from vitrail.config import merge, parse_overrides, read_recipe, validate
+from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -20,7 +20,9 @@ def test_every_cell_is_a_valid_run_and_differs_from_the_others(name: str) -> Non
     assert study.baseline in study.cells
     seen = set()
     for changes in study.cells.values():
-        config = validate(merge(read_recipe(study.recipe), parse_overrides([*study.settings, *changes])))
+        config = validate(
+            RunConfig, merge(read_recipe(study.recipe), parse_overrides([*study.settings, *changes])), name
+        )
         seen.add(config.model_dump_json())
     assert len(seen) == len(study.cells)
 
