@@ -113,6 +113,7 @@ class FolderFiles:
         queue, links = [""], list[str]()
         unsorted: list[Entry] = []
         while queue or links:
+            over_link = not queue
             folder = queue.pop() if queue else links.pop(0)
             place = os.path.realpath(os.path.join(self.root, folder))  # noqa: PTH118
             if place in seen or (folder and _is_in(top, place)):
@@ -121,6 +122,8 @@ class FolderFiles:
             seen.add(place)
             if folder:
                 found.folders.append(folder)
+            if over_link and not _is_in(place, top):
+                found.outside.append(folder)
             try:
                 children = sorted(os.scandir(place), key=lambda child: child.name)
             except OSError as error:
@@ -137,9 +140,9 @@ class FolderFiles:
                     (links if linked else queue).append(name)
                 else:
                     _note_file(found, unsorted, name, child)
-                    linked = linked and os.path.exists(child.path)  # noqa: PTH110, which never raises
-                if linked and self.follow and not _is_in(os.path.realpath(child.path), top):
-                    found.outside.append(name)
+                    # realpath and exists never raise, as a loop of links would make others do
+                    if linked and os.path.exists(child.path) and not _is_in(os.path.realpath(child.path), top):  # noqa: PTH110
+                        found.outside.append(name)
         for entry, head in zip(unsorted, _heads(self.root, unsorted), strict=True):
             found.note(entry, head)
         return found.sort()
