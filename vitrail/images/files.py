@@ -112,6 +112,7 @@ class FolderFiles:
         found, seen, top = Listing(), set[str](), os.path.realpath(self.root)
         queue, links = [""], list[str]()
         unsorted: list[Entry] = []
+        real: dict[str, str] = {}
         while queue or links:
             over_link = not queue
             folder = queue.pop() if queue else links.pop(0)
@@ -139,9 +140,8 @@ class FolderFiles:
                 elif _is_folder(child):
                     (links if linked else queue).append(name)
                 else:
-                    _note_file(found, unsorted, name, child)
-                    # realpath and exists never raise, as a loop of links would make others do
-                    if linked and os.path.exists(child.path) and not _is_in(os.path.realpath(child.path), top):  # noqa: PTH110
+                    there = _note_file(found, unsorted, name, child)
+                    if linked and there and not _is_in(_real_file(child.path, real), top):
                         found.outside.append(name)
         for entry, head in zip(unsorted, _heads(self.root, unsorted), strict=True):
             found.note(entry, head)
@@ -187,8 +187,9 @@ def _is_folder(child: os.DirEntry[str]) -> bool:
         return False
 
 
-def _note_file(found: Listing, unsorted: list[Entry], name: str, child: os.DirEntry[str]) -> None:
-    """An image by its name goes to the others of its kind, any other file to the unsorted ones."""
+def _note_file(found: Listing, unsorted: list[Entry], name: str, child: os.DirEntry[str]) -> bool:
+    """An image by its name goes to the others of its kind, any other file to the unsorted ones. Returns whether there
+    is a file."""
     try:
         status = child.stat()
     except OSError as error:
@@ -196,12 +197,22 @@ def _note_file(found: Listing, unsorted: list[Entry], name: str, child: os.DirEn
             found.unreadable.append((name, f"{MISSING}: a broken link to '{_target(child.path)}'"))
         else:
             found.unreadable.append((name, why_unread(error)))
-        return
+        return False
     if not stat.S_ISREG(status.st_mode):
         found.others.append(name)
-        return
+        return True
     entry = Entry(name, status.st_size, status.st_mtime_ns)
     (found.images if is_image_name(name) else unsorted).append(entry)
+    return True
+
+
+def _real_file(link: str, known: dict[str, str]) -> str:
+    """The real path of the file that a link leads to; `known` are real paths of folders, of which links share few."""
+    folder, name = os.path.split(os.path.join(os.path.dirname(link), os.readlink(link)))  # noqa: PTH115, PTH118, PTH120
+    if folder not in known:
+        known[folder] = os.path.realpath(folder)
+    target = os.path.join(known[folder], name)  # noqa: PTH118
+    return os.path.realpath(target) if os.path.islink(target) else target  # noqa: PTH114
 
 
 def _target(path: str) -> str:

@@ -81,7 +81,7 @@ _FIRST_BYTES = tuple(
         (rb"\s*(<\?xml.*)?<svg\b", SVG),
         (rb"8BPS\0[\x01\x02]", "Photoshop file"),
         (rb"%!PS-Adobe-\S+ EPSF|\xc5\xd0\xd3\xc6", "PostScript drawing"),
-        (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL image"),
+        (rb"\0\0\0\x0cJXL ", "JPEG XL image"),
         (rb"\x76\x2f\x31\x01", "OpenEXR image"),
         (rb"#\?(RADIANCE|RGBE)", "Radiance HDR image"),
         (rb".{128}DICM", "DICOM image"),
