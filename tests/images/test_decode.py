@@ -15,6 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from vitrail.images.decode import BadImage, decode
+from vitrail.images.formats import CAN_READ_HEIF
+
+if CAN_READ_HEIF:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -54,6 +60,9 @@ def png(header: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
         ("BMP", {}),
         ("TIFF", {}),
         ("TIFF", {"compression": "tiff_lzw"}),
+        ("PPM", {}),
+        ("QOI", {}),
+        ("JPEG2000", {}),
     ],
 )
 def test_lossless_formats_come_back_to_the_bit(kind: str, options: dict[str, object]) -> None:
@@ -100,15 +109,54 @@ def test_thirty_two_bit_grey_within_sixteen_bits_is_scaled() -> None:
     np.testing.assert_array_equal(decode(data)[:, :, 0], np.round(wide / 257).astype(np.uint8))
 
 
-@pytest.mark.parametrize("value", [-1, 65536])
-def test_thirty_two_bit_grey_beyond_sixteen_bits_is_refused(value: int) -> None:
-    with pytest.raises(BadImage, match="no agreed range"):
-        decode(encode(Image.fromarray(np.full((4, 4), value, np.int32)), "TIFF"))
+@pytest.mark.parametrize(
+    ("values", "levels"),
+    [
+        (np.array([[-100, 0, 100]], np.int32), [0, 128, 255]),  # no agreed range: stretched
+        (np.array([[0, 35_000, 70_000]], np.int32), [0, 128, 255]),
+        (np.array([[-5, -5, -5]], np.int32), [0, 0, 0]),
+        (np.array([[0, 65_535, 32_768]], np.int32), [0, 255, 128]),  # 16-bit grey in a larger box
+        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),  # from black to white
+        (np.array([[0.0, 0.25, 0.5]], np.float32), [0, 64, 128]),
+        (np.array([[0.0, 7.0, 250.0]], np.float32), [0, 7, 250]),  # levels
+        (np.array([[-1.0, 0.0, 1.0]], np.float32), [0, 128, 255]),  # stretched
+        (np.array([[0.0, 1000.0, 4000.0]], np.float32), [0, 64, 255]),
+        (np.array([[np.nan, 1000.0, 4000.0]], np.float32), [0, 0, 255]),
+        (np.array([[-np.inf, 0.0, np.inf, 1.0]], np.float32), [0, 0, 255, 255]),
+    ],
+)
+def test_thirty_two_bits_by_the_stated_rule(values: np.ndarray, levels: list[int]) -> None:
+    pixels = decode(encode(Image.fromarray(values), "TIFF"))
+    assert pixels.shape == (*values.shape, 3)
+    assert pixels[0].tolist() == [[level] * 3 for level in levels]
 
 
-def test_floating_point_is_refused() -> None:
-    with pytest.raises(BadImage, match="floating-point"):
-        decode(encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
+def test_no_finite_pixel_is_no_picture() -> None:
+    with pytest.raises(BadImage, match="finite"):
+        decode(encode(Image.fromarray(np.full((4, 4), np.nan, np.float32)), "TIFF"))
+
+
+def tiff(pixels: np.ndarray, bits: int, **tags: int) -> bytes:
+    """A grey TIFF of one row in one strip, of kinds that Pillow does not write."""
+    data = pixels.tobytes()
+    entries = {256: pixels.shape[1], 257: 1, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: len(data)}
+    entries |= {int(tag[1:]): value for tag, value in tags.items()}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(entries.items()))
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(entries)) + table + bytes(4)
+
+
+def test_unsigned_and_twelve_bit_tiffs() -> None:
+    assert decode(tiff(np.array([[0, 2**31, 2**32 - 1]], "<u4"), 32))[0, :, 0].tolist() == [0, 128, 255]
+    packed = np.frombuffer(bytes([0xFF, 0xF0, 0x00, 0x80, 0x00, 0x00]), np.uint8)[None]
+    assert decode(tiff(packed, 12, t256=4))[0, :, 0].tolist() == [255, 0, 128, 0]
+
+
+@pytest.mark.parametrize("tags", [{"t50706": 1}, {"t254": 1, "t330": 8}])
+def test_the_thumbnail_of_camera_raw_is_not_taken_for_the_picture(tags: dict[str, int]) -> None:
+    grey = np.arange(6, dtype=np.uint8)[None]
+    assert decode(tiff(grey, 8))[0, :, 0].tolist() == list(range(6))
+    with pytest.raises(BadImage, match="camera RAW"):
+        decode(tiff(grey, 8, **tags))
 
 
 def test_sixteen_bit_grey_with_a_transparent_value() -> None:
@@ -294,7 +342,7 @@ def test_the_size_limit_counts_pixels() -> None:
         b"hello, this is a text file",
         b"%PDF-1.4 and so on",
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        b"P6 1 1 255 abc",  # a real image of a format that is not on the list
+        b"\x59\xa6\x6a\x95" + struct.pack(">7I", 1, 1, 24, 3, 1, 0, 0) + b"abc",  # Sun raster, not on the list
         b"\xff\xd8\xff",
         b"\x89PNG\r\n\x1a\n",
         b"GIF89a",
@@ -321,6 +369,11 @@ KINDS = [
     ("BMP", {}),
     ("GIF", {}),
     ("TIFF", {}),
+    ("PPM", {}),
+    ("AVIF", {}),
+    ("JPEG2000", {}),
+    ("QOI", {}),
+    *([("HEIF", {})] if CAN_READ_HEIF else []),
 ]
 
 

@@ -170,7 +170,7 @@ def test_predict_labels_every_row_of_a_table_in_its_order(run, tagged, tmp_path)
     done = command("predict", run.folder, tmp_path / "inbox.csv", "--json")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["file"] for row in rows] == [*names, "gone.png"]
-    assert all("labels" in row for row in rows[:3]) and "cannot be read" in rows[3]["error"]
+    assert all("labels" in row for row in rows[:3]) and "the file cannot be found" in rows[3]["error"]
 
 
 def test_a_table_whose_splits_changed_is_other_data(tagged, tmp_path):

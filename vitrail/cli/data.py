@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from vitrail.cli.options import NoFollow
 
-def check(data: str, /, *, out: str | None = None, json: bool = False) -> None:
+
+def check(data: str, /, *, out: str | None = None, no_follow: NoFollow = False, json: bool = False) -> None:
     """Look for what makes training or measuring go wrong: leaks between splits, copies, wrong labels, broken files.
 
     Nothing is changed. The folder --out gets report.html, report.json and quarantine.csv, the list of images that
     `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks (near ones, too), groups on both
-    sides of a split, exact copies with conflicting labels, classes that do not match or files that cannot be used,
-    else 0.
+    sides of a split, exact copies with conflicting labels, classes that do not match, files that cannot be used or
+    files that are missing, else 0.
 
     Examples:
 
@@ -31,7 +33,7 @@ def check(data: str, /, *, out: str | None = None, json: bool = False) -> None:
     from vitrail.runs.check import check
     from vitrail.runs.show import make_console
 
-    found = check(data, out=out, console=make_console(stderr=json))
+    found = check(data, out=out, follow_links=not no_follow, console=make_console(stderr=json))
     if json:
         import json as format_json
 
@@ -48,6 +50,7 @@ def pack(
     resize: int | None = None,
     quality: int = 95,
     shard_mb: int = 256,
+    no_follow: NoFollow = False,
 ) -> None:
     """Write a data set into a few large files (Parquet shards), which any disk reads fast in any order.
 
@@ -75,4 +78,4 @@ def pack(
     """
     from vitrail.runs.pack import pack
 
-    pack(data, out, resize=resize, quality=quality, shard_mb=shard_mb)
+    pack(data, out, resize=resize, quality=quality, shard_mb=shard_mb, follow_links=not no_follow)

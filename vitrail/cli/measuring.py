@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.options import Device, ImageSize
+from vitrail.cli.options import Device, ImageSize, NoFollow
 
 
 def evaluate(
@@ -18,6 +18,7 @@ def evaluate(
     quarantine: str | None = None,
     target_accuracy: float | None = None,
     write: bool = False,
+    no_follow: NoFollow = False,
     device: Device = "auto",
     json: bool = False,
 ) -> None:
@@ -72,6 +73,7 @@ def evaluate(
         quarantine=quarantine,
         target_accuracy=target_accuracy,
         write=write,
+        follow_links=not no_follow,
         device=device,
         console=console,
     )

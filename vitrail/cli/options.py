@@ -13,6 +13,8 @@ from vitrail.errors import UserError
 Setting = Annotated[tuple[str, ...], Parameter(name="--set", help="A setting of the recipe, as section.key=value.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
 
+NoFollow = Annotated[bool, Parameter(help="Leave out what links (symbolic links) in the data lead to.")]
+
 
 def _size(_kind: object, tokens: Sequence[Token]) -> tuple[int, int]:
     """224 or 224x320 as (height, width)."""

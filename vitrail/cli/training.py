@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Device, ImageSize, Rates, Setting
+from vitrail.cli.options import Device, ImageSize, NoFollow, Rates, Setting
 from vitrail.errors import UserError
 
 
@@ -39,6 +39,7 @@ def train(
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     out: str | None = None,
     quarantine: str | None = None,
+    no_follow: NoFollow = False,
     overrides: Setting = (),
     resume: bool = False,
     accept_changes: bool = False,
@@ -97,7 +98,7 @@ def train(
         from_=from_,
         out=out,
         quarantine=quarantine,
-        overrides=overrides,
+        overrides=(*overrides, "data.follow_links=false") if no_follow else overrides,
         resume=resume,
         accept_changes=accept_changes,
         overwrite=overwrite,
@@ -166,9 +167,13 @@ def predict(
     json: bool = False,
     csv: bool = False,
     image_size: ImageSize | None = None,
+    no_follow: NoFollow = False,
     device: Device = "auto",
 ) -> None:
     """Label images: files, or every image in a folder.
+
+    Every file that looks like a picture, by its name or its first bytes, gets a row. Where one cannot be read, the row
+    says why, and the exit code is 2.
 
     Examples:
 
@@ -203,6 +208,15 @@ def predict(
     from vitrail.runs.predict import predict
 
     form = "json" if json else "csv" if csv else "table"
-    failed = predict(weights, images, top=top, threshold=threshold, form=form, image_size=image_size, device=device)
+    failed = predict(
+        weights,
+        images,
+        top=top,
+        threshold=threshold,
+        form=form,
+        image_size=image_size,
+        follow_links=not no_follow,
+        device=device,
+    )
     if failed:
         raise UserError(f"{failed} of the images could not be read")

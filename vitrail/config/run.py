@@ -59,6 +59,7 @@ class ModelChoice(Schema):
 class DataConfig(Schema):
     path: str = ""
     quarantine: str = ""  # a list of images to leave out, as `vitrail check` writes it
+    follow_links: bool = True  # in the data; false: what links lead to is left out
     holdout: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
     # share of training images that is watched when only a test split is given; 0: none is watched, and all but the
     # test images are trained on, those of a validation split too

@@ -12,12 +12,15 @@ import numpy as np
 
 from vitrail.errors import UserError
 from vitrail.images.decode import MAX_PIXELS
+from vitrail.images.files import ABSENT
+from vitrail.images.formats import READ_HERE, by_ending
 from vitrail.images.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
 from vitrail.images.scan import Progress, Scan, scan, unreadable
-from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, plural, some
+from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, plural, short, some
 from vitrail.images.sources.read import read_source
 from vitrail.images.splits import USUAL, SplitRule, note_leaks
+from vitrail.images.traits import Trait
 
 SKETCH = 65_536  # digests kept: 1 MB of a weights file
 EARLIER = 8_192  # of those that the starting weights had, and theirs
@@ -66,6 +69,7 @@ def open_dataset(
     classes: Sequence[str] | None = None,
     labelled: bool = True,
     quarantine: str | Path = "",
+    follow_links: bool = True,
     progress: Progress | None = None,
     read: Callable[[Path, list[str]], Catalogue | None] | None = None,
 ) -> Dataset:
@@ -75,10 +79,13 @@ def open_dataset(
     not have are made by `rule`; without one they stay as they are, and unsplit data is one split "all". With `classes`
     (those of a weights file) labels follow that order, else the order the data states or that of their code points;
     unless `labelled`, there is one class of all images. Images that the list `quarantine` names are left out before
-    all this. `read` is for data that can be read in another way; where it gives nothing, the usual way is taken.
+    all this; so are links in the data, unless `follow_links`. `read` is for data that can be read in another way; where
+    it gives nothing, the usual way is taken.
     """
     notes: list[str] = []
-    source = (read(Path(path).expanduser(), notes) if read else None) or read_source(path, notes, labelled)
+    source = (read(Path(path).expanduser(), notes) if read else None) or read_source(
+        path, notes, labelled, follow_links
+    )
     needs_train = source.given_split and rule is not None
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
@@ -88,6 +95,7 @@ def open_dataset(
     problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
     excluded = source.unreadable + list(problems.items())
     usable = _usable(source, found, excluded, path, notes)
+    _note_traits(found, usable, notes)
     if listed is not None:
         usable = listed.leave_out(source.entries, found.digests, usable, notes)
     images = source.keep(usable)
@@ -152,16 +160,48 @@ def _usable(
 ) -> list[int]:
     """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
     rows = [row for row in range(len(source.entries)) if row not in found.problems]
-    if not rows:
-        name, reason = excluded[0]
-        raise UserError(f"'{path}' has no image that can be used, of {len(excluded):,}; '{name}': {reason}")
-    if excluded:
-        name, reason = excluded[0]
-        notes.append(f"Left out {count(len(excluded), 'image')} that cannot be used; '{name}': {reason}.")
+    check_readable(source, found, path)
+    broken = [(name, reason) for name, reason in excluded if not reason.startswith(ABSENT)]
+    missing = [(name, reason) for name, reason in excluded if reason.startswith(ABSENT)]
+    if broken:
+        name, reason = broken[0]
+        kinds = by_ending(name for name, _ in broken)
+        notes.append(f"Left out {count(len(broken), 'image')} that cannot be used; '{name}': {reason} ({kinds}).")
+    if missing:
+        name, reason = missing[0]
+        notes.append(f"Missing: {count(len(missing), 'file')}; '{short(name)}': {reason}.")
     lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
     if lost and not source.several:
         notes.append(f"No image can be used in the {plural(source.noun)} {some(labels[0] for labels in lost)}.")
     return rows
+
+
+def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
+    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
+    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
+    left = len(source.entries) - len(found.problems)
+    if left and len(bad) <= left:
+        return
+    if not left:
+        row, reason = next(iter(found.problems.items()))
+        name = source.entries[row].name
+        raise UserError(f"'{path}' has no image that can be used, of {len(found.problems):,}; '{name}': {reason}")
+    name, reason = next(iter(bad.items()))
+    raise UserError(
+        f"'{path}' has {count(len(bad), 'image')} that cannot be read ({by_ending(bad)}) and {left:,} that can; "
+        f"'{name}': {reason}. vitrail reads {READ_HERE}: mend, convert or remove them"
+    )
+
+
+def _note_traits(found: Scan, usable: Sequence[int], notes: list[str]) -> None:
+    """What is read in part, or in a way that the data does not fix."""
+    for trait, what in (
+        (Trait.ANIMATED, "with several frames or pages, of which the first is used"),
+        (Trait.WIDE, "with 32 bits a pixel: values beyond the usual range are stretched image by image"),
+    ):
+        number = int(np.count_nonzero(found.traits[list(usable)] & trait))
+        if number:
+            notes.append(f"There are {count(number, 'image')} {what}.")
 
 
 def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 Pillow reads every header and has the last word on every file. JPEG pixels come from simplejpeg where it is installed:
 it drives the same library, libjpeg-turbo, gives the same pixels to the bit and takes a half to nine tenths of the time.
+HEIC pixels come from pillow-heif, a plugin of Pillow, where it is installed.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ from contextlib import contextmanager
 
 import numpy as np
 from PIL import (  # the plugins of the allow-list, so that Pillow need not load every other one
+    AvifImagePlugin,
     BmpImagePlugin,  # noqa: F401
     GifImagePlugin,  # noqa: F401
     Image,
     ImageFile,
+    Jpeg2KImagePlugin,  # noqa: F401
     JpegImagePlugin,
     PngImagePlugin,  # noqa: F401
-    TiffImagePlugin,  # noqa: F401
+    PpmImagePlugin,  # noqa: F401
+    QoiImagePlugin,  # noqa: F401
+    TiffImagePlugin,
     UnidentifiedImageError,
     WebPImagePlugin,  # noqa: F401
 )
+
+from vitrail.images.formats import CAN_READ_HEIF, ENDINGS, FORMATS, HEAD_BYTES, RAW, READ_HERE, kind_of, why_not_read
 
 try:
     import simplejpeg
 except ImportError:  # the pixels are the same without it
     simplejpeg = None
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
 SHRINKS = (8, 4, 2)  # by which a JPEG can be decoded smaller
 
@@ -39,6 +45,8 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _QUIET_MODULE = r"PIL\."
 _QUIET = ("ignore", None, Warning, re.compile(_QUIET_MODULE), 0)
 _ORIENTATION_TAG = 0x0112
+_BITS_TAG, _SAMPLES_TAG = 0x0102, 0x0153  # of a TIFF: bits of a sample, and whether it is unsigned, signed or a float
+_SUBFILE_TAG, _SUB_IFDS_TAG, _DNG_TAG = 0x00FE, 0x014A, 0xC612
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -84,11 +92,13 @@ def open_image(
     if not data:
         raise BadImage("the file is empty")
     _strict_and_quiet(max_pixels)
-    with _one_reason():
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    with _one_reason(data):
+        image = Image.open(io.BytesIO(data), formats=openable(data))
         width, height = image.size
         if width * height > max_pixels:
             raise BadImage(f"{width}x{height} pixels is more than the limit of {max_pixels:,}")
+        if isinstance(image, TiffImagePlugin.TiffImageFile) and _is_raw(image):
+            raise BadImage(why_not_read(RAW))
         return Opened(image, data, channels, background)
 
 
@@ -114,7 +124,7 @@ class Opened:
     def pixels(self, shrink: int = 1) -> np.ndarray:
         """uint8 (height, width, channels), or, of a JPEG, both sides divided by `shrink` (2, 4, 8) and rounded
         up. To be called once: Pillow forgets the file."""
-        with _one_reason():
+        with _one_reason(self._data):
             stored = self._by_simplejpeg(shrink) if self.can_shrink else None
             if stored is None:
                 stored = self._by_pillow(shrink)
@@ -158,9 +168,7 @@ class Opened:
 
 def _to_mode(image: Image.Image, mode: str, background: tuple[int, int, int]) -> Image.Image:
     """Any Pillow mode as 8-bit "RGBA", "RGB" or "L": nothing is clipped and, but in the first, nothing transparent."""
-    if image.mode == "F":
-        raise BadImage("floating-point pixels have no agreed range; save the picture with 8 or 16 bits")
-    if image.mode == "I" or image.mode.startswith("I;"):
+    if image.mode == "F" or image.mode == "I" or image.mode.startswith("I;"):
         image = _eight_bit(image)
     if image.mode == "La":  # Pillow knows no direct way from premultiplied grey
         image = image.convert("LA")
@@ -176,15 +184,60 @@ def _to_mode(image: Image.Image, mode: str, background: tuple[int, int, int]) ->
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits; Pillow's own conversion would clip everything above 255 to white."""
-    wide = np.asarray(image).astype(np.int64)
-    if wide.min() < 0 or wide.max() > 65535:
-        raise BadImage("32-bit pixels outside 0..65535 have no agreed range; save the picture with 8 or 16 bits")
-    narrow = Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+    """Grey of more than 8 bits; Pillow's own conversion would clip everything above 255 to white.
+
+    Integers from 0 to 65,535 are 16-bit grey, whatever they are stored in; floats from 0 to 1 run from black to white,
+    and from 0 to 255 they are levels. There is no agreed range for other values: they are stretched from the smallest
+    (black) to the largest (white) of the picture.
+    """
+    wide, tags = np.asarray(image), getattr(image, "tag_v2", {})
+    if image.mode == "F":
+        finite = np.isfinite(wide)
+        if not finite.any():
+            raise BadImage("no pixel of it is a finite number")
+        low, high = float(wide[finite].min()), float(wide[finite].max())
+        with np.errstate(invalid="ignore"):  # some kinds of NaN are remarked upon
+            wide = np.nan_to_num(wide.astype(np.float64), nan=low, posinf=high, neginf=low)
+        full = 1 if high <= 1 else 255
+    else:
+        if image.mode == "I" and tags.get(_BITS_TAG) == (32,) and tags.get(_SAMPLES_TAG, (1,)) == (1,):
+            wide = wide.view(np.uint32)  # Pillow has no such mode, and gives the upper half as negative numbers
+        wide = wide.astype(np.int64)
+        low, high, full = int(wide.min()), int(wide.max()), 4095 if tags.get(_BITS_TAG) == (12,) else 65535
+    if low < 0 or high > full:
+        levels = (wide - low) * 255 / ((high - low) or 1)
+    else:
+        levels = wide * (255 / full) if image.mode == "F" else (wide * 255 + full // 2) // full
+    narrow = Image.fromarray(np.round(levels).astype(np.uint8))
     key = image.info.get("transparency")
     if isinstance(key, int):
         narrow.putalpha(Image.fromarray(np.where(wide == key, 0, 255).astype(np.uint8)))
     return narrow
+
+
+def _is_raw(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Whether a TIFF is camera RAW, of which Pillow would read the thumbnail."""
+    tags = image.tag_v2
+    return _DNG_TAG in tags or bool(tags.get(_SUBFILE_TAG, 0) & 1 and _SUB_IFDS_TAG in tags)
+
+
+def openable(data: bytes) -> tuple[str, ...]:
+    """The formats in which Pillow may open the file: those of the list, and HEIF where that may be one."""
+    return (*FORMATS, "HEIF") if data[4:8] == b"ftyp" and _heif() else FORMATS
+
+
+@functools.cache
+def _heif() -> bool:
+    """Whether HEIC can be read. Only a file that may be one has the library loaded."""
+    if not CAN_READ_HEIF:
+        return False
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.options.DECODE_THREADS = 1  # as for AVIF
+    pillow_heif.register_heif_opener(thumbnails=False)
+    return True
 
 
 def _orientation(image: Image.Image) -> int:
@@ -210,13 +263,13 @@ def _same_library() -> bool:
 
 
 @contextmanager
-def _one_reason() -> Iterator[None]:
+def _one_reason(data: bytes) -> Iterator[None]:
     try:
         yield
     except BadImage:
         raise
     except Exception as error:  # Pillow's readers raise nearly every kind on damaged bytes
-        raise BadImage(_reason(error)) from None
+        raise BadImage(_reason(error, data)) from None
 
 
 def _strict_and_quiet(max_pixels: int) -> None:
@@ -228,15 +281,21 @@ def _strict_and_quiet(max_pixels: int) -> None:
     make Python forget which warnings it has already shown.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # images are decoded beside each other, one on each core
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     if not warnings.filters or warnings.filters[0] != _QUIET:
         warnings.filterwarnings("ignore", module=_QUIET_MODULE)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, data: bytes) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return f"not a readable image ({', '.join(FORMATS)})"
+        kind = kind_of(data[:HEAD_BYTES])
+        if refused := why_not_read(kind):
+            return refused
+        if kind in ENDINGS:
+            return f"damaged, or a {kind} of a rare layout: its header cannot be read"
+        return f"not a readable image ({READ_HERE})"
     if isinstance(error, Image.DecompressionBombError):
         return "the header claims more pixels than the limit allows"
     if isinstance(error, MemoryError):

@@ -16,13 +16,14 @@ import PIL
 
 from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
-from vitrail.images.files import Entry, Files
+from vitrail.images.files import Entry, Files, why_unread
+from vitrail.images.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of
 from vitrail.images.similar import SIZE, look
 from vitrail.images.traits import Trait, other_kind, read_traits
 
 Progress = Callable[[int, int], None]
 
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 _COLUMNS = ("digests", "shapes", "traits", "looks")
 _REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
@@ -85,7 +86,7 @@ def unreadable(files: Files, entries: Sequence[Entry], progress: Progress | None
         try:
             files.read(entries[row].name)
         except OSError as error:
-            return f"cannot be read: {error.strerror or error}"
+            return why_unread(error)
         return ""
 
     found: dict[int, str] = {}
@@ -128,7 +129,7 @@ def see(data: bytes, name: str, max_pixels: int) -> Seen:
     try:
         pixels = decode(data, max_pixels=max_pixels)
     except BadImage as error:
-        kind = other_kind(data)
+        kind = "" if kind_of(data[:HEAD_BYTES]) else other_kind(data)
         return Seen(digest, problem=f"{error}; it is {kind}" if kind else str(error))
     traits = read_traits(data, name)
     if _is_grey(pixels):
@@ -143,7 +144,7 @@ def _look_at_all(
         try:
             data = files.read(entries[row].name)
         except OSError as error:  # may be mended without the file changing, so it is not remembered
-            return Seen(problem=f"cannot be read: {error.strerror or error}", lasting=False)
+            return Seen(problem=why_unread(error), lasting=False)
         return see(data, entries[row].name, max_pixels)
 
     with ThreadPoolExecutor(cores()) as pool:
@@ -170,7 +171,7 @@ class _Cache:
         place, version = files.identity
         name = hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
         self.path = cache_folder() / "scans" / f"{name}.npz"
-        self.header = f"{_CACHE_VERSION} {PIL.__version__} {max_pixels} {version}"
+        self.header = f"{_CACHE_VERSION} {PIL.__version__} {CAN_READ_HEIF} {max_pixels} {version}"
         self.names = [entry.name for entry in entries]
         self.sizes = np.array([entry.size for entry in entries], np.int64)
         self.stamps = np.array([entry.stamp for entry in entries], np.int64)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from enum import IntFlag
 
 from PIL import Image, ImageFile
 
-from vitrail.images.decode import FORMATS
+from vitrail.images.decode import openable
+from vitrail.images.formats import FORMAT_OF, ending_of
 
 
 class Trait(IntFlag):
@@ -22,16 +22,9 @@ class Trait(IntFlag):
     SIXTEEN_BIT = 32
     ANIMATED = 64  # several frames or pages, of which the first is used
     MISNAMED = 128  # the name ends in that of another format
+    WIDE = 256  # 32 bits a pixel: integers or floats, which have no agreed range
 
 
-_FORMAT_OF = {
-    **dict.fromkeys((".jpg", ".jpeg", ".jfif"), "JPEG"),
-    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
-    ".png": "PNG",
-    ".webp": "WEBP",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-}
 _ORIENTATION_TAG = 0x0112
 _APP1, _FRAMES = 0xE1, (0xC0, 0xC1, 0xC2)  # markers of a JPEG
 _MAY_TURN = (b"eXIf", b"profile type", b"rientation")  # of a PNG: without these Pillow would decode it to find nothing
@@ -52,11 +45,11 @@ def read_traits(data: bytes, name: str) -> Trait:
         return plain | Trait.MISNAMED if _named_format(name) not in ("JPEG", None) else plain
     found = Trait(0)
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=openable(data)) as image:
             kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG with previews behind it
             if _named_format(name) not in (kind, None):
                 found |= Trait.MISNAMED
-            if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I"):
+            if image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I"):
                 found |= Trait.GREY
             if image.mode == "CMYK":
                 found |= Trait.CMYK
@@ -64,7 +57,9 @@ def read_traits(data: bytes, name: str) -> Trait:
                 found |= Trait.PALETTE
             if image.has_transparency_data:
                 found |= Trait.ALPHA
-            if image.mode.startswith("I") or (kind in ("PNG", "TIFF") and ";16" in _raw_mode(image)):
+            if image.mode == "F" or (image.mode == "I" and kind == "TIFF"):
+                found |= Trait.WIDE
+            elif image.mode.startswith("I") or (kind in ("PNG", "TIFF") and ";16" in _raw_mode(image)):
                 found |= Trait.SIXTEEN_BIT
             if kind != "JPEG" and getattr(image, "is_animated", False):
                 found |= Trait.ANIMATED
@@ -79,7 +74,7 @@ def _named_format(name: str) -> str | None:
     """The format that a file name promises. In a shard a name is where the image came from, and promises nothing."""
     if ".parquet#" in name:
         return None
-    return _FORMAT_OF.get(os.path.splitext(name)[1].lower())  # noqa: PTH122, called for every image
+    return FORMAT_OF.get(ending_of(name))
 
 
 def _plain_jpeg(data: bytes) -> Trait | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.config import Preprocess, Size
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
-from vitrail.images.files import is_image_name
+from vitrail.images.formats import is_image_name
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of

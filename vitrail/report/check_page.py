@@ -18,7 +18,7 @@ MOST_PICTURES = 60  # of a finding
 MOST_ROWS = 200
 OF_A_GROUP = 6  # pictures of one case
 SIDE = 160  # pixels
-_NO_PICTURES = ("classes", "corrupt", "missing-class", "few-images", "imbalance")
+_NO_PICTURES = ("classes", "corrupt", "format", "missing", "missing-class", "few-images", "imbalance")
 
 
 @dataclass(frozen=True, eq=False)

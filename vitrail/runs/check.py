@@ -23,17 +23,19 @@ EXAMPLES = {"severe": 3, "warning": 2, "note": 1}  # shown for each finding
 _COLOURS = {"severe": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def check(data: str | Path, *, out: str | Path | None = None, console: Console | None = None) -> Findings:
+def check(
+    data: str | Path, *, out: str | Path | None = None, follow_links: bool = True, console: Console | None = None
+) -> Findings:
     """Look at all images of `data` and write report.html, report.json and quarantine.csv into `out`."""
     console = console or make_console()
     try:
         with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
-            found = look_at(data, progress=scanned)
+            found = look_at(data, follow=follow_links, progress=scanned)
     except Interrupted as stopped:
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
         raise
     folder = Path(out) if out is not None else Path("checks") / (data_name(found.root) or "data")
-    commands = next_commands(found, str(data), folder)
+    commands = next_commands(found, str(data), folder, follow_links)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_quarantine(folder / "quarantine.csv", found.quarantine)
@@ -46,10 +48,10 @@ def check(data: str | Path, *, out: str | Path | None = None, console: Console |
     return found
 
 
-def next_commands(found: Findings, data: str, folder: Path) -> list[str]:
+def next_commands(found: Findings, data: str, folder: Path, follow_links: bool = True) -> list[str]:
     """What to do next."""
     listed = ["--quarantine", str(folder / "quarantine.csv")] if found.quarantine else []
-    return [shlex.join(["vitrail", "train", data, *listed])]
+    return [shlex.join(["vitrail", "train", data, *listed, *([] if follow_links else ["--no-follow"])])]
 
 
 def _show(console: Console, found: Findings, folder: Path, commands: list[str]) -> None:
@@ -70,7 +72,7 @@ def _show(console: Console, found: Findings, folder: Path, commands: list[str]) 
     for note in found.notes:
         console.print(f"[dim]{escape(note)}[/]")
     if not found.severe:
-        console.print("[green]No leaks between splits, no conflicting labels, no broken files.[/]")
+        console.print("[green]No leaks between splits, no conflicting labels, no broken or missing files.[/]")
     console.print(f"report: [bold]{escape(str(folder / 'report.html'))}[/]")
     if found.quarantine:
         listed = f"{count(len(found.quarantine), 'file')} that training should leave out"

@@ -41,6 +41,7 @@ def evaluate(
     quarantine: str | Path | None = None,
     target_accuracy: float | None = None,
     write: bool = False,
+    follow_links: bool = True,
     device: str = "auto",
     console: Console | None = None,
 ) -> Scores | TagScores:
@@ -57,12 +58,12 @@ def evaluate(
         classifier = load(weights, image_size=image_size, device=device)
         card = classifier.card
         path = Path(report) if report is not None else _beside(weights, str(data), split)
-        again = _command(weights, data, split, image_size, quarantine, target_accuracy)
+        again = _command(weights, data, split, image_size, quarantine, target_accuracy, follow_links)
         _check(weights, card, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
-                return unseen_images(str(data), [card], split, str(quarantine or ""), scanned)
+                return unseen_images(str(data), [card], split, str(quarantine or ""), scanned, follow_links)
 
         dataset, samples, words = ranks.share(look)
         show_data(console, dataset)
@@ -123,6 +124,7 @@ def _command(
     image_size: Size | None,
     quarantine: str | Path | None,
     target_accuracy: float | None,
+    follow_links: bool,
 ) -> list[str]:
     """What measures the same again."""
     options = {
@@ -132,7 +134,7 @@ def _command(
         "--target-accuracy": target_accuracy,
     }
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return ["vitrail", "evaluate", str(weights), str(data), *given]
+    return ["vitrail", "evaluate", str(weights), str(data), *given, *([] if follow_links else ["--no-follow"])]
 
 
 def _facts(

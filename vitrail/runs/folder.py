@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.images.files import is_image_name
+from vitrail.images.formats import is_image_name
 from vitrail.runs.plan import Plan, write_config
 from vitrail.runs.show import data_name
 
@@ -21,7 +24,7 @@ try:
 except ImportError:  # Windows, where two launches at once are the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
-ANSWERS, MODEL_CARD = "answers.csv", "model_card.md"
+ANSWERS, MODEL_CARD, EXCLUDED = "answers.csv", "model_card.md", "excluded.csv"
 FILES = (
     "checkpoints",
     "config.toml",
@@ -29,6 +32,7 @@ FILES = (
     "metrics.jsonl",
     "model.safetensors",
     ANSWERS,
+    EXCLUDED,
     MODEL_CARD,
     "report.html",
     "tensorboard",
@@ -70,12 +74,18 @@ def check_beside(folder: Path, plan: Plan) -> None:
         raise UserError(f"--out {folder} holds the teacher: choose another folder")
 
 
-def begin_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """From here on the folder holds this run, with its settings in config.toml, and no earlier one."""
+def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
+    """From here on the folder holds this run, with its settings in config.toml and the files it does not use, each
+    with the reason, in excluded.csv, and no earlier one."""
     try:
         for path in (folder / name for name in FILES):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         write_config(folder / "config.toml", settings)
+        if excluded:
+            text = io.StringIO(newline="")
+            csv.writer(text).writerows([("name", "reason"), *excluded])
+            with whole_file(folder / EXCLUDED) as temporary:  # names need not be text
+                temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 

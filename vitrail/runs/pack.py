@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from vitrail.errors import UserError
-from vitrail.images.dataset import scan_source
+from vitrail.images.dataset import check_readable, scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.pack import Packing, PackOptions
 from vitrail.images.sources.catalogue import count
@@ -37,6 +37,7 @@ def pack(
     resize: int | None = None,
     quality: int = 95,
     shard_mb: int = 256,
+    follow_links: bool = True,
     console: Console | None = None,
 ) -> PackResult:
     """Write the images of `data` into shards in the folder `out`; called again after a stop, it goes on."""
@@ -54,7 +55,7 @@ def pack(
         raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:
-            manifest, packing = _packed(data, folder, options, console, interrupts)
+            manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
         except Interrupted as stopped:
             stopped.advice = "; give the same command again to go on"
             raise
@@ -75,14 +76,18 @@ def pack(
 
 
 def _packed(
-    data: str | Path, folder: Path, options: PackOptions, console: Console, interrupts: Interrupts
+    data: str | Path,
+    folder: Path,
+    options: PackOptions,
+    follow_links: bool,
+    console: Console,
+    interrupts: Interrupts,
 ) -> tuple[dict, Packing]:
     notes: list[str] = []
-    source = read_source(data, notes)
+    source = read_source(data, notes, follow=follow_links)
     with scanning(console, interrupts) as scanned:
         found = scan_source(source, options.max_pixels, scanned)
-    if len(found.problems) == len(source.entries):
-        raise UserError(f"'{data}' has no image that can be used; '{source.entries[0].name}': {found.problems[0]}")
+    check_readable(source, found, data)
     packing = Packing(source, found, folder, options)
     kept = packing.begin()
     if kept:

@@ -224,6 +224,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         max_pixels=data.max_pixels,
         labelled=config.kind != "masked",
         quarantine=data.quarantine,
+        follow_links=data.follow_links,
         progress=scanned,
     )
     if data.monitor == 0 and config.kind == "masked":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean_path
-from vitrail.images.files import Files, FolderFiles, ZipFiles
+from vitrail.images.files import ABSENT, GONE, MISSING, Files, FolderFiles, ZipFiles, why_unread
+from vitrail.images.formats import NOT_READ, READ_HERE, ending_of, told
+from vitrail.images.sources.layout import note_ignored, note_links
 from vitrail.images.sources.manifest import is_manifest, read_paths
 from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_images
@@ -53,29 +56,62 @@ def predict(
     threshold: float | None = None,
     form: str = "table",
     image_size: Size | None = None,
+    follow_links: bool = True,
     device: str = "auto",
     console: Console | None = None,
 ) -> int:
-    """Print a label for every image; returns how many could not be read."""
+    """Print a label for every image; returns how many could not be read. What was ignored beside them, and what kinds
+    of files failed, goes to standard error."""
     classifier = load(weights, image_size=image_size, device=device)
-    found = list(find_images(images))
+    notes: list[str] = []
+    found = list(find_images(images, notes, follow_links))
     if not found:
-        raise UserError(f"no images in {', '.join(map(str, images))}")
-    rows = predict_items(classifier, found, top, threshold)
+        there = f" ({' '.join(notes)})" if notes else ""
+        raise UserError(f"no images in {', '.join(map(str, images))}{there}; vitrail reads {READ_HERE}")
+    failures = Failures()
+    rows = failures.watch(predict_items(classifier, found, top, threshold))
     match form:
         case "json":
-            return _jsonl(rows, sys.stdout)
+            failed = _jsonl(rows, sys.stdout)
         case "csv":
-            return _csv(rows, sys.stdout, min(top, len(classifier.classes)))
+            failed = _csv(rows, sys.stdout, min(top, len(classifier.classes)))
         case _:
-            return _table(rows, console or make_console())
+            failed = _table(rows, console or make_console())
+    remarks = make_console(stderr=True)
+    for note in [*notes, *failures.sentences()]:
+        remarks.print(note, markup=False)
+    return failed
 
 
-def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
+class Failures:
+    """The rows without a prediction: files that are not there, pictures of formats that are not read, broken ones."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, Counter[str]] = {"missing": Counter(), "of formats that are not read": Counter()}
+        self.kinds["broken"] = Counter()
+
+    def watch(self, rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            if row.error is not None:
+                missing, foreign = row.error.startswith(ABSENT), row.error.startswith(NOT_READ)
+                kind = "missing" if missing else "of formats that are not read" if foreign else "broken"
+                self.kinds[kind][ending_of(row.file) or "no ending"] += 1
+            yield row
+
+    def sentences(self) -> list[str]:
+        """One for each kind there is, with the endings of the files."""
+        return [f"{counts.total():,} {kind}: {told(counts)}" for kind, counts in self.kinds.items() if counts]
+
+
+def find_images(
+    paths: Sequence[str | Path], notes: list[str] | None = None, follow: bool = True
+) -> Iterator[Item | Row]:
     """Files as given; folders and archives as the images in them, in order; tables and shards as their rows.
 
-    What cannot be opened, or is not there and not all that was asked for, is a row that says why.
+    What looks like a picture and cannot be opened, or is not there and not all that was asked for, is a row that says
+    why. What was ignored is noted. Unless `follow`, links in folders are left out.
     """
+    notes = [] if notes is None else notes
     for path in map(Path, paths):
         if is_packed(path):
             packed = read_packed(path, [])
@@ -85,25 +121,29 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
         elif is_manifest(path):
             yield from _rows(*read_paths(path))
         elif path.is_dir():
-            yield from _listed(path, FolderFiles(str(path.absolute())))
+            yield from _listed(path, FolderFiles(str(path.absolute()), follow), notes)
         elif path.suffix.lower() == ".zip" and path.is_file():
-            yield from _listed(path, ZipFiles(str(path.absolute())))
+            yield from _listed(path, ZipFiles(str(path.absolute())), notes)
         elif path.is_file():
             yield Item(str(path), FolderFiles(str(path.absolute().parent)), path.name)
-        elif path.exists() or path.is_symlink():
+        elif path.is_symlink() and not path.exists():
+            yield Row(str(path), None, f"{MISSING}: a broken link")
+        elif path.exists():
             yield Row(str(path), None, "it is not a file")
         elif len(paths) > 1:
-            yield Row(str(path), None, f"does not exist{did_you_mean_path(path)}")
+            yield Row(str(path), None, f"{GONE}{did_you_mean_path(path)}")
         else:
-            raise UserError(f"{path} does not exist{did_you_mean_path(path)}")
+            raise UserError(f"{path} {GONE}{did_you_mean_path(path)}")
 
 
 def _rows(files: Files, names: Sequence[str]) -> Iterator[Item]:
     yield from (Item(name, files, name) for name in names)
 
 
-def _listed(path: Path, files: FolderFiles | ZipFiles) -> Iterator[Item | Row]:
+def _listed(path: Path, files: FolderFiles | ZipFiles, notes: list[str]) -> Iterator[Item | Row]:
     listing = files.list()
+    note_ignored(listing, notes)
+    note_links(listing, notes)
     yield from (Item(f"{path / entry.name}", files, entry.name) for entry in listing.images)
     yield from (Row(f"{path / name}", None, reason) for name, reason in listing.unreadable)
 
@@ -125,7 +165,7 @@ def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
     try:
         return item.name, classifier.pixels(item.files.read(item.key))
     except OSError as error:
-        return Row(item.name, None, f"cannot be read: {error.strerror or error}")
+        return Row(item.name, None, why_unread(error))
     except UserError as error:
         return Row(item.name, None, str(error).removeprefix("the image: "))
 

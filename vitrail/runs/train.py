@@ -186,7 +186,7 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
 
     def begin() -> dict[str, Any]:
         about = about_run(plan, found)
-        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True))
+        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
         return about
 
     return _fit_and_finish(plan, module, task, replace(launch, about=ranks.share(begin)))
@@ -267,7 +267,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         show_decisions(console, [best])
         seconds = time.monotonic() - started
         about = about_run(plan, None)
-        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True))
+        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
         return _classifier(plan, net, replace(launch, about=about), seconds)
 
     return launch.ranks.share(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,21 @@ STRAY = 0.01  # share of images known to be trained on, below which those of whi
 
 
 def unseen_images(
-    data: str, cards: Sequence[Card], split: str | None, quarantine: str, scanned: Callable[[int, int], None]
+    data: str,
+    cards: Sequence[Card],
+    split: str | None,
+    quarantine: str,
+    scanned: Callable[[int, int], None],
+    follow_links: bool = True,
 ) -> tuple[Dataset, Samples, str]:
     """The dataset, the images to measure on, and what they are, in words. The classes are in the order of the first
     card; images of the training of any are left out."""
     card = cards[0]
-    limits = {"max_pixels": card.data.get("max_pixels", MAX_PIXELS), "quarantine": quarantine}
+    limits: dict[str, Any] = {
+        "max_pixels": card.data.get("max_pixels", MAX_PIXELS),
+        "quarantine": quarantine,
+        "follow_links": follow_links,
+    }
     dataset = open_dataset(data, None, classes=card.classes, progress=scanned, **limits)
     own = next((card.data for card in cards if card.data.get("fingerprint") == dataset.fingerprint), None)
     if own is not None:

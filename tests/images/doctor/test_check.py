@@ -231,7 +231,7 @@ def test_a_class_that_the_list_would_empty_is_told(tmp_path: Path) -> None:
 def test_notes_of_the_source_are_kept(clean: Path) -> None:
     (clean / "train/a/.hidden").write_bytes(b"")
     (clean / "train/a/readme.txt").write_bytes(b"")
-    assert check(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without the name of an image."]
+    assert check(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without an image: .txt 1."]
 
 
 def test_no_usable_image_is_an_error(tmp_path: Path) -> None:

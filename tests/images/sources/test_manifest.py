@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from tests.images.folders import contents, fill, names_of
 from vitrail.errors import UserError
 from vitrail.images.dataset import open_dataset
+from vitrail.images.sources.manifest import read_manifest
 from vitrail.images.splits import SplitRule
 
 IMAGES = [f"pictures/{i}.png" for i in range(12)]
@@ -138,3 +140,42 @@ def test_a_table_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "list.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         open_dataset(tmp_path / "list.parquet")
+
+
+def test_many_columns_take_no_longer_than_their_cells(tmp_path: Path) -> None:
+    titles = ",".join(f"c{i}" for i in range(60_000))
+    text = f"path,label,{titles}\n" + "".join(f"{path},{'ab'[i % 2]}{',1' * 60_000}\n" for i, path in enumerate(IMAGES))
+    place = table(tmp_path, text)
+    started = time.process_time()
+    notes: list[str] = []
+    assert len(read_manifest(place, notes).entries) == 12
+    assert time.process_time() - started < 5  # once it was 48 s
+    assert "60,000 columns" in notes[0] and len(notes[0]) < 300
+    with pytest.raises(UserError, match="two columns 'c7'"):
+        open_dataset(table(tmp_path, f"path,label,c7,{titles}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("path,label\n" + rows("a") + "x" * 100_000 + ",b\n", 14),
+        ("path,label\n" + rows("a") + "x.png," + "b" * 100_000 + "\n", 14),
+        ("path,labels\n" + rows("a") + "x.png,c|" + "b" * 100_000 + "\n", 14),
+    ],
+)
+def test_a_path_or_label_of_absurd_length_is_refused_in_few_words(tmp_path: Path, text: str, row: int) -> None:
+    with pytest.raises(UserError) as error:
+        open_dataset(table(tmp_path, text))
+    assert f"row {row}" in str(error.value) and "100,000" in str(error.value) and len(str(error.value)) < 400
+
+
+def test_long_cells_are_shortened_in_messages(tmp_path: Path) -> None:
+    for text in (f"path,label,{'t' * 9_000},{'t' * 9_000}\n", f"path,label,split\np.png,a,{'t' * 9_000}\n"):
+        with pytest.raises(UserError) as error:
+            open_dataset(table(tmp_path, text))
+        assert len(str(error.value)) < 800
+    with pytest.raises(UserError, match="field limit"):
+        open_dataset(table(tmp_path, f"path,label\np.png,{'t' * 200_000}\n"))
+    many = "|".join(f"label{i}" for i in range(10_000))  # a long cell of short labels is fine
+    data = open_dataset(table(tmp_path, "path,labels\n" + rows("x|y") + f"{IMAGES[0]}b.png,{many}\n"), None)
+    assert len(data.splits["all"]) == 12

@@ -123,7 +123,7 @@ def test_classes_of_a_weights_file_fix_the_labels(tmp_path: Path) -> None:
     ("names", "message"),
     [
         ([], "holds no images; put the images of each class in a folder"),
-        (["a/readme.txt"], "holds no images"),
+        (["a/.hidden.png"], "holds no images"),
         (["1.png", "2.png"], "has images but no class folders; put the images"),
         (["train/1.png", "test/2.png"], "has images but no class folders"),
         (["a/1.png", "a/2.png"], "has only one class, 'a', and a classifier needs two"),
@@ -198,7 +198,7 @@ def test_what_is_ignored_is_noted(tmp_path: Path) -> None:
         "Ignored 1 image beside the class folders: 'loose.png'.",
         "Ignored 1 class folder without images: 'empty'.",
         "Ignored 4 hidden items.",
-        "Ignored 2 files without the name of an image.",
+        "Ignored 2 files without an image: .csv 1, .txt 1.",
     ]
     assert sum(map(len, data.splits.values())) == 6
 
@@ -265,7 +265,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     (data_folder / "b/linked.png").symlink_to(real / "1.png")
     data = open_dataset(data_folder, None)
     assert names_of(data, "all") == {"a/0.png", "a/1.png", "b/0.png", "b/1.png", "b/linked.png", "c/1.png", "c/2.png"}
-    assert data.excluded == [("b/gone.png", "the file cannot be found: No such file or directory")]
+    assert data.excluded == [("b/gone.png", f"the file cannot be found: a broken link to '{tmp_path}/missing.png'")]
     assert "Ignored 3 links to folders already read." in data.notes
 
 

@@ -14,6 +14,8 @@ from vitrail.images.dataset import scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.doctor.copies import exact_findings, near_findings, same_bytes, same_pictures
 from vitrail.images.doctor.findings import SEVERITY, Case, Finding, Findings
+from vitrail.images.files import ABSENT
+from vitrail.images.formats import NOT_READ, READ_HERE, by_ending
 from vitrail.images.quarantine import UNREAD, Quarantined
 from vitrail.images.scan import Progress, Scan
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, class_list, count, some
@@ -51,6 +53,13 @@ _TRAITS = (
         "{} with 16 bits a channel.",
         "They are scaled to 8 bits: what lies in the last bits is not seen.",
     ),
+    (
+        "wide",
+        Trait.WIDE,
+        "{} with 32 bits a pixel, integers or floats.",
+        "Integers beyond 0 to 65,535 and floats beyond 0 to 255 are stretched from the smallest to the largest value "
+        "of each image, so brightness cannot be compared: better save all with 8 or 16 bits.",
+    ),
     ("animated", Trait.ANIMATED, "{} with several frames or pages.", "Only the first one is used."),
     (
         "alpha",
@@ -67,10 +76,12 @@ _TRAITS = (
 )
 
 
-def check(path: str | Path, *, max_pixels: int = MAX_PIXELS, progress: Progress | None = None) -> Findings:
+def check(
+    path: str | Path, *, max_pixels: int = MAX_PIXELS, follow: bool = True, progress: Progress | None = None
+) -> Findings:
     """Look at every image at `path`, alone and beside the others. Nothing is changed."""
     notes: list[str] = []
-    source = read_source(path, notes)
+    source = read_source(path, notes, follow=follow)
     found = scan_source(source, max_pixels, progress, verify=True)
     usable = [row for row in range(len(source.entries)) if row not in found.problems]
     if not usable:
@@ -86,7 +97,7 @@ def check(path: str | Path, *, max_pixels: int = MAX_PIXELS, progress: Progress 
         *exact_findings(source, contents, reasons),
         *near_findings(source, matches, reasons),
         _torn(source, usable),
-        _corrupt(source, found),
+        *_unusable(source, found),
         *_uneven(balance, source),
         _shapes(source, found, usable),
         _grey(source, found, usable),
@@ -163,14 +174,36 @@ def _torn(source: Catalogue, usable: Sequence[int]) -> Finding:
     )
 
 
-def _corrupt(source: Catalogue, found: Scan) -> Finding:
+def _unusable(source: Catalogue, found: Scan) -> list[Finding]:
+    """Broken files, pictures of formats that are not read, and files that are not there."""
     bad = source.unreadable + [(source.entries[row].name, found.problems[row]) for row in sorted(found.problems)]
-    return Finding(
-        "corrupt",
-        f"{count(len(bad), 'file')} that cannot be used.",
-        "Training leaves them out by itself. Copy or download them again, or delete them.",
-        [Case((name,), reason) for name, reason in bad],
-    )
+    cases: dict[str, list[Case]] = {"corrupt": [], "format": [], "missing": []}
+    for name, reason in bad:
+        missing, foreign = reason.startswith(ABSENT), reason.startswith(NOT_READ)
+        cases["missing" if missing else "format" if foreign else "corrupt"].append(Case((name,), reason))
+    kinds = by_ending(case.names[0] for case in cases["format"])
+    return [
+        Finding(
+            "corrupt",
+            f"{count(len(cases['corrupt']), 'file')} that cannot be used.",
+            "Training leaves them out by itself. Copy or download them again, or delete them.",
+            cases["corrupt"],
+        ),
+        Finding(
+            "format",
+            f"{count(len(cases['format']), 'picture')} of formats that are not read here: {kinds}.",
+            f"Training leaves them out. vitrail reads {READ_HERE}.",
+            cases["format"],
+        ),
+        Finding(
+            "missing",
+            f"{count(len(cases['missing']), 'file')} that is not there."
+            if len(cases["missing"]) == 1
+            else f"{count(len(cases['missing']), 'file')} that are not there.",
+            "A list or a link names them: copy the files to where it says, or correct it.",
+            cases["missing"],
+        ),
+    ]
 
 
 def _uneven(balance: dict[str, dict[str, int]], source: Catalogue) -> list[Finding]:

@@ -112,6 +112,11 @@ def count(number: int, noun: str) -> str:
 
 def some(names: Iterable[str], limit: int = 4) -> str:
     """'a', 'b', 'c', 'd' and 7 more."""
-    quoted = [f"'{name}'" for name in names]
+    quoted = [f"'{short(name)}'" for name in names]
     rest = f" and {len(quoted) - limit:,} more" if len(quoted) > limit else ""
     return ", ".join(quoted[:limit]) + rest
+
+
+def short(text: str, most: int = 300) -> str:
+    """A name or a cell of a table as a message shows it."""
+    return text if len(text) <= most else f"{text[:most]}..."

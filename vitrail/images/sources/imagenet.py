@@ -16,6 +16,7 @@ import numpy as np
 from vitrail.errors import UserError
 from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import Catalogue, count, some
+from vitrail.images.sources.layout import note_links
 from vitrail.images.sources.matfile import read_mat
 from vitrail.images.sources.sidefiles import Root, unreadable
 
@@ -165,6 +166,7 @@ def _catalogue(root: Root, names: dict[str, str], labels: dict[str, str], missin
             found.splits.append(split)
             found.labels.append(label_of.setdefault(wnid, (names.get(wnid, wnid),)))
     _note_ignored(unlabelled, elsewhere, missing, notes)
+    note_links(root.listing, notes)
     there = {_stem(entry.name) for entry in _val_images(found.entries)}
     found.unreadable.extend(unreadable(root.listing, {name for name in labels if _stem(name) not in there}))
     return found

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.files import Entry, FolderFiles
-from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
+from vitrail.images.files import MISSING, Entry, FolderFiles
+from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -30,9 +32,11 @@ NAMES = {
     "group": ("group",),
     "weight": ("weight",),
 }
+_KEYS = {name: key for key, names in NAMES.items() for name in names}
 BETWEEN = "|"  # separates the labels in one cell
 HEAVIEST = 1_000_000  # weight
-Table = Mapping[str, Sequence[Any]]  # column -> values, all of one length
+LONGEST = 4_096  # characters of a path or of one label
+Table = Mapping[str, Sequence[Any]]  # column -> values, all of one length; none in columns of other names
 
 
 def is_manifest(place: Path) -> bool:
@@ -45,8 +49,9 @@ def read_paths(place: Path) -> tuple[FolderFiles, list[str]]:
     return FolderFiles(str(place.absolute().parent)), [_text(path) for path in _columns(table, place, [])["path"]]
 
 
-def read_manifest(place: Path, notes: list[str]) -> Catalogue:
-    """The rows of the table at `place` as they stand, in the order of their paths."""
+def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalogue:
+    """The rows of the table at `place` as they stand, in the order of their paths. Unless `follow`, images that links
+    lead to are left out."""
     table = _read_parquet(place) if place.suffix.lower() == ".parquet" else _read_csv(place)
     columns = _columns(table, place, notes)
     several = "labels" in columns
@@ -60,8 +65,11 @@ def read_manifest(place: Path, notes: list[str]) -> Catalogue:
     splits = [_split(value, row, where) for row, value in enumerate(columns["split"])] if "split" in columns else None
     weights = [_weight(v, row, where) for row, v in enumerate(columns["weight"])] if "weight" in columns else None
     groups = [_text(value) for value in columns["group"]] if "group" in columns else None
+    for row, (path, own) in enumerate(zip(paths, labels, strict=True)):
+        if longest := max((len(text) for text in (path, *own) if len(text) > LONGEST), default=0):
+            raise UserError(f"{where} has a path or label of {longest:,} characters in row {_line(row)}: shorten it")
     rows = _rows(paths, labels, splits, several, where, notes)
-    files = FolderFiles(str(place.absolute().parent))
+    files = FolderFiles(str(place.absolute().parent), follow)
     entries, missing = _entries(files, paths, rows)
     rows = [row for row in rows if paths[row] in entries]
     rows.sort(key=lambda row: paths[row])
@@ -130,7 +138,10 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
             status = (Path(files.root) / path).stat()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            missing.append((path, f"the file cannot be found: {reason}"))
+            missing.append((path, f"{MISSING}: {reason}"))
+            continue
+        if not files.follow and _over_link(files.root, path):
+            missing.append((path, "a link leads to it, and --no-follow asked for none"))
             continue
         if stat.S_ISREG(status.st_mode):
             found[path] = Entry(path, status.st_size, status.st_mtime_ns)
@@ -139,18 +150,24 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
     return found, missing
 
 
+def _over_link(root: str, path: str) -> bool:
+    """Whether there is a link among what a table adds to its own folder."""
+    place = Path(root).resolve() / path
+    return os.path.realpath(place) != os.path.normpath(place)
+
+
 def _columns(table: Table, place: Path, notes: list[str]) -> dict[str, Sequence[Any]]:
     """The columns vitrail reads, under its own names; others are noted, so that a typing error shows."""
     found: dict[str, Sequence[Any]] = {}
     others = []
     for title, values in table.items():
-        known = [key for key, names in NAMES.items() if title.strip().lower() in names]
-        if not known:
+        key = _key(title)
+        if key is None:
             others.append(title)
-        elif known[0] in found:
-            raise UserError(f"'{place}' has two columns for the {known[0]}; keep one of them")
+        elif key in found:
+            raise UserError(f"'{place}' has two columns for the {key}; keep one of them")
         else:
-            found[known[0]] = values
+            found[key] = values
     if "path" not in found:
         raise UserError(f"'{place}' has no column 'path'; its columns are {some(table, 8)}")
     if others:
@@ -167,19 +184,29 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
         raise UserError(f"'{place}' cannot be read: {error.strerror}") from None
     header = text.split("\n", 1)[0]
     mark = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
+    rows = (row for row in csv.reader(text.splitlines(keepends=True), delimiter=mark, strict=True) if row)
     try:
-        titles, *rows = [row for row in csv.reader(text.splitlines(keepends=True), delimiter=mark, strict=True) if row]
+        titles = next(rows, None)
+        if titles is None:
+            raise UserError(f"'{place}' is empty")
+        twice = [title for title, number in Counter(titles).items() if number > 1]
+        if twice:
+            raise UserError(f"'{place}' has two columns '{short(twice[0])}'; keep one of them")
+        table: dict[str, list[str]] = {title: [] for title in titles}
+        read = [(column, table[title]) for column, title in enumerate(titles) if _key(title)]
+        for number, row in enumerate(rows):
+            if len(row) != len(titles):
+                raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
+            for column, values in read:
+                values.append(row[column])
     except csv.Error as error:
         raise UserError(f"'{place}' is not a proper CSV table: {error}") from None
-    except ValueError:
-        raise UserError(f"'{place}' is empty") from None
-    twice = [title for title in titles if titles.count(title) > 1]
-    if twice:
-        raise UserError(f"'{place}' has two columns '{twice[0]}'; keep one of them")
-    for number, row in enumerate(rows):
-        if len(row) != len(titles):
-            raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
-    return {title: [row[column] for row in rows] for column, title in enumerate(titles)}
+    return table
+
+
+def _key(title: str) -> str | None:
+    """What a column of this title holds, if it is read."""
+    return _KEYS.get(title.strip().lower())
 
 
 def _read_parquet(place: Path) -> dict[str, list[Any]]:
@@ -187,10 +214,11 @@ def _read_parquet(place: Path) -> dict[str, list[Any]]:
     import pyarrow.parquet
 
     try:
-        columns: dict[str, list[Any]] = pyarrow.parquet.read_table(place).to_pydict()
+        titles = pyarrow.parquet.read_schema(place).names
+        read = pyarrow.parquet.read_table(place, columns=[title for title in titles if _key(title)]).to_pydict()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"'{place}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    return columns
+    return {title: read.get(title, []) for title in titles}
 
 
 def _line(row: int) -> int:
@@ -214,7 +242,7 @@ def _split(value: Any, row: int, where: str) -> str:
     name = _text(value).lower()
     if name not in SPLIT_NAMES:
         raise UserError(
-            f"{where} has the split '{_text(value)}' in row {_line(row)}; a split is train, val or test"
+            f"{where} has the split '{short(_text(value))}' in row {_line(row)}; a split is train, val or test"
             f"{did_you_mean(name, ['train', 'val', 'test'])}"
         )
     return SPLIT_NAMES[name]
@@ -228,6 +256,6 @@ def _weight(value: Any, row: int, where: str) -> float:
         weight = math.nan  # which no comparison holds for
     if not 0 <= weight <= HEAVIEST:
         raise UserError(
-            f"{where} has the weight '{text}' in row {_line(row)}; a weight is a number from 0 to {HEAVIEST:,}"
+            f"{where} has the weight '{short(text)}' in row {_line(row)}; a weight is a number from 0 to {HEAVIEST:,}"
         )
     return weight

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import UserError, did_you_mean_path
-from vitrail.images.files import FolderFiles, ZipFiles, is_image_name
+from vitrail.images.files import FolderFiles, ZipFiles
+from vitrail.images.formats import is_image_name
 from vitrail.images.sources.catalogue import Catalogue
 from vitrail.images.sources.layout import NO_LABEL, read_folders, read_unlabelled
 from vitrail.images.sources.manifest import is_manifest, read_manifest
@@ -17,14 +18,14 @@ from vitrail.images.sources.parquet import is_parquet, read_parquet
 from vitrail.images.sources.standard import read_standard
 
 
-def read_source(path: str | Path, notes: list[str], labelled: bool = True) -> Catalogue:
-    """What lies at `path`, without opening an image. Unless `labelled`, all images have one label, and folders need not
-    be classes."""
-    found = _read(path, notes, read_folders if labelled else read_unlabelled)
+def read_source(path: str | Path, notes: list[str], labelled: bool = True, follow: bool = True) -> Catalogue:
+    """What lies at `path`, without decoding an image. Unless `labelled`, all images have one label, and folders need
+    not be classes. Unless `follow`, links in a folder, and rows of a table that lead over links, are left out."""
+    found = _read(path, notes, read_folders if labelled else read_unlabelled, follow)
     return found if labelled else replace(found, labels=[NO_LABEL] * len(found.entries), classes=None, several=False)
 
 
-def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogue]) -> Catalogue:
+def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogue], follow: bool) -> Catalogue:
     place = Path(path).expanduser()
     try:
         if place.is_dir():
@@ -39,12 +40,12 @@ def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogu
     if is_parquet(place):
         return read_parquet(place, notes)
     if is_manifest(place):
-        return read_manifest(place, notes)
-    standard = read_standard(place, notes)
+        return read_manifest(place, notes, follow)
+    standard = read_standard(place, notes, follow)
     if standard is not None:
         return standard
     if place.is_dir():
-        return of_folders(FolderFiles(str(place.absolute())), path, notes)
+        return of_folders(FolderFiles(str(place.absolute()), follow), path, notes)
     if place.suffix.lower() == ".zip":
         return of_folders(ZipFiles(str(place.absolute())), path, notes)
     if is_image_name(place.name):

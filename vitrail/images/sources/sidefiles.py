@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from vitrail.errors import UserError
-from vitrail.images.files import FolderFiles, Listing, ZipFiles, is_image_name
+from vitrail.images.files import NAMED, FolderFiles, Listing, ZipFiles
+from vitrail.images.formats import is_image_name
 from vitrail.images.sources.catalogue import Catalogue, count, some
+from vitrail.images.sources.layout import note_links
 
 Tree = FolderFiles | ZipFiles
 
@@ -32,7 +35,9 @@ class Root:
         if not folder:
             return self
         inner = self.files
-        inner = inner.under(folder) if isinstance(inner, ZipFiles) else FolderFiles(str(Path(inner.root) / folder))
+        inner = (
+            inner.under(folder) if isinstance(inner, ZipFiles) else replace(inner, root=str(Path(inner.root) / folder))
+        )
         return Root(inner, f"{self.path}/{folder}")
 
     def has(self, name: str) -> bool:
@@ -106,6 +111,7 @@ def annotated(
     extra = sorted(images.keys() - listed.keys())
     if extra:
         notes.append(f"Ignored {count(len(extra), 'image')} that the annotations do not name: {some(extra)}.")
+    note_links(root.listing, notes)
     label_of = {name: (name,) for name in classes}  # one tuple for all images of a class
     present = sorted(images.keys() & listed.keys())
     if not present:
@@ -123,4 +129,4 @@ def annotated(
 def unreadable(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
     """What the folder could not give, and what the annotations name and is not in it."""
     known = dict(listing.unreadable)
-    return sorted({**dict.fromkeys(absent, "the annotations name it, and there is no such file"), **known}.items())
+    return sorted({**dict.fromkeys(absent, NAMED), **known}.items())

@@ -67,10 +67,10 @@ READERS: tuple[Reader, ...] = (
 )
 
 
-def read_standard(place: Path, notes: list[str]) -> Catalogue | None:
+def read_standard(place: Path, notes: list[str], follow: bool = True) -> Catalogue | None:
     """The data set at `place` with the split and the order of classes it is known by, or nothing."""
     if place.is_dir():
-        return _read(Root(FolderFiles(str(place.absolute())), str(place)), notes, DEEPEST)
+        return _read(Root(FolderFiles(str(place.absolute()), follow), str(place)), notes, DEEPEST)
     if place.suffix.lower() == ".zip":
         return _read(Root(ZipFiles(str(place.absolute())), str(place)), notes, DEEPEST)
     return read_cifar_tar(place, notes) if is_tar(place) else None

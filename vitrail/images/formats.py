@@ -1,0 +1,134 @@
+"""Which image formats are read, how the others are recognised, and what is said of them. Nothing is decoded here."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+HEAD_BYTES = 132  # of a file, which its format can be told from
+CAN_READ_HEIF = importlib.util.find_spec("pillow_heif") is not None
+READ_HERE = "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and HEIC (with the extra 'heif')"
+
+# Pillow's name of a format -> the endings of its files. docs/decisions.md says why others are not on this list.
+ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jfif", ".jpe", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+    "AVIF": (".avif", ".avifs"),
+    "JPEG2000": (".jp2", ".j2k", ".jpc", ".j2c", ".jpf", ".jpx"),
+    "QOI": (".qoi",),
+    "HEIF": (".heic", ".heif", ".hif"),
+}
+NOT_READ = "not read: "  # how the reason begins where a picture is whole, and its format is not read
+FORMAT_OF = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
+FORMATS = tuple(kind for kind in ENDINGS if kind != "HEIF")  # that need no other package than Pillow
+
+RAW, SVG = "camera RAW", "SVG drawing"
+_RAW_ENDINGS = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".k25", ".kdc", ".mef", ".mos"),
+    *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+)
+# Pictures that are not read: the endings of their files -> what they are.
+_NOT_READ = {
+    **dict.fromkeys(_RAW_ENDINGS, RAW),
+    **dict.fromkeys((".svg", ".svgz"), SVG),
+    **dict.fromkeys((".psd", ".psb"), "Photoshop file"),
+    **dict.fromkeys((".eps", ".epsf"), "PostScript drawing"),
+    **dict.fromkeys((".wmf", ".emf"), "Windows metafile"),
+    **dict.fromkeys((".ico", ".cur", ".icns"), "icon"),
+    **dict.fromkeys((".dcm", ".dicom"), "DICOM image"),
+    **dict.fromkeys((".jxr", ".wdp", ".hdp"), "JPEG XR image"),
+    **dict.fromkeys((".sgi", ".rgb", ".ras"), "SGI or Sun raster image"),
+    **dict.fromkeys((".pct", ".pict"), "PICT image"),
+    **dict.fromkeys((".xbm", ".xpm"), "X bitmap"),
+    ".jxl": "JPEG XL image",
+    ".jls": "JPEG-LS image",
+    ".exr": "OpenEXR image",
+    ".tga": "Targa image",
+    ".pcx": "PCX image",
+    ".xcf": "GIMP file",
+    ".dds": "DDS texture",
+    ".fits": "FITS image",
+    ".djvu": "DjVu scan",
+}
+_HEIF_BRANDS = rb"heic|heix|heim|heis|hevc|hevx|hevm|hevs|mif1|msf1"
+# The first bytes -> a format that is read, or what else it is. The first that matches counts.
+_FIRST_BYTES = tuple(
+    (re.compile(pattern, re.DOTALL), kind)
+    for pattern, kind in (
+        (rb"\xff\xd8\xff", "JPEG"),
+        (rb"\x89PNG\r\n\x1a\n", "PNG"),
+        (rb"RIFF....WEBP", "WEBP"),
+        (rb"GIF8[79]a", "GIF"),
+        # two letters alone begin many a text: the size of the header and the reserved bytes have to be right, too
+        (rb"BM.{4}\0{4}.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", "BMP"),
+        (rb"II\*\0.{4}CR", RAW),
+        (rb"II[*+]\0|MM\0[*+]", "TIFF"),
+        (rb"P[1-6fF][ \t\r\n]+(#|\d+[ \t\r\n]+\d)", "PPM"),
+        (rb"....ftyp(avif|avis)", "AVIF"),
+        (rb"....ftyp(mif1|msf1).{4}(.{4})*?avi[fs]", "AVIF"),
+        (rb"....ftyp(" + _HEIF_BRANDS + rb")", "HEIF"),
+        (rb"\0\0\0\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51", "JPEG2000"),
+        (rb"qoif.{8}[\x03\x04][\0\x01]", "QOI"),
+        (rb"....ftypcrx |FUJIFILMCCD-RAW|IIRO|IIRS|MMOR|IIU\0|II..\0\0HEAPCCDR|FOVb|\0MRM", RAW),
+        (rb"\s*(<\?xml.*)?<svg\b", SVG),
+        (rb"8BPS\0[\x01\x02]", "Photoshop file"),
+        (rb"%!PS-Adobe-\S+ EPSF|\xc5\xd0\xd3\xc6", "PostScript drawing"),
+        (rb"\0\0\0\x0cJXL ", "JPEG XL image"),
+        (rb"\x76\x2f\x31\x01", "OpenEXR image"),
+        (rb"#\?(RADIANCE|RGBE)", "Radiance HDR image"),
+        (rb".{128}DICM", "DICOM image"),
+        (rb"SIMPLE  = ", "FITS image"),
+        (rb"II\xbc\x01", "JPEG XR image"),
+        (rb"gimp xcf", "GIMP file"),
+        (rb"DDS \x7c\0\0\0", "DDS texture"),
+        (rb"AT&TFORM", "DjVu scan"),
+    )
+)  # fmt: skip
+
+
+def ending_of(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file has the name of an image that is read."""
+    return ending_of(name) in FORMAT_OF
+
+
+def kind_of(head: bytes, name: str = "") -> str:
+    """What a file is by its first bytes, else by its name: a format that is read, another kind of picture, or ""."""
+    kind = next((kind for pattern, kind in _FIRST_BYTES if pattern.match(head)), "")
+    named = _NOT_READ.get(ending_of(name), "")
+    if kind == "TIFF" and named == RAW:  # most kinds of RAW are TIFF files, with a thumbnail where a picture would be
+        return RAW
+    return kind or named
+
+
+def why_not_read(kind: str) -> str:
+    """Of a kind of picture that is not read; "" for one that is."""
+    if kind == "HEIF" and not CAN_READ_HEIF:
+        return f"{NOT_READ}HEIC needs pillow-heif, which is not installed; pip install 'vitrail[heif]'"
+    if kind in ENDINGS or not kind:
+        return ""
+    return f"{NOT_READ}{kind}; convert it to JPEG, PNG or TIFF"
+
+
+def by_ending(names: Iterable[str], limit: int = 6) -> str:
+    """`.xyz 39,209, .txt 2`: how many files have which ending, most first."""
+    counts = Counter(ending_of(name) or "no ending" for name in names)
+    return told(counts, limit)
+
+
+def told(counts: Counter[str], limit: int = 6) -> str:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(number for _, number in ranked[limit:])
+    words = [f"{ending[:20]} {number:,}" for ending, number in ranked[:limit]]
+    return ", ".join([*words, *([f"others {rest:,}"] if rest else [])])
