@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
@@ -17,6 +16,7 @@ from vitrail.images.quarantine import write_quarantine
 from vitrail.images.sources.catalogue import UNSPLIT, count
 from vitrail.report.check_page import write_check_page
 from vitrail.runs.show import data_name, make_console, scanning
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 
 EXAMPLES = {"severe": 3, "warning": 2, "note": 1}  # shown for each finding

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import DataConfig
@@ -26,6 +25,7 @@ from vitrail.runs.measure import logits_of, with_one_label
 from vitrail.runs.show import make_console, scanning
 from vitrail.runs.tune import fitted_on
 from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.bundle import Card
@@ -101,7 +101,7 @@ def compare(
             note = f", on which temperature and thresholds of {fitted} were fitted" if fitted else ""
             images = compared[0].scores.n
             many = f"{images:,} image{'s' * (images != 1)}"
-            console.print(f"[dim]Measured on {many} of the {words}{escape(note)}.[/]")
+            console.print(f"[dim]Measured on {many} of the {escape(words + note)}.[/]")
             return compared
 
         return ranks.share(judge)

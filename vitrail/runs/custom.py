@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from vitrail.runs.folder import begin_folder, check_free, claimed
 from vitrail.runs.resume import changed_settings, environment, has_checkpoint, is_finished, warn_of_changes
 from vitrail.runs.show import make_console
 from vitrail.runs.source import END, drawn_from, repeatable_source
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.loop import Evaluator
@@ -63,7 +63,7 @@ def train_custom(
             begin_folder(folder, said(config))
             size = sum(parameter.numel() for parameter in custom.model.parameters())
             what = f"{type(custom.model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
-            console.print(f"{what} -> [bold]{escape(str(folder))}[/]")
+            console.print(f"{escape(what)} -> [bold]{escape(str(folder))}[/]")
             return config, None, False
 
         config, saved, finished = ranks.share(begin)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import DataConfig, read_recipe
@@ -28,6 +27,7 @@ from vitrail.runs.measure import logits_of
 from vitrail.runs.pictures import Pictures, asked_of
 from vitrail.runs.show import make_console
 from vitrail.runs.train import train
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.backbones import bundled

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.config import DataConfig, Size
 from vitrail.errors import UserError
@@ -25,6 +24,7 @@ from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card

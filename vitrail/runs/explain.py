@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
@@ -49,6 +48,7 @@ from vitrail.runs.looking import (
 from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
+from vitrail.terminal import escape
 
 
 def explain(

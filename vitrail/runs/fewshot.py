@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import ProbeConfig, Size
@@ -23,6 +22,7 @@ from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import data_name, make_console, scanning
 from vitrail.runs.unseen import seen_by
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from vitrail.errors import UserError
@@ -18,6 +17,7 @@ from vitrail.images.pack import Packing, PackOptions
 from vitrail.images.sources.catalogue import count
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import make_console, scanning
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 
 

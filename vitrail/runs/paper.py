@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from vitrail.config import Size
@@ -21,6 +20,7 @@ from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
 from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, ready_folder, see_images, weights_name
 from vitrail.runs.show import make_console
+from vitrail.terminal import escape
 
 ROWS = 4  # images of figure 6
 NEED_IMAGES = ("figure-6", "figure-7", "figure-11")

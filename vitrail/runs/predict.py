@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ from typing import TextIO
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
 from vitrail.config import Size
@@ -23,6 +21,8 @@ from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_images
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
+from vitrail.spreadsheet import SafeTable
+from vitrail.terminal import escape, visible, visible_json
 
 BATCH = 32
 
@@ -158,23 +158,24 @@ def _jsonl(rows: Iterator[Row], out: TextIO) -> int:
             values |= {"label": found.label if known else None, "probability": found.probability if known else None}
             values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
             values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
-        out.write(json.dumps(values, ensure_ascii=False) + "\n")
+        out.write(visible_json(json.dumps(values, ensure_ascii=False)) + "\n")
     return failed
 
 
 def _csv(rows: Iterator[Row], out: TextIO, top: int) -> int:
-    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns."""
+    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns.
+    Control characters are shown as escapes: the rows may go to a terminal."""
     failed = 0
-    table = csv.writer(out)
+    table = SafeTable(out)
     more = [f"{name}_{place}" for place in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
-    table.writerow(["file", "label", "probability", *more, "error"])
+    table.row(["file", "label", "probability", *more, "error"])
     for row in rows:
         failed += row.prediction is None
         if row.prediction is None:
-            table.writerow([row.file, "", "", *[""] * len(more), row.error])
+            table.row([visible(row.file), "", "", *[""] * len(more), visible(row.error or "")])
         else:
             found = row.prediction
             chances = ", ".join(f"{p:.6f}" for p in found.probabilities)
-            ranked = [cell for name, p in found.top for cell in (name, f"{p:.6f}")] if more else []
-            table.writerow([row.file, found.label, chances, *ranked, ""])
+            ranked = [cell for name, p in found.top for cell in (visible(name), f"{p:.6f}")] if more else []
+            table.row([visible(row.file), visible(found.label), chances, *ranked, ""])
     return failed

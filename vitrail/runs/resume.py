@@ -14,7 +14,6 @@ import numpy as np
 import PIL
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail import __version__
 from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
@@ -26,6 +25,7 @@ from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data, 
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.runs.unseen import trained_before
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupts
 from vitrail.weights.bundle import Card
@@ -183,7 +183,7 @@ def read_run(
         console.print(f"[yellow]the settings changed ({escape(told)})[/]")
         config = written
     for sentence in damaged:
-        console.print(f"[yellow]{sentence}[/]")
+        console.print(f"[yellow]{escape(sentence)}[/]")
     if about.get("teacher", now := _teacher(config)) != now:
         sentence = f"the weights of the teacher, {config.objective.teacher}, are not those this run was started with"
         if not accept_changes:
@@ -248,5 +248,5 @@ def warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console)
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(
-            f"[yellow]the machine changed ({'; '.join(changed)}): the result may differ in the last digits[/]",
+            f"[yellow]the machine changed ({escape('; '.join(changed))}): the result may differ in the last digits[/]",
         )

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
@@ -34,6 +33,7 @@ from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
 from vitrail.runs.room import micro_batch_for
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.parallel import Ranks, joined
@@ -246,7 +246,9 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     if found is None:
         return None
     told, probe = found
-    console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
+    console.print(
+        f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {escape(told.features)} ({told.seconds:.0f} s)"
+    )
     if plan.weights is not None and plan.config.model.head == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
         console.print("[dim]the head starts as this probe[/]")

@@ -16,7 +16,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.atomic import whole_file
@@ -35,6 +34,7 @@ from vitrail.errors import UserError
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from vitrail.runs.show import make_console, scanning
 from vitrail.runs.unseen import seen_by
 from vitrail.runs.vtab_finetune import finetune_tasks
 from vitrail.runs.vtab_score import TaskScore, notes_on
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
 
@@ -259,7 +259,7 @@ def show_tasks(console: Console) -> None:
     console.print(table)
     for task in TASKS:
         console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
-        console.print(f"  needs {what_is_missing(task)}")
+        console.print(f"  needs {escape(what_is_missing(task))}")
 
 
 def list_tasks() -> list[dict[str, Any]]:

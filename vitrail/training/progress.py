@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
+from vitrail.terminal import escape
 from vitrail.training.events import Events, told_if_it_fails
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
@@ -175,7 +176,7 @@ class TrainingProgress:
         self.advice, self.settled = advice, max(settled, self.start + SETTLED)
 
     def message(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(escape(text))
 
     def _work(self, row: dict[str, Any]) -> dict[str, float]:
         """TFLOP/s and their share of the peak, where they can be told."""

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import stat
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import Entry, FolderFiles
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
+from vitrail.spreadsheet import plain_cell
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -160,7 +162,7 @@ def _columns(table: Table, place: Path, notes: list[str]) -> dict[str, Sequence[
 
 def _read_csv(place: Path) -> dict[str, list[str]]:
     try:
-        text = place.read_text(encoding="utf-8-sig")
+        text = place.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
@@ -168,7 +170,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
     header = text.split("\n", 1)[0]
     mark = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
     try:
-        titles, *rows = [row for row in csv.reader(text.splitlines(keepends=True), delimiter=mark, strict=True) if row]
+        titles, *rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row]
     except csv.Error as error:
         raise UserError(f"'{place}' is not a proper CSV table: {error}") from None
     except ValueError:
@@ -179,7 +181,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
     for number, row in enumerate(rows):
         if len(row) != len(titles):
             raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
-    return {title: [row[column] for row in rows] for column, title in enumerate(titles)}
+    return {title: [plain_cell(row[column]) for row in rows] for column, title in enumerate(titles)}
 
 
 def _read_parquet(place: Path) -> dict[str, list[Any]]:
