@@ -5,13 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from vitrail.config.network import ModelConfig, NetworkConfig, ResNetConfig
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, given_path
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -90,7 +89,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
-        path = Path(name)
+        path = given_path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
         text = path.read_text(encoding="utf-8", errors="replace")

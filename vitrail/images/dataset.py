@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.quarantine import Quarantine
 from vitrail.images.samples import LabelSets, Samples, Texts
@@ -78,7 +78,7 @@ def open_dataset(
     all this. `read` is for data that can be read in another way; where it gives nothing, the usual way is taken.
     """
     notes: list[str] = []
-    source = (read(Path(path).expanduser(), notes) if read else None) or read_source(path, notes, labelled)
+    source = (read(given_path(path), notes) if read else None) or read_source(path, notes, labelled)
     needs_train = source.given_split and rule is not None
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
@@ -104,7 +104,7 @@ def open_dataset(
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(
-        root=os.path.normpath(Path(path).expanduser().absolute()),
+        root=os.path.normpath(given_path(path).absolute()),
         classes=names,
         splits=_samples(images, names, digests, firsts, found.shapes[usable].astype(np.int64).prod(axis=1)),
         excluded=excluded,

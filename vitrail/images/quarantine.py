@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import count, some
 from vitrail.spreadsheet import SafeTable, plain_cell
@@ -49,7 +49,7 @@ class Quarantine:
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
         try:
-            text = Path(path).expanduser().read_bytes().decode("utf-8-sig", "surrogateescape")
+            text = given_path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
             raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror}") from None
         mark = max(",;\t", key=text.split("\n", 1)[0].count)  # a spreadsheet may have written it again

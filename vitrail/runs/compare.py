@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.config import DataConfig
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores, score
 from vitrail.evaluate.paired import Paired, compare_right, compare_tags, holm
 from vitrail.evaluate.tags import THRESHOLD, TagScores, score_tags
@@ -125,7 +125,7 @@ def _data_of(name: str) -> str:
         where = str(tomllib.loads(text)["data"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
-    if not Path(where).expanduser().exists():
+    if not given_path(where).exists():
         raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
     return where
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.atomic import whole_file
 from vitrail.config import RunConfig, read_recipe, validate
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.infer.device import choose_device
 from vitrail.objectives.custom import CustomBatch, CustomObjective
 from vitrail.runs.custom_plan import Custom, said, settle
@@ -47,7 +47,7 @@ def train_custom(
     evaluator found last."""
     if out is None:
         raise UserError("say where the run goes: out=FOLDER")
-    folder = Path(out)
+    folder = given_path(out)
     with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first

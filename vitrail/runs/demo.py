@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.config import DataConfig, read_recipe
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores, softmax
 from vitrail.images.dataset import Samples, bundled_images, open_dataset
 from vitrail.infer.forward import device_of
@@ -54,7 +54,7 @@ def demo(
     """Fine-tune the bundled weights, train the same network from random ones, compare both, show what they look at, and
     say what to try next. What is finished is used again, and what was stopped goes on."""
     console = console or make_console(lasting=True)
-    folder = Path(out)
+    folder = given_path(out)
     console.print(
         "One network twice: from weights that have seen other images, and from random ones.\n"
         "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."

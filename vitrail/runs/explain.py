@@ -14,7 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -79,7 +79,7 @@ def explain(
     again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
                           measured=measured, image_size=image_size)  # fmt: skip
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = Path(out) if out is not None else explained_folder(weights, images)
+    folder = given_path(out) if out is not None else explained_folder(weights, images)
     ready_folder(folder)
     distances, trusted, looked = None, None, []
     if seen is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vitrail.config import Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.explain.attention import query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -39,7 +39,7 @@ def paper(
 ) -> Path:
     """Draw one figure into a file and return its path."""
     console = console or make_console()
-    path = Path(out) if out is not None else Path(f"{name}.svg")
+    path = given_path(out) if out is not None else Path(f"{name}.svg")
     if path.suffix not in (".svg", ".png"):
         raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
     if not weights or (name in ONE_NETWORK and len(weights) > 1):

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean_path
+from vitrail.errors import UserError, did_you_mean_path, given_path
 from vitrail.images.files import Files, FolderFiles, ZipFiles
 from vitrail.images.sources.manifest import is_manifest, read_paths
 from vitrail.images.sources.packed import is_packed, read_packed
@@ -76,7 +76,7 @@ def find_images(paths: Sequence[str | Path]) -> Iterator[Item | Row]:
 
     What cannot be opened, or is not there and not all that was asked for, is a row that says why.
     """
-    for path in map(Path, paths):
+    for path in map(given_path, paths):
         if is_packed(path):
             packed = read_packed(path, [])
             yield from (Item(entry.name, packed.files, entry.name) for entry in packed.entries)
@@ -124,8 +124,8 @@ def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
     """The name and pixels of an image, or why there are none."""
     try:
         return item.name, classifier.pixels(item.files.read(item.key))
-    except OSError as error:
-        return Row(item.name, None, f"cannot be read: {error.strerror or error}")
+    except (OSError, ValueError) as error:  # ValueError: a table names a path with a null character
+        return Row(item.name, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
     except UserError as error:
         return Row(item.name, None, str(error).removeprefix("the image: "))
 

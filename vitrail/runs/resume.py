@@ -17,7 +17,7 @@ from rich.console import Console
 
 from vitrail import __version__
 from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.dataset import Dataset
 from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
@@ -116,9 +116,9 @@ def check_same(folder: Path, request: Request) -> None:
     if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
         _count_steps(given, stored, folder)
     if given.get("data", {}).get("path"):
-        given["data"]["path"] = os.path.normpath(Path(given["data"]["path"]).expanduser().absolute())
+        given["data"]["path"] = os.path.normpath(given_path(given["data"]["path"]).absolute())
     if path := given.get("data", {}).get("quarantine"):
-        given["data"]["quarantine"] = str(Path(path).expanduser().absolute())
+        given["data"]["quarantine"] = str(given_path(path).absolute())
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
             given[section][key] = whole_spec(spec)

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
@@ -103,7 +103,7 @@ def train(
         if resume and out is None and data is not None:
             out = ranks.share(lambda: newest_folder(data))
         if again and ranks.share(lambda: _goes_on(request, out)):
-            folder = Path(str(out))
+            folder = given_path(str(out))
             if request != Request(None) and is_finished(folder):
                 return ranks.share(lambda: _finished(folder, request, console))
             with ExitStack() as held:
@@ -142,7 +142,7 @@ def _goes_on(request: Request, out: str | Path | None) -> bool:
     """Whether there is a run to go on with; without data to start one with, there has to be."""
     if out is None:
         raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return request == Request(None) or has_checkpoint(Path(out))
+    return request == Request(None) or has_checkpoint(given_path(out))
 
 
 def _go_on(

@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vitrail.config import ProbeConfig, Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.evaluate.metrics import share_interval
 from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
@@ -74,7 +74,7 @@ def vtab(
     if by == "finetune" and (image_size is not None or device != "auto"):
         raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
     wanted = _wanted(tasks)
-    places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
+    places = {task: place for task in wanted if (place := _place(given_path(folder), task)) is not None}
     if not places:
         known = ", ".join(task.key for task in wanted)
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.errors import UserError, did_you_mean_path
+from vitrail.errors import UserError, did_you_mean_path, given_path
 from vitrail.images.files import FolderFiles, ZipFiles, is_image_name
 from vitrail.images.sources.catalogue import Catalogue
 from vitrail.images.sources.layout import NO_LABEL, read_folders, read_unlabelled
@@ -25,7 +25,7 @@ def read_source(path: str | Path, notes: list[str], labelled: bool = True) -> Ca
 
 
 def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogue]) -> Catalogue:
-    place = Path(path).expanduser()
+    place = given_path(path)
     try:
         if place.is_dir():
             with os.scandir(place):
