@@ -97,5 +97,5 @@ def _earlier(folder: Path) -> set[str]:
     try:
         listed = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
         return {name for name in listed if OWN_FILE.fullmatch(name)}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()  # there was none, or it is not ours

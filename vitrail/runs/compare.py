@@ -123,7 +123,7 @@ def _data_of(name: str) -> str:
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8") if folder is not None else ""
         where = str(tomllib.loads(text)["data"]["path"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
     if not given_path(where).exists():
         raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")

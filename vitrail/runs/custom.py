@@ -24,7 +24,14 @@ from vitrail.objectives.custom import CustomBatch, CustomObjective
 from vitrail.runs.custom_plan import Custom, said, settle
 from vitrail.runs.fit import Launch, Learning, fit
 from vitrail.runs.folder import begin_folder, check_free, claimed
-from vitrail.runs.resume import changed_settings, environment, has_checkpoint, is_finished, warn_of_changes
+from vitrail.runs.resume import (
+    changed_settings,
+    environment,
+    facts_of,
+    has_checkpoint,
+    is_finished,
+    warn_of_changes,
+)
 from vitrail.runs.show import make_console
 from vitrail.runs.source import END, drawn_from, repeatable_source
 from vitrail.terminal import escape
@@ -90,7 +97,7 @@ def _goes_on(custom: Custom, folder: Path, world: int, console: Console) -> tupl
     found = Checkpoints(folder / "checkpoints", 1).latest()
     if found is None and not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it; choose another out")
-    written = found[0].facts.get("config", {}) if found is not None else read_recipe(str(folder / "config.toml"))
+    written = facts_of(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
     then = validate(RunConfig, written, str(folder))
     if then.kind != "custom":
         raise UserError(f"{folder} holds a run on a folder of images: choose another out")

@@ -116,7 +116,9 @@ def _difference(pretrained: Compared) -> str:
 def _training(folder: Path) -> tuple[int, float]:
     """Steps and minutes, by the log of a run."""
     batch = read_recipe(str(folder / "config.toml"))["train"]["batch_size"]
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "images_per_second" in row]
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if isinstance(row.get("images_per_second"), float)]
+    if not rows:
+        raise UserError(f"{folder / 'metrics.jsonl'} does not tell how the run went: start over with --again")
     steps = np.array([row["step"] for row in rows])
     speed = np.array([row["images_per_second"] for row in rows])
     return int(steps[-1]), float((np.diff(steps, prepend=0) * batch / speed).sum() / 60)

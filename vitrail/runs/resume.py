@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import PIL
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from vitrail import __version__
@@ -37,6 +38,31 @@ CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto
 # What tensors of a checkpoint are shaped by.
 FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
          "precision.parameters")  # fmt: skip
+
+
+class _About(BaseModel):
+    """What checkpoints say of their runs, those of custom ones less than others; an older one may not say all of it."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    config: dict[str, Any]
+    environment: dict[str, str]
+    model: dict[str, Any] = {}
+    preprocess: dict[str, Any] = {}
+    fingerprint: str = ""
+    images: dict[str, int] | None = None
+    began_with: int | None = None
+    decisions: list[Decision] = []
+    baseline: Baseline | None = None
+    source: str = ""
+    licence: str = ""
+    trained_before: list[list[Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]]] = []
+    teacher: str = ""
+
+
+def facts_of(saved: Saved, folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run, if it says so in the right kinds of values."""
+    said = validate(_About, saved.facts, f"the last checkpoint of {folder}")
+    return {**saved.facts, **said.model_dump(exclude_unset=True)}
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
@@ -163,6 +189,7 @@ def read_run(
     missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
     if missing:
         raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
+    about = facts_of(saved, folder)
     config = validate(RunConfig, about["config"], "checkpoint")
     if written != config:
         if not accept_changes:
@@ -197,7 +224,7 @@ def read_run(
         raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
     preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
     decisions = [Decision(**row) for row in about["decisions"]]
-    return Plan(config, model, preprocess, dataset, device, None, decisions), saved
+    return Plan(config, model, preprocess, dataset, device, None, decisions), replace(saved, facts=about)
 
 
 def _same_data(
