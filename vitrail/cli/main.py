@@ -22,6 +22,7 @@ from vitrail.errors import UserError
 from vitrail.terminal import SafeConsole, escape
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
+NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # as torch and the system put it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = App(
@@ -99,6 +100,8 @@ def _run() -> int | str | None:
             return 128 + int(stopped_by)
         if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
             return _failed(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            return _failed("there is not enough memory for this: use a smaller model, image size or batch")
         return _unexpected(error)
 
 

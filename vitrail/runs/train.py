@@ -31,7 +31,7 @@ from vitrail.runs.learner import Task, learner, learning_of, make_task, plain_ne
 from vitrail.runs.plan import Plan, Request, make_plan
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
-from vitrail.runs.room import micro_batch_for
+from vitrail.runs.room import check_room, micro_batch_for
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Saved
@@ -115,6 +115,7 @@ def train(
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
                 own.append(make_plan(request, scanned, ranks.world, console.print))
+            check_room(own[0], ranks.world, ranks.beside)
             folder = choose_folder(out, own[0].dataset.root)
             check_beside(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
