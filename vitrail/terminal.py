@@ -15,6 +15,7 @@ from rich.text import Text
 # Control characters (C0, DEL, C1), line and paragraph separators, and what turns the direction of text around. Marks
 # that words in Arabic, Hebrew, Persian or emoji need are none of these.
 _ACTING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+_JOINERS = dict.fromkeys((0x200C, 0x200D))
 _UNSAFE = re.compile(f"[{_ACTING}]")
 _UNSAFE_TEXT = re.compile(f"(?![\n\t])[{_ACTING}]")
 
@@ -32,6 +33,12 @@ def visible_text(text: str) -> str:
 def visible_json(text: str) -> str:
     """JSON on one line, with what it may hold raw and a terminal should not get as JSON's own escapes."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name is text that can be seen. Joiners, which Persian words and some emoji are written with, are part
+    of such text."""
+    return name.translate(_JOINERS).isprintable()
 
 
 def escape(name: str) -> str:
