@@ -14,8 +14,9 @@ from vitrail.images.quarantine import Quarantine, Quarantined, write_quarantine
 from vitrail.runs.predict import find_images
 from vitrail.spreadsheet import SafeTable, plain_cell, safe_cell
 
-NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg", "x;=j.jpg",
-         "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg", "a\u2028b.jpg", "a\x85b.jpg"]  # fmt: skip
+NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg",
+         "x;=j.jpg", "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg",
+         "a\u2028b.jpg", "a\x85b.jpg"]  # fmt: skip
 STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝")
 
 

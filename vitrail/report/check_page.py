@@ -42,7 +42,7 @@ class Section:
 
 
 def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[str]) -> None:
-    text = visible_text(render(found, name, commands))  # a file name can hold what a page cannot
+    text = visible_text(render(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
     with whole_file(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 

@@ -86,7 +86,7 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         drawn[picture.file] = Markup(picture.drawing.save(*files))
     text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, drawn=drawn)
     with whole_file(folder / PAGE) as temporary:
-        temporary.write_bytes(visible_text(text).encode("utf-8", errors="replace"))
+        temporary.write_bytes(visible_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
     for name in _earlier(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
     with whole_file(folder / NUMBERS) as temporary:

@@ -78,7 +78,7 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
-    text = visible_text(text)  # a file name can hold what a page cannot
+    text = visible_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
     try:
         with whole_file(Path(path)) as temporary:
             temporary.write_bytes(text.encode("utf-8", errors="replace"))
