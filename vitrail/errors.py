@@ -26,7 +26,7 @@ def given_path(path: str | Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             start, length = str(path)[:60], len(str(path))
-            raise UserError(f"'{start}...' is too long for a path, with {length:,} characters") from None
+            raise UserError(f"'{start}...', with {length:,} characters, is no path: {error.strerror}") from None
     return place
 
 
