@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
 
 class UserError(Exception):
     """A problem the user can fix. The command line prints it as one sentence, without a traceback."""
+
+
+def given_path(path: str | Path) -> Path:
+    """A path as the user gave it, with ~ for a home folder. Whether anything is there is for others to see; what can be
+    no path at all is found here, before any work."""
+    try:
+        place = Path(path).expanduser()
+    except RuntimeError:  # nobody of that name has a home: then it is the name of a file
+        place = Path(path)
+    try:
+        place.lstat()
+    except ValueError:
+        raise UserError(f"'{path}' cannot be a path, since it holds a null character") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            start, length = str(path)[:60], len(str(path))
+            raise UserError(f"'{start}...', with {length:,} characters, is no path: {error.strerror}") from None
+    return place
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

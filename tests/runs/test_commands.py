@@ -312,7 +312,7 @@ def test_another_pipe_that_breaks_is_a_failure(weights, photos):
     code += "e.evaluate = broken\n"
     code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "BrokenPipeError" in done.stderr
+    assert done.returncode == 70 and "BrokenPipeError" in done.stderr
 
 
 def test_control_c_says_that_it_stopped(weights, photos):

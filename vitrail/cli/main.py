@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import io
 import os
 import select
 import signal
 import sys
+import tempfile
+import traceback
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.markup import escape
+from rich import markup
 
 from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
 from vitrail.errors import UserError
+from vitrail.terminal import SafeConsole, escape
+
+UNEXPECTED = 70  # exit code: EX_SOFTWARE
+NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # as torch and the system put it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = App(
     name="vitrail",
@@ -25,6 +32,8 @@ app = App(
     help_epilogue="First steps: `vitrail demo`; then `vitrail train photos/` on a folder with one folder of images per "
     "class; then `vitrail predict runs/photos new.jpg`. Each command has a page: `vitrail train --help`.",
     default_parameter=Parameter(negative=()),
+    console=SafeConsole(),  # for help; names that were typed or globbed come back in errors
+    error_console=SafeConsole(stderr=True),
     suppress_keyboard_interrupt=False,  # `main` says that the command was stopped
 )
 
@@ -58,25 +67,65 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
         faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
+    code = _run()
+    _let_go_of_output()
+    sys.exit(code)
+
+
+def _run() -> int | str | None:
+    """The exit code, with what is to say about it said."""
     try:
-        app()
+        try:
+            app()
+            code = None
+        except SystemExit as ended:
+            code = ended.code
+        sys.stdout.flush()  # here, where it can be told
+        return code
     except UserError as error:
-        _fail("" if getattr(error, "told", False) else str(error), 2)
+        return _failed("" if getattr(error, "told", False) else str(error))
     except KeyboardInterrupt:
         _say("stopped")
-        sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:
+        return 128 + signal.SIGINT
+    except BrokenPipeError as error:
         if not _reader_left():  # a pipe of something else, which is no end to be silent about
-            raise
+            return _unexpected(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 0
     except Exception as error:
         stopped_by = getattr(error, "signal_number", None)  # train.interrupt.Interrupted, whose import needs torch
-        if stopped_by is None:
-            raise
-        if not getattr(error, "told", False):
-            _say(escape(str(error)))
-        sys.exit(128 + stopped_by)
+        if stopped_by is not None:
+            if not getattr(error, "told", False):
+                _say(escape(str(error)))
+            return 128 + int(stopped_by)
+        if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
+            return _failed(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            return _failed("there is not enough memory for this: use a smaller model, image size or batch")
+        return _unexpected(error)
+
+
+def _failed(sentence: str) -> int:
+    if sentence:  # else another process of the run tells it
+        _say(f"[bold red]error:[/] {escape(sentence)}")
+    return 2
+
+
+def _unexpected(error: Exception) -> int:
+    """What is no mistake of the user. Its traceback is kept, since the run that led to it may have been long."""
+    text = traceback.format_exc().encode(errors="backslashreplace")
+    where = "above" if os.environ.get("VITRAIL_TRACEBACK") else ""
+    if not where:
+        with contextlib.suppress(OSError):
+            number, where = tempfile.mkstemp(prefix="vitrail-traceback-", suffix=".txt")
+            with open(number, "wb") as file:
+                file.write(text)
+            where = f"in {where}"
+    if not where.startswith("in "):
+        _say(markup.escape(text.decode()))
+    _failed(f"vitrail failed, which it should not: {type(error).__name__}: {error}")
+    _say(escape(f"Please report the command and the traceback {where or 'above'}."))
+    return UNEXPECTED
 
 
 def _open_what_is_closed() -> None:
@@ -100,12 +149,19 @@ def _reader_left() -> bool:
     return bool(outputs.poll(0))
 
 
-def _fail(sentence: str, code: int) -> None:
-    if sentence:  # else another process of the run tells it
-        _say(f"[bold red]error:[/] {escape(sentence)}")
-    sys.exit(code)
+def _let_go_of_output() -> bool:
+    """Whether there is output that cannot be written, as where a disk is full; Python would try again at its end."""
+    failed = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: it was closed
+            failed = True
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return failed
 
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, SystemExit):  # nobody there to read it, which rich would end with
-        Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+        SafeConsole(stderr=True, soft_wrap=True).print(text)

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import Device, ImageSize, NoFollow, Rates, Setting
 from vitrail.errors import UserError
+from vitrail.terminal import escape
 
 
 def demo(*, out: str = "runs/demo", again: bool = False) -> None:
@@ -106,9 +107,8 @@ def train(
     if result.report is not None and is_first():
         from vitrail.runs.show import make_console
 
-        run = shlex.quote(str(result.folder))
-        steps = f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/"
-        make_console(lasting=True).print(steps, markup=False)
+        run, console = escape(shlex.quote(str(result.folder))), make_console(lasting=True)
+        console.print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
     end_process()
 
 

@@ -180,8 +180,8 @@ class PrecisionConfig(Schema):
 
 
 class TrainConfig(Schema):
-    steps: int | None = Field(default=None, gt=0)  # wins over epochs
-    epochs: float | None = Field(default=None, gt=0)
+    steps: int | None = Field(default=None, gt=0, lt=10**9)  # wins over epochs
+    epochs: float | None = Field(default=None, gt=0, lt=10**9)
     batch_size: int = Field(default=64, gt=0)  # of all processes together
     # Images that one process takes at a time, their gradients summed; 0: all of its part, or as many as memory holds
     micro_batch: int = Field(default=0, ge=0)

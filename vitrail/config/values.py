@@ -5,19 +5,20 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from vitrail.config.network import ModelConfig, NetworkConfig, ResNetConfig
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, given_path
 
 S = TypeVar("S", bound=BaseModel)
 
 
 def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
     """Build a schema from plain values; the first problem becomes one sentence that names the key."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: a table of settings is needed here, not {values!r:.60}")
     try:
         return schema.model_validate(dict(values))
     except ValidationError as error:
@@ -90,7 +91,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
-        path = Path(name)
+        path = given_path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -99,7 +100,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables within tables without end
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
 
 
@@ -121,7 +122,7 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
             raise UserError(f"--set takes section.key=value, not '{assignment}'")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text.strip()
         for part in reversed(path.strip().split(".")):
             value = {part: value}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.files import ABSENT
 from vitrail.images.formats import READ_HERE, by_ending
@@ -83,9 +83,7 @@ def open_dataset(
     it gives nothing, the usual way is taken.
     """
     notes: list[str] = []
-    source = (read(Path(path).expanduser(), notes) if read else None) or read_source(
-        path, notes, labelled, follow_links
-    )
+    source = (read(given_path(path), notes) if read else None) or read_source(path, notes, labelled, follow_links)
     needs_train = source.given_split and rule is not None
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
@@ -112,7 +110,7 @@ def open_dataset(
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(
-        root=os.path.normpath(Path(path).expanduser().absolute()),
+        root=os.path.normpath(given_path(path).absolute()),
         classes=names,
         splits=_samples(images, names, digests, firsts, found.shapes[usable].astype(np.int64).prod(axis=1)),
         excluded=excluded,

@@ -296,7 +296,7 @@ def _smaller(image: np.ndarray, side: int, quality: int) -> bytes:
 def _key_in(marker: Path) -> str:
     try:
         return str(json.loads(marker.read_text(encoding="utf-8"))["key"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

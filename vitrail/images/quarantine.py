@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import count, some
+from vitrail.spreadsheet import SafeTable, plain_cell
 
 TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32
@@ -33,9 +34,9 @@ class Quarantined(NamedTuple):
 
 def write_quarantine(path: Path, rows: Sequence[Quarantined]) -> None:
     text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(TITLES)
-    table.writerows(rows)
+    table = SafeTable(text)
+    table.row(TITLES)
+    table.rows(rows)
     with whole_file(path) as temporary:  # names need not be text
         temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
 
@@ -48,7 +49,7 @@ class Quarantine:
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
         try:
-            text = Path(path).expanduser().read_bytes().decode("utf-8-sig", "surrogateescape")
+            text = given_path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
             raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror}") from None
         mark = max(",;\t", key=text.split("\n", 1)[0].count)  # a spreadsheet may have written it again
@@ -64,7 +65,7 @@ class Quarantine:
         for number, row in enumerate(rows[1:], 2):
             if len(row) <= max(name, digest) or not re.fullmatch(r"([0-9a-fA-F]{32})?", row[digest].strip()):
                 raise UserError(f"the quarantine list '{path}' has no name and digest of 32 digits in row {number}")
-            listed[row[name]] = row[digest].strip().lower()
+            listed[plain_cell(row[name])] = row[digest].strip().lower()
         return cls(str(path), listed)
 
     def leave_out(

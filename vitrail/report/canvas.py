@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from vitrail.atomic import whole_file
 from vitrail.report.svg import inline_svg
+from vitrail.terminal import is_plain
 
 # Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
 # their own, since white counts stand on them.
@@ -87,7 +88,7 @@ def save(figure: Figure, *paths: Path) -> str:
 
 def short_name(name: str, longest: int) -> str:
     """A class name that fits beside an axis; characters XML cannot hold become a dot."""
-    clean = "".join(letter if letter.isprintable() else "·" for letter in str(name))
+    clean = "".join(letter if is_plain(letter) else "·" for letter in str(name))
     return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
 
 

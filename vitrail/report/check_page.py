@@ -13,6 +13,7 @@ from vitrail.atomic import whole_file
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.doctor.findings import Case, Finding, Findings
 from vitrail.report.page import page_environment
+from vitrail.terminal import visible_text
 
 MOST_PICTURES = 60  # of a finding
 MOST_ROWS = 200
@@ -41,7 +42,7 @@ class Section:
 
 
 def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[str]) -> None:
-    text = render(found, name, commands).replace("\0", "\ufffd")  # a file name can hold what a page cannot
+    text = visible_text(render(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
     with whole_file(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 

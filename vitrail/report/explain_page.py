@@ -15,6 +15,7 @@ from vitrail.atomic import whole_file
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_summary import Trust
 from vitrail.report.page import page_environment
+from vitrail.terminal import visible_text
 
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
@@ -85,7 +86,7 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         drawn[picture.file] = Markup(picture.drawing.save(*files))
     text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, drawn=drawn)
     with whole_file(folder / PAGE) as temporary:
-        temporary.write_bytes(text.replace("\0", "\ufffd").encode("utf-8", errors="replace"))
+        temporary.write_bytes(visible_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
     for name in _earlier(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
     with whole_file(folder / NUMBERS) as temporary:
@@ -97,5 +98,5 @@ def _earlier(folder: Path) -> set[str]:
     try:
         listed = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
         return {name for name in listed if OWN_FILE.fullmatch(name)}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()  # there was none, or it is not ours

@@ -24,6 +24,7 @@ from vitrail.evaluate.tags import TagScore, TagScores
 from vitrail.report import plots
 from vitrail.report.summary import calibration_sentence, percent, summarise, suspicion_sentence
 from vitrail.report.tuning import abstention_sentence, answered_rows, temperature_sentence, thresholds_sentence
+from vitrail.terminal import visible_text
 
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
 LARGEST_PICTURE = 256  # pixels
@@ -77,7 +78,7 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
-    text = text.replace("\0", "\ufffd")  # a file name can hold what a page cannot
+    text = visible_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
     try:
         with whole_file(Path(path)) as temporary:
             temporary.write_bytes(text.encode("utf-8", errors="replace"))

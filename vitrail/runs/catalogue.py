@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import ModelConfig, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.errors import UserError
 from vitrail.model.cost import macs, parameters
 from vitrail.model.variants import AXIAL, BIT, HYBRIDS, PLAIN, configure
+from vitrail.terminal import escape
 from vitrail.weights.backbones import BACKBONES, Backbone, bundled
 from vitrail.weights.names import BUNDLED
 

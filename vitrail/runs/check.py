@@ -7,16 +7,16 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.doctor.check import check as look_at
 from vitrail.images.doctor.findings import Case, Findings
 from vitrail.images.quarantine import write_quarantine
 from vitrail.images.sources.catalogue import UNSPLIT, count
 from vitrail.report.check_page import write_check_page
 from vitrail.runs.show import data_name, make_console, scanning
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 
 EXAMPLES = {"severe": 3, "warning": 2, "note": 1}  # shown for each finding
@@ -27,14 +27,14 @@ def check(
     data: str | Path, *, out: str | Path | None = None, follow_links: bool = True, console: Console | None = None
 ) -> Findings:
     """Look at all images of `data` and write report.html, report.json and quarantine.csv into `out`."""
-    console = console or make_console()
+    console, asked = console or make_console(), given_path(out) if out is not None else None
     try:
         with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
             found = look_at(data, follow=follow_links, progress=scanned)
     except Interrupted as stopped:
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
         raise
-    folder = Path(out) if out is not None else Path("checks") / (data_name(found.root) or "data")
+    folder = asked or Path("checks") / (data_name(found.root) or "data")
     commands = next_commands(found, str(data), folder, follow_links)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import DataConfig
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores, score
 from vitrail.evaluate.paired import Paired, compare_right, compare_tags, holm
 from vitrail.evaluate.tags import THRESHOLD, TagScores, score_tags
@@ -26,6 +25,7 @@ from vitrail.runs.measure import logits_of, with_one_label
 from vitrail.runs.show import make_console, scanning
 from vitrail.runs.tune import fitted_on
 from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
 from vitrail.weights.bundle import Card
@@ -101,7 +101,7 @@ def compare(
             note = f", on which temperature and thresholds of {fitted} were fitted" if fitted else ""
             images = compared[0].scores.n
             many = f"{images:,} image{'s' * (images != 1)}"
-            console.print(f"[dim]Measured on {many} of the {words}{escape(note)}.[/]")
+            console.print(f"[dim]Measured on {many} of the {escape(words + note)}.[/]")
             return compared
 
         return ranks.share(judge)
@@ -123,9 +123,9 @@ def _data_of(name: str) -> str:
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8") if folder is not None else ""
         where = str(tomllib.loads(text)["data"]["path"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
-    if not Path(where).expanduser().exists():
+    if not given_path(where).exists():
         raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
     return where
 

@@ -12,13 +12,13 @@ from types import FrameType
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from safetensors import SafetensorError
 from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError
 from vitrail.runs.show import make_console
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, taken_signals
 from vitrail.weights import google, to_google, to_timm
 from vitrail.weights.bundle import Answering, Card, read_bundle
@@ -60,7 +60,7 @@ def convert(
     card, plan = weights.card, TARGETS[to]
     console.print(f"read {escape(source)}: weights in {OWNERS[weights.layout]} layout")
     for line in describe(card):
-        console.print(line)
+        console.print(escape(line))
     if weights.assumed:
         console.print(f"assumed: {escape(weights.assumed)}")
     _check_finite(weights.state, source)
@@ -68,7 +68,7 @@ def convert(
     pixels = _pixels(card.model)
     _compare(console, "as read", weights.layout, weights.file, card, weights.state, pixels)
     for change in changes:
-        console.print(f"changed to what {plan.library} fixes: {change}")
+        console.print(f"changed to what {plan.library} fixes: {escape(change)}")
     if to == "huggingface" and card.preprocess.resize == "short_side":
         console.print("changed to what transformers fixes: its crop can lie one pixel beside ours")
     try:
@@ -80,7 +80,7 @@ def convert(
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}") from None
     if left := _left_out(card, to):
-        console.print(f"left out, since {OWNERS[to]} layout has no place for it: {', '.join(left)}")
+        console.print(f"left out, since {OWNERS[to]} layout has no place for it: {escape(', '.join(left))}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
 
 

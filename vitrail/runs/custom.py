@@ -12,22 +12,29 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.atomic import whole_file
 from vitrail.config import RunConfig, read_recipe, validate
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.infer.device import choose_device
 from vitrail.objectives.custom import CustomBatch, CustomObjective
 from vitrail.runs.custom_plan import Custom, said, settle
 from vitrail.runs.fit import Launch, Learning, fit
 from vitrail.runs.folder import begin_folder, check_free, claimed
-from vitrail.runs.resume import changed_settings, environment, has_checkpoint, is_finished, warn_of_changes
+from vitrail.runs.resume import (
+    changed_settings,
+    environment,
+    facts_of,
+    has_checkpoint,
+    is_finished,
+    warn_of_changes,
+)
 from vitrail.runs.show import make_console
 from vitrail.runs.source import END, drawn_from, repeatable_source
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.loop import Evaluator
@@ -47,7 +54,7 @@ def train_custom(
     evaluator found last."""
     if out is None:
         raise UserError("say where the run goes: out=FOLDER")
-    folder = Path(out)
+    folder = given_path(out)
     with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
@@ -63,7 +70,7 @@ def train_custom(
             begin_folder(folder, said(config))
             size = sum(parameter.numel() for parameter in custom.model.parameters())
             what = f"{type(custom.model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
-            console.print(f"{what} -> [bold]{escape(str(folder))}[/]")
+            console.print(f"{escape(what)} -> [bold]{escape(str(folder))}[/]")
             return config, None, False
 
         config, saved, finished = ranks.share(begin)
@@ -90,7 +97,7 @@ def _goes_on(custom: Custom, folder: Path, world: int, console: Console) -> tupl
     found = Checkpoints(folder / "checkpoints", 1).latest()
     if found is None and not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it; choose another out")
-    written = found[0].facts.get("config", {}) if found is not None else read_recipe(str(folder / "config.toml"))
+    written = facts_of(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
     then = validate(RunConfig, written, str(folder))
     if then.kind != "custom":
         raise UserError(f"{folder} holds a run on a folder of images: choose another out")

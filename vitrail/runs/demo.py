@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import DataConfig, read_recipe
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores, softmax
 from vitrail.images.dataset import Samples, bundled_images, open_dataset
 from vitrail.infer.forward import device_of
@@ -28,6 +27,7 @@ from vitrail.runs.measure import logits_of
 from vitrail.runs.pictures import Pictures, asked_of
 from vitrail.runs.show import make_console
 from vitrail.runs.train import train
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.progress import read_metrics
 from vitrail.weights.backbones import bundled
@@ -54,7 +54,7 @@ def demo(
     """Fine-tune the bundled weights, train the same network from random ones, compare both, show what they look at, and
     say what to try next. What is finished is used again, and what was stopped goes on."""
     console = console or make_console(lasting=True)
-    folder = Path(out)
+    folder = given_path(out)
     console.print(
         "One network twice: from weights that have seen other images, and from random ones.\n"
         "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."
@@ -116,7 +116,9 @@ def _difference(pretrained: Compared) -> str:
 def _training(folder: Path) -> tuple[int, float]:
     """Steps and minutes, by the log of a run."""
     batch = read_recipe(str(folder / "config.toml"))["train"]["batch_size"]
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "images_per_second" in row]
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if isinstance(row.get("images_per_second"), float)]
+    if not rows:
+        raise UserError(f"{folder / 'metrics.jsonl'} does not tell how the run went: start over with --again")
     steps = np.array([row["step"] for row in rows])
     speed = np.array([row["images_per_second"] for row in rows])
     return int(steps[-1]), float((np.diff(steps, prepend=0) * batch / speed).sum() / 60)

@@ -14,6 +14,7 @@ from vitrail.errors import UserError
 from vitrail.model.cost import Cost, cost
 from vitrail.model.estimate import CALIBRATED, Step, find_accelerator, training_step
 from vitrail.runs.network import new_network
+from vitrail.terminal import escape
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def plan(
 def show(found: Estimate, console: Console) -> None:
     config, step = found.config, found.step
     height, width = config.image_size
-    console.print(f"[bold]{found.model}[/] at {height}x{width} px, {config.num_classes:,} classes")
+    console.print(f"[bold]{escape(found.model)}[/] at {height}x{width} px, {config.num_classes:,} classes")
     table = Table.grid(padding=(0, 2))
     table.add_row("parameters", f"{found.cost.parameters:,}", f"{_bytes(4 * found.cost.parameters)} on disk")
     if isinstance(config, ModelConfig):

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.config import DataConfig, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import Dataset, Samples
@@ -25,10 +24,13 @@ from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path
+
+LONGEST_NAME = 100  # of data in the name of a report: file systems have a limit, and others add to the name
 
 
 def evaluate(
@@ -57,7 +59,7 @@ def evaluate(
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)
         card = classifier.card
-        path = Path(report) if report is not None else _beside(weights, str(data), split)
+        path = given_path(report) if report is not None else _beside(weights, str(data), split)
         again = _command(weights, data, split, image_size, quarantine, target_accuracy, follow_links)
         _check(weights, card, path, target_accuracy, write, split)
 
@@ -114,7 +116,7 @@ def _beside(weights: str | Path, data: str, split: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     folder = folder if folder.is_dir() else Path()
     which = "" if split is None else "-" + re.sub(r"\W+", "-", split)  # or one split would take the place of another
-    return folder / f"evaluation-{data_name(os.path.normpath(data))}{which}.html"
+    return folder / f"evaluation-{data_name(os.path.normpath(given_path(data)))[:LONGEST_NAME]}{which}.html"
 
 
 def _command(

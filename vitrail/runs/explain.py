@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.explain.attention import attention_maps, block_query, query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -24,6 +23,7 @@ from vitrail.explain.similarity import position_similarity
 from vitrail.explain.votes import can_vote, reasons
 from vitrail.infer.predict import Classifier, load
 from vitrail.model.vit import VisionTransformer
+from vitrail.report.canvas import short_name
 from vitrail.report.explain_page import ExplainFacts, Looked, Picture, write_explanation
 from vitrail.report.explain_plots import (
     MapPanel,
@@ -49,6 +49,7 @@ from vitrail.runs.looking import (
 from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
+from vitrail.terminal import escape
 
 
 def explain(
@@ -79,7 +80,7 @@ def explain(
     again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
                           measured=measured, image_size=image_size)  # fmt: skip
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = Path(out) if out is not None else explained_folder(weights, images)
+    folder = given_path(out) if out is not None else explained_folder(weights, images)
     ready_folder(folder)
     distances, trusted, looked = None, None, []
     if seen is not None:
@@ -132,12 +133,12 @@ def _panels(
     order = logits[0].argsort(descending=True, stable=True).tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
     rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    answer = f"{_short(classes[order[0]])} {percent(float(classifier.chances(logits)[0, order[0]]))}"
+    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
     panels = [MapPanel(f"input\n{answer}", None), whole]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
-        than = f"\nrather than {_short(classes[second[0]])}" if second else ""
+        than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
         panels.append(
-            MapPanel(f"why {_short(classes[first[0]])}{than}", reasons(net, pixels, first, second or None)[0])
+            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
         )
     return answer, panels
 
@@ -239,7 +240,3 @@ def _numbers(
     if seen is not None:
         numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
     return numbers | {"figures": facts.files}
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 18 else name[:17].rstrip() + "…"

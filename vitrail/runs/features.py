@@ -20,6 +20,7 @@ from vitrail.images.samples import Samples
 from vitrail.infer.features import PART, FeatureCache
 from vitrail.infer.forward import device_of, run_network
 from vitrail.infer.predict import Classifier
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks
 from vitrail.training.precision import repeatable
@@ -67,7 +68,7 @@ class Extractor:
             if left == len(todo):
                 raise UserError(f"none of the {left:,} images of {what} gave features: can they and the cache be read?")
             if left:
-                self.console.print(f"[dim]{left:,} images of {what} could not be read and are left out[/]")
+                self.console.print(f"[dim]{left:,} images of {escape(what)} could not be read and are left out[/]")
         return Features(self.cache, samples, self.interrupts)
 
     @torch.no_grad()
@@ -85,7 +86,7 @@ class Extractor:
     @contextmanager
     def _bar(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
         with Progress(console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
-            task = bar.add_task(f"features of {what}", total=steps)
+            task = bar.add_task(f"features of {escape(what)}", total=steps)
             yield lambda: bar.advance(task)
 
 

@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.config import ProbeConfig, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.fewshot import FIXED, GRID, SHOTS, LeastSquares, best_by_rank, choose_shots
 from vitrail.evaluate.knn import NEIGHBOURS, TEMPERATURE, nearest_classes
 from vitrail.evaluate.metrics import share_interval
@@ -23,6 +22,7 @@ from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import data_name, make_console, scanning
 from vitrail.runs.unseen import seen_by
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
@@ -134,7 +134,7 @@ def _tasks(
 ) -> Iterator[_Task]:
     names = [data_name(str(Path(path).absolute())) for path in data]
     names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
-    if len({Path(path).resolve() for path in data}) < len(data):
+    if len({given_path(path).resolve() for path in data}) < len(data):
         raise UserError("a data set is named twice")
     for name, path in zip(names, data, strict=True):
         dataset = extractor.ranks.share(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
@@ -27,6 +26,7 @@ from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
 from vitrail.runs.unseen import seen_before
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
@@ -54,7 +54,7 @@ def finish(
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
     if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
-        console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
+        console.print(f"[yellow]worse than the linear probe on {escape(to_beat['features'])}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for

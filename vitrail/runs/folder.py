@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.formats import is_image_name
 from vitrail.runs.plan import Plan, write_config
 from vitrail.runs.show import data_name
@@ -45,7 +45,7 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
     anything yet."""
     if out is None:
         return
-    folder = Path(out)
+    folder = given_path(out)
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
     run = (folder / "config.toml").is_file()
@@ -93,13 +93,13 @@ def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tupl
 def choose_folder(out: str | Path | None, root: str) -> Path:
     """The folder that was asked for, or a new one in runs/ with the name of the data."""
     if out is not None:
-        return Path(out)
+        return given_path(out)
     return next(folder for folder in _numbered(root) if not folder.exists())
 
 
 def newest_folder(data: str | Path) -> Path:
     """The last one that `choose_folder` gave for this data, or the first that it would."""
-    root = os.path.normpath(Path(data).expanduser().absolute())
+    root = os.path.normpath(given_path(data).absolute())
     taken = list(takewhile(Path.exists, _numbered(root)))
     return taken[-1] if taken else next(_numbered(root))
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.dataset import check_readable, scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.pack import Packing, PackOptions
 from vitrail.images.sources.catalogue import count
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import make_console, scanning
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 
 
@@ -50,8 +50,8 @@ def pack(
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} is a number from {low:,} to {high:,}, not {value:,}")
     options = PackOptions(MAX_PIXELS, resize, quality, shard_mb * 1_000_000)
-    folder, started = Path(out), time.monotonic()
-    if Path(data).is_dir() and Path(data).resolve() in (folder.resolve(), *folder.resolve().parents):
+    folder, root, started = given_path(out), given_path(data), time.monotonic()
+    if root.is_dir() and root.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from vitrail.config import Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.explain.attention import query, transformer
 from vitrail.explain.distance import Distances
 from vitrail.explain.filters import embedding_filters
@@ -21,6 +20,7 @@ from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
 from vitrail.runs.looking import MOST_IMAGES, Seen, batches, distances_of, ready_folder, see_images, weights_name
 from vitrail.runs.show import make_console
+from vitrail.terminal import escape
 
 ROWS = 4  # images of figure 6
 NEED_IMAGES = ("figure-6", "figure-7", "figure-11")
@@ -39,7 +39,7 @@ def paper(
 ) -> Path:
     """Draw one figure into a file and return its path."""
     console = console or make_console()
-    path = Path(out) if out is not None else Path(f"{name}.svg")
+    path = given_path(out) if out is not None else Path(f"{name}.svg")
     if path.suffix not in (".svg", ".png"):
         raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
     if not weights or (name in ONE_NETWORK and len(weights) > 1):

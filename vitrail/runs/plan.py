@@ -22,7 +22,7 @@ from vitrail.config import (
     read_recipe_file,
     validate,
 )
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.images.dataset import Dataset, open_dataset
 from vitrail.images.preprocess import preprocess_for
 from vitrail.images.splits import SplitRule
@@ -128,7 +128,7 @@ def make_plan(
     settings.set("train.device", str(device))
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
     if settings.config.data.quarantine:
-        settings.set("data.quarantine", str(Path(settings.config.data.quarantine).expanduser().absolute()))
+        settings.set("data.quarantine", str(given_path(settings.config.data.quarantine).absolute()))
     settings.set("model.weights", whole_spec(settings.config.model.weights))
     settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
     check_purpose(settings.config, weights)  # the recipe may have been chosen since

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections import Counter
@@ -13,11 +12,10 @@ from typing import TextIO
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean_path
+from vitrail.errors import UserError, did_you_mean_path, given_path
 from vitrail.images.files import ABSENT, GONE, MISSING, Files, FolderFiles, ZipFiles, why_unread
 from vitrail.images.formats import NOT_READ, READ_HERE, ending_of, told
 from vitrail.images.sources.layout import note_ignored, note_links
@@ -26,6 +24,8 @@ from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_images
 from vitrail.infer.predict import Classifier, Prediction, load
 from vitrail.runs.show import make_console
+from vitrail.spreadsheet import SafeTable
+from vitrail.terminal import escape, visible, visible_json
 
 BATCH = 32
 
@@ -112,7 +112,7 @@ def find_images(
     why. What was ignored is noted. Unless `follow`, links in folders are left out.
     """
     notes = [] if notes is None else notes
-    for path in map(Path, paths):
+    for path in map(given_path, paths):
         if is_packed(path):
             packed = read_packed(path, [])
             yield from (Item(entry.name, packed.files, entry.name) for entry in packed.entries)
@@ -166,6 +166,8 @@ def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
         return item.name, classifier.pixels(item.files.read(item.key))
     except OSError as error:
         return Row(item.name, None, why_unread(error))
+    except ValueError as error:  # a table names a path with a null character
+        return Row(item.name, None, f"cannot be read: {error}")
     except UserError as error:
         return Row(item.name, None, str(error).removeprefix("the image: "))
 
@@ -198,23 +200,24 @@ def _jsonl(rows: Iterator[Row], out: TextIO) -> int:
             values |= {"label": found.label if known else None, "probability": found.probability if known else None}
             values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
             values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
-        out.write(json.dumps(values, ensure_ascii=False) + "\n")
+        out.write(visible_json(json.dumps(values, ensure_ascii=False)) + "\n")
     return failed
 
 
 def _csv(rows: Iterator[Row], out: TextIO, top: int) -> int:
-    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns."""
+    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns.
+    Control characters are shown as escapes: the rows may go to a terminal."""
     failed = 0
-    table = csv.writer(out)
+    table = SafeTable(out)
     more = [f"{name}_{place}" for place in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
-    table.writerow(["file", "label", "probability", *more, "error"])
+    table.row(["file", "label", "probability", *more, "error"])
     for row in rows:
         failed += row.prediction is None
         if row.prediction is None:
-            table.writerow([row.file, "", "", *[""] * len(more), row.error])
+            table.row([visible(row.file), "", "", *[""] * len(more), visible(row.error or "")])
         else:
             found = row.prediction
             chances = ", ".join(f"{p:.6f}" for p in found.probabilities)
-            ranked = [cell for name, p in found.top for cell in (name, f"{p:.6f}")] if more else []
-            table.writerow([row.file, found.label, chances, *ranked, ""])
+            ranked = [cell for name, p in found.top for cell in (visible(name), f"{p:.6f}")] if more else []
+            table.row([visible(row.file), visible(found.label), chances, *ranked, ""])
     return failed

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import PIL
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail import __version__
 from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.dataset import Dataset
 from vitrail.infer.device import choose_device
 from vitrail.runs.choose import Decision
@@ -26,6 +26,7 @@ from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data, 
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
 from vitrail.runs.unseen import trained_before
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupts
 from vitrail.weights.bundle import Card
@@ -37,6 +38,31 @@ CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto
 # What tensors of a checkpoint are shaped by.
 FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
          "precision.parameters")  # fmt: skip
+
+
+class _About(BaseModel):
+    """What checkpoints say of their runs, those of custom ones less than others; an older one may not say all of it."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    config: dict[str, Any]
+    environment: dict[str, str]
+    model: dict[str, Any] = {}
+    preprocess: dict[str, Any] = {}
+    fingerprint: str = ""
+    images: dict[str, int] | None = None
+    began_with: int | None = None
+    decisions: list[Decision] = []
+    baseline: Baseline | None = None
+    source: str = ""
+    licence: str = ""
+    trained_before: list[list[Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]]] = []
+    teacher: str = ""
+
+
+def facts_of(saved: Saved, folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run, if it says so in the right kinds of values."""
+    said = validate(_About, saved.facts, f"the last checkpoint of {folder}")
+    return {**saved.facts, **said.model_dump(exclude_unset=True)}
 
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
@@ -116,9 +142,9 @@ def check_same(folder: Path, request: Request) -> None:
     if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
         _count_steps(given, stored, folder)
     if given.get("data", {}).get("path"):
-        given["data"]["path"] = os.path.normpath(Path(given["data"]["path"]).expanduser().absolute())
+        given["data"]["path"] = os.path.normpath(given_path(given["data"]["path"]).absolute())
     if path := given.get("data", {}).get("quarantine"):
-        given["data"]["quarantine"] = str(Path(path).expanduser().absolute())
+        given["data"]["quarantine"] = str(given_path(path).absolute())
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
             given[section][key] = whole_spec(spec)
@@ -163,6 +189,7 @@ def read_run(
     missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
     if missing:
         raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
+    about = facts_of(saved, folder)
     config = validate(RunConfig, about["config"], "checkpoint")
     if written != config:
         if not accept_changes:
@@ -183,7 +210,7 @@ def read_run(
         console.print(f"[yellow]the settings changed ({escape(told)})[/]")
         config = written
     for sentence in damaged:
-        console.print(f"[yellow]{sentence}[/]")
+        console.print(f"[yellow]{escape(sentence)}[/]")
     if about.get("teacher", now := _teacher(config)) != now:
         sentence = f"the weights of the teacher, {config.objective.teacher}, are not those this run was started with"
         if not accept_changes:
@@ -197,7 +224,7 @@ def read_run(
         raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
     preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
     decisions = [Decision(**row) for row in about["decisions"]]
-    return Plan(config, model, preprocess, dataset, device, None, decisions), saved
+    return Plan(config, model, preprocess, dataset, device, None, decisions), replace(saved, facts=about)
 
 
 def _same_data(
@@ -248,5 +275,5 @@ def warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console)
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(
-            f"[yellow]the machine changed ({'; '.join(changed)}): the result may differ in the last digits[/]",
+            f"[yellow]the machine changed ({escape('; '.join(changed))}): the result may differ in the last digits[/]",
         )

@@ -34,6 +34,30 @@ def parallel_for(plan: Plan, ranks: Ranks) -> Literal["none", "ddp", "fsdp"]:
     return choose_parallel(plan.config.train.parallel, held_bytes(plan), ranks, plan.device)
 
 
+def check_room(plan: Plan, world: int, beside: int) -> None:
+    """That the memory there is can hold what a new run takes at the very least, before anything is built: the network,
+    what is kept of one image, and the pixels of a batch. `beside`: processes on this machine."""
+    config, spent = plan.config, cost(plan.model, whole=False)
+    trains = config.kind != "probe" and not config.lora.rank and not config.optimizer.freeze
+    held = 4 * spent.parameters * (3 if trains else 0 if plan.weights else 1)  # weights, gradients, a moment
+    image = 0.0 if config.train.recompute or not trains else spent.saved
+    height, width = plan.model.image_size
+    batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // world)
+    pixels = float(batch * height * width * plan.model.channels)
+    if plan.device.type == "cuda":
+        checked = [(held / world + image, float(torch.cuda.get_device_properties(plan.device).total_memory))]
+        checked.append((pixels, available_memory() / beside))
+    else:
+        checked = [(held / world + image + pixels, available_memory() / beside)]
+    for needed, there in checked:
+        if needed > there:
+            size = f"{height}x{width} px, a batch of {config.train.batch_size:,}"
+            raise UserError(
+                f"this run needs more than {needed / 1e9:,.1f} GB of memory ({spent.parameters:,} parameters, {size}), "
+                f"and there are {there / 1e9:,.1f} GB: use a smaller model, image size or train.batch_size"
+            )
+
+
 def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, ranks: Ranks) -> int:
     """The most images at a time, up to those of `pattern`, that this process has memory for."""
     held, divided = held_bytes(plan), parallel_for(plan, ranks) == "fsdp"

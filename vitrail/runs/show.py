@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -17,10 +16,11 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.images.dataset import Dataset
 from vitrail.runs.choose import START, Decision
+from vitrail.terminal import SafeConsole, escape
 from vitrail.training.interrupt import Interrupts
 
 
-class _Console(Console):
+class _Console(SafeConsole):
     def on_broken_pipe(self) -> None:
         """The reader of our output went away, as `head` does: that is for `main` to take, and no failure."""
         raise BrokenPipeError
@@ -58,7 +58,7 @@ class _Lasting:
         return getattr(self.stream, name)
 
 
-class _LastingConsole(Console):
+class _LastingConsole(SafeConsole):
     @property
     def file(self) -> IO[str]:
         return cast(IO[str], _Lasting(super().file))
@@ -69,9 +69,10 @@ class _LastingConsole(Console):
 
 
 def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
-    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut.
+    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut, and
+    nothing out of a file acts on the terminal.
     `lasting`: for work that is worth more than what is said of it, and goes on when nobody can read that any more."""
-    return (_LastingConsole if lasting else _Console)(stderr=stderr, highlight=False, soft_wrap=True)
+    return (_LastingConsole if lasting else _Console)(stderr=stderr, soft_wrap=True)
 
 
 def data_name(root: str) -> str:
@@ -108,7 +109,7 @@ def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
             console.print(f"{START}: [bold]{escape(decision.value)}[/] [dim]{escape(decision.why)}[/]")
     table = Table.grid(padding=(0, 2))
     for decision in (decision for decision in decisions if decision.what != START):
-        table.add_row(decision.what, f"[bold]{decision.value}[/]", f"[dim]{decision.why}[/]")
+        table.add_row(decision.what, f"[bold]{escape(decision.value)}[/]", f"[dim]{escape(decision.why)}[/]")
     if table.row_count:
         console.print(table)
 
@@ -120,7 +121,7 @@ def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) 
             f"mean average precision [bold]{scores.mean_ap:.1%}[/] (95 % interval {low:.1%} to {high:.1%}; "
             f"a random ranking: {scores.chance:.1%}), every label right for {scores.exact:.1%} of the images",
         )
-        console.print(f"[dim]{measured_on}[/]")
+        console.print(f"[dim]{escape(measured_on)}[/]")
         return
     low, high = scores.top1_interval
     top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
@@ -128,4 +129,4 @@ def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) 
         f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
         f"balanced {scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}",
     )
-    console.print(f"[dim]{measured_on}[/]")
+    console.print(f"[dim]{escape(measured_on)}[/]")

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor, nn
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
 from vitrail.model.build import Network, build
@@ -32,8 +31,9 @@ from vitrail.runs.learner import Task, learner, learning_of, make_task, plain_ne
 from vitrail.runs.plan import Plan, Request, make_plan
 from vitrail.runs.probing import Baseline, baseline, probe_network
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
-from vitrail.runs.room import micro_batch_for
+from vitrail.runs.room import check_room, micro_batch_for
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
+from vitrail.terminal import escape
 from vitrail.training.checkpoint import Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.parallel import Ranks, joined
@@ -103,7 +103,7 @@ def train(
         if resume and out is None and data is not None:
             out = ranks.share(lambda: newest_folder(data))
         if again and ranks.share(lambda: _goes_on(request, out)):
-            folder = Path(str(out))
+            folder = given_path(str(out))
             if request != Request(None) and is_finished(folder):
                 return ranks.share(lambda: _finished(folder, request, console))
             with ExitStack() as held:
@@ -115,6 +115,7 @@ def train(
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
                 own.append(make_plan(request, scanned, ranks.world, console.print))
+            check_room(own[0], ranks.world, ranks.beside)
             folder = choose_folder(out, own[0].dataset.root)
             check_beside(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
@@ -142,7 +143,7 @@ def _goes_on(request: Request, out: str | Path | None) -> bool:
     """Whether there is a run to go on with; without data to start one with, there has to be."""
     if out is None:
         raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return request == Request(None) or has_checkpoint(Path(out))
+    return request == Request(None) or has_checkpoint(given_path(out))
 
 
 def _go_on(
@@ -246,7 +247,9 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     if found is None:
         return None
     told, probe = found
-    console.print(f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {told.features} ({told.seconds:.0f} s)")
+    console.print(
+        f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {escape(told.features)} ({told.seconds:.0f} s)"
+    )
     if plan.weights is not None and plan.config.model.head == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
         console.print("[dim]the head starts as this probe[/]")

@@ -16,7 +16,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vitrail.atomic import whole_file
@@ -31,10 +30,11 @@ from vitrail.config import (
     read_recipe_file,
     validate,
 )
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
@@ -90,7 +90,7 @@ def transfer(
 ) -> Transfer:
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
-    folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
+    folder = given_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Scores
@@ -19,6 +18,7 @@ from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
 from vitrail.images.dataset import Samples
 from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
+from vitrail.terminal import escape
 from vitrail.weights.bundle import Answering, Card, read_card, replace_card
 from vitrail.weights.names import local_path
 

@@ -11,12 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from vitrail.config import ProbeConfig, Size
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.evaluate.metrics import share_interval
 from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
@@ -28,6 +27,7 @@ from vitrail.runs.show import make_console, scanning
 from vitrail.runs.unseen import seen_by
 from vitrail.runs.vtab_finetune import finetune_tasks
 from vitrail.runs.vtab_score import TaskScore, notes_on
+from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
 
@@ -74,7 +74,7 @@ def vtab(
     if by == "finetune" and (image_size is not None or device != "auto"):
         raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
     wanted = _wanted(tasks)
-    places = {task: place for task in wanted if (place := _place(Path(folder), task)) is not None}
+    places = {task: place for task in wanted if (place := _place(given_path(folder), task)) is not None}
     if not places:
         known = ", ".join(task.key for task in wanted)
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
@@ -259,7 +259,7 @@ def show_tasks(console: Console) -> None:
     console.print(table)
     for task in TASKS:
         console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
-        console.print(f"  needs {what_is_missing(task)}")
+        console.print(f"  needs {escape(what_is_missing(task))}")
 
 
 def list_tasks() -> list[dict[str, Any]]:

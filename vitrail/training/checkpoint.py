@@ -14,9 +14,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,6 +30,20 @@ from vitrail.training.state import Rows, TrainState
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
 HEADER = "vitrail-checkpoint"
 SEEN_WITHIN = 30.0  # seconds, until a shared disk shows what other machines wrote
+
+
+class _Facts(BaseModel):
+    """What every checkpoint says of itself. Runs add their own."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    step: int = Field(ge=0)
+    passed: int = Field(ge=0)
+    rollbacks: int = Field(ge=0)
+    evaluated: int = Field(ge=0)
+    unfit: int = Field(ge=0, lt=2**31)
+    seconds: float = Field(default=0.0, ge=0)
+    rows: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]]
+    save: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,12 +195,17 @@ def _is_good(parts: list[Path]) -> bool:
     return _facts(parts[0]).get("unfit") == 0
 
 
+def _step_of(path: Path) -> int:
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
 def _facts(path: Path) -> dict[str, Any]:
     """What the file of a checkpoint says; nothing, if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})[HEADER]))
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError):
         return {}
 
 
@@ -196,7 +216,12 @@ def _damage(path: Path) -> str:
             facts = json.loads((file.metadata() or {})[HEADER])
             if digest(_Lazy(file), facts) != facts["digest"]:
                 raise ValueError("its contents do not match their checksum")
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            if _Facts.model_validate(facts).step != _step_of(path):
+                raise ValueError("it says another step than its name")
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{path.name} is damaged and was passed over ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         return f"{path.name} is damaged and was passed over ({error})"
     return ""
 

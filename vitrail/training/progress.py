@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import time
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
+from vitrail.terminal import escape
 from vitrail.training.events import Events, told_if_it_fails
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
@@ -27,6 +27,7 @@ BAR = 8  # columns: the numbers say more
 SHOWN = ("loss", "train", "held-out", "lr", "speed", "flops", "wait")  # from left to right
 DROPPED = ("lr", "train", "flops", "wait", "speed", "held-out")  # the first ones first, where a line is too narrow
 POINTS = 60
+LARGEST = 1e100  # of what is measured; more than that is a file that is not ours, or no number
 CURVES = (("loss", "accuracy", "lr"), ("val_loss", "val_top1", "val_map", "val_accuracy"))  # that come in one row
 HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out patches"}
 
@@ -60,16 +61,21 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows written so far; a last line cut by a crash is left out."""
+    """The rows written so far. A line that is no row of a run, as one that a crash cut, is left out; a number that no
+    measurement gives is null."""
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and "step" in row:
-            rows.append(row)
+        if isinstance(row, dict) and _is_step(row.get("step")) and isinstance(row.get("event", ""), str):
+            rows.append({key: _json_number(value) for key, value in row.items()})
     return rows
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 10**12
 
 
 def few_points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -88,7 +94,7 @@ def few_points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 def _json_number(value: Any) -> Any:
     """JSON knows no infinities: a gradient norm without a value is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, int | float) and not abs(value) < LARGEST else value
 
 
 class TrainingProgress:
@@ -175,7 +181,7 @@ class TrainingProgress:
         self.advice, self.settled = advice, max(settled, self.start + SETTLED)
 
     def message(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(escape(text))
 
     def _work(self, row: dict[str, Any]) -> dict[str, float]:
         """TFLOP/s and their share of the peak, where they can be told."""

@@ -66,8 +66,11 @@ class TrainState:
         self.optimizer.state.clear()
         for name in moments:
             key, _, parameter_name = name.removeprefix("optimizer/").partition("/")
-            parameter = parameters[parameter_name]
-            self.optimizer.state[parameter][key] = self._moment(parameter, name, read)
+            parameter = parameters.get(parameter_name)
+            value = None if parameter is None else self._moment(parameter, name, read)
+            if parameter is None or value is None or value.shape not in ((), parameter.shape):
+                raise UserError(f"the checkpoint is of another network: '{name}' is of none of its parameters")
+            self.optimizer.state[parameter][key] = value
         self.step, self.passed, self.rollbacks = facts["step"], facts["passed"], facts["rollbacks"]
         self.evaluated = facts["evaluated"]
         self.unfit.fill_(facts["unfit"])

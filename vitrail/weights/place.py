@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.weights.names import local_path
 from vitrail.weights.write import TARGETS, LayoutName
 
@@ -22,7 +22,7 @@ WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json
 
 def free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Path:
     """Where to write, once nothing stands there that should stay."""
-    path = Path(target).expanduser()
+    path = given_path(target)
     try:
         _check_free(local_path(source), path, target, to, overwrite)
     except OSError as error:  # such as a name that is too long

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, given_path
 from vitrail.images.dataset import scan_source
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.doctor.copies import exact_findings, near_findings, same_bytes, same_pictures
@@ -106,7 +106,7 @@ def check(
     findings = [finding for finding in findings if finding.cases]
     order = list(SEVERITY)
     return Findings(
-        root=os.path.normpath(Path(path).expanduser().absolute()),
+        root=os.path.normpath(given_path(path).absolute()),
         source=source,
         usable=len(usable),
         balance=balance,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import Entry, Files
+from vitrail.terminal import is_plain
 
 if TYPE_CHECKING:
     from vitrail.images.scan import Scan
@@ -76,7 +77,7 @@ def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, 
     if len(names) < fewest:
         raise UserError(_one_class(found, names, path))
     for name in names:
-        if not name.isprintable() or not name:
+        if not is_plain(name) or not name:
             what = f"the name of the {found.noun} {name!a}"
             raise UserError(f"{what} in '{path}' is not plain text: rename the {found.noun.split()[-1]}")
     allowed = frozenset(names)

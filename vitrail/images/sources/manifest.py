@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import stat
@@ -23,6 +24,7 @@ from typing import Any
 from vitrail.errors import UserError, did_you_mean
 from vitrail.images.files import MISSING, Entry, FolderFiles
 from vitrail.images.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
+from vitrail.spreadsheet import plain_cell
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -177,14 +179,14 @@ def _columns(table: Table, place: Path, notes: list[str]) -> dict[str, Sequence[
 
 def _read_csv(place: Path) -> dict[str, list[str]]:
     try:
-        text = place.read_text(encoding="utf-8-sig")
+        text = place.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
         raise UserError(f"'{place}' cannot be read: {error.strerror}") from None
     header = text.split("\n", 1)[0]
     mark = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
-    rows = (row for row in csv.reader(text.splitlines(keepends=True), delimiter=mark, strict=True) if row)
+    rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row)
     try:
         titles = next(rows, None)
         if titles is None:
@@ -198,7 +200,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
             if len(row) != len(titles):
                 raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
             for column, values in read:
-                values.append(row[column])
+                values.append(plain_cell(row[column]))
     except csv.Error as error:
         raise UserError(f"'{place}' is not a proper CSV table: {error}") from None
     return table

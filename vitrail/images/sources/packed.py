@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from vitrail.errors import UserError
 from vitrail.images.files import Entry
@@ -60,6 +61,23 @@ class Index:
         return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], stored["firsts"], scan)
 
 
+class _ShardFile(BaseModel):
+    file: str = Field(pattern=r"^[^/\\\x00]+$")  # beside the manifest, and nowhere else
+    split: str
+    images: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+
+
+class _Manifest(BaseModel):
+    """What reading takes from it."""
+
+    model_config = ConfigDict(strict=True)
+    shards: list[_ShardFile]
+    classes: list[str]
+    notes: list[str]
+    several: bool
+
+
 def is_packed(place: Path) -> bool:
     """Whether `vitrail pack` wrote the folder. One that it has not finished must not be read as if it were whole."""
     if not place.is_dir():
@@ -75,7 +93,7 @@ def _is_ours(path: Path) -> bool:
     """Whether a file of such a name is one that `vitrail pack` wrote."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8")).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
@@ -84,6 +102,7 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         if manifest["version"] != VERSION:
             raise UserError(f"'{place}' was packed by another version of vitrail: pack the data again")
+        _Manifest.model_validate(manifest)
         index = Index.read(place / INDEX)
         shards = _shards(place, manifest["shards"], index)
         classes = tuple(manifest["classes"])

@@ -195,7 +195,7 @@ def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     """What the `datasets` library wrote down about the columns."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.errors import UserError, did_you_mean_path
+from vitrail.errors import UserError, did_you_mean_path, given_path
 from vitrail.images.files import FolderFiles, ZipFiles
 from vitrail.images.formats import is_image_name
 from vitrail.images.sources.catalogue import Catalogue
@@ -26,7 +26,7 @@ def read_source(path: str | Path, notes: list[str], labelled: bool = True, follo
 
 
 def _read(path: str | Path, notes: list[str], of_folders: Callable[..., Catalogue], follow: bool) -> Catalogue:
-    place = Path(path).expanduser()
+    place = given_path(path)
     try:
         if place.is_dir():
             with os.scandir(place):

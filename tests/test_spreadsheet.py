@@ -1,0 +1,74 @@
+"""Names in CSV tables: nothing that a spreadsheet would run, and nothing lost for whoever reads the table again."""
+
+import csv
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.images.folders import contents, fill
+from vitrail.images.dataset import open_dataset
+from vitrail.images.files import Entry
+from vitrail.images.quarantine import Quarantine, Quarantined, write_quarantine
+from vitrail.runs.predict import find_images
+from vitrail.spreadsheet import SafeTable, plain_cell, safe_cell
+
+NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg",
+         "x;=j.jpg", "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg",
+         "a\u2028b.jpg", "a\x85b.jpg"]  # fmt: skip
+STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_cell_begins_as_a_formula_and_each_reads_back(name: str) -> None:
+    cell = safe_cell(name)
+    assert not cell.lstrip(" ").startswith(STARTS)
+    assert plain_cell(cell) == name
+
+
+def test_any_text_reads_back() -> None:
+    draw = random.Random(0)
+    for _ in range(5000):
+        text = "".join(draw.choices("'=+-@ \t\r\n1a.;,\"＝", k=draw.randint(0, 6)))
+        assert plain_cell(safe_cell(text)) == text
+
+
+@pytest.mark.parametrize("number", ["-1", "+2.5", "-0.25", "1e-05", "-3e+07", "0.9876"])
+def test_numbers_stay_numbers(number: str) -> None:
+    assert safe_cell(number) == number
+
+
+def test_a_spreadsheet_that_divides_at_semicolons_finds_no_formula_either() -> None:
+    out = io.StringIO()
+    SafeTable(out).row(["x;=1+1", "cat", "0.5"])
+    assert not any(cell.startswith(STARTS) for cell in next(csv.reader([out.getvalue()], delimiter=";")))
+    assert next(csv.reader([out.getvalue()])) == ["x;=1+1", "cat", "0.5"]
+
+
+def test_a_quarantine_list_names_every_file_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.csv"
+    write_quarantine(path, [Quarantined(name, "", "=cmd()") for name in NAMES])
+    with path.open(newline="", encoding="utf-8") as file:
+        assert not any(cell.startswith(STARTS) for row in csv.reader(file) for cell in row)
+    assert list(Quarantine.read(path).digests) == NAMES
+    entries = [Entry(name, 1, 1) for name in NAMES]
+    assert not set(Quarantine.read(path).digests) ^ {entry.name for entry in entries}
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_table_finds_files_whose_names_begin_as_formulas(tmp_path: Path, guarded: bool) -> None:
+    """Whether `vitrail predict --csv` wrote it, or a person who knows of no rule."""
+    names = [name for name in NAMES if name.strip() == name and (guarded or not name.startswith("'"))]
+    fill(tmp_path, names)
+    out = io.StringIO(newline="")
+    table = SafeTable(out) if guarded else csv.writer(out)
+    write = table.row if isinstance(table, SafeTable) else table.writerow
+    write(["path", "label"])
+    for index, name in enumerate(names):
+        write([name, "=yes" if index % 2 else "-1"])
+    (tmp_path / "list.csv").write_bytes(out.getvalue().encode())
+    data = open_dataset(tmp_path / "list.csv", None)
+    assert data.classes == ("-1", "=yes") and not data.excluded
+    assert sorted(name for name, _ in contents(data)["all"]) == sorted(names)
+    assert sorted(item.name for item in find_images([tmp_path / "list.csv"])) == sorted(names)

@@ -1,0 +1,67 @@
+"""What reaches a terminal out of names and texts that somebody else chose."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tests.hostile import NASTY, RAW
+from vitrail.runs.show import make_console
+from vitrail.terminal import SafeConsole, escape, is_plain, visible, visible_json, visible_text
+
+LEGIT = ["ملف.png", "文件.png", "é.png", "👨‍👩‍👧.png", "می‌خواهم", "naïve café", "שלום", "हिन्दी"]
+
+
+def shown(what: object, **options: object) -> str:
+    out = io.StringIO()
+    SafeConsole(file=out, width=200, **options).print(what)
+    return out.getvalue()
+
+
+ACTING = [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+
+
+@pytest.mark.parametrize("code", ACTING)
+def test_a_character_that_acts_on_a_terminal_is_shown_as_its_escape(code: int) -> None:
+    name = f"a{chr(code)}b"
+    assert visible(name).isprintable() and visible(name).startswith("a\\") and visible(name).endswith("b")
+    assert visible_json(name) == f"a\\u{code:04x}b"
+    assert visible_text(name) == (name if chr(code) in "\n\t" else visible(name))
+
+
+@pytest.mark.parametrize("name", LEGIT)
+def test_names_in_any_script_stay_as_they_are(name: str) -> None:
+    assert visible(name) == name and escape(name) == name and visible_json(name) == name and is_plain(name)
+    assert shown(escape(name)) == f"{name}\n"
+
+
+def test_a_name_is_neither_markup_nor_emoji_code_nor_command() -> None:
+    for name in ("[red]x", "[/]", "x[/red].png", ":bomb:", "a\x1b[2Jb", "a\r\x08b", "[link=http://x]y"):
+        assert shown(f"[bold]{escape(name)}[/]") == visible(name) + "\n"
+
+
+def test_what_was_not_escaped_does_not_act_either() -> None:
+    for what in (NASTY, Text(NASTY), Table.grid(), f"[red]{NASTY}"):
+        if isinstance(what, Table):
+            what.add_row(NASTY, Text(NASTY))
+        for options in ({}, {"force_terminal": True, "color_system": None, "legacy_windows": False}):
+            said = shown(what, **options)
+            assert not RAW.search(said) and "\x1b" not in said
+    out = io.StringIO()
+    with Progress(TextColumn("{task.description}", markup=False), console=SafeConsole(file=out, width=200)) as bar:
+        bar.add_task(NASTY, total=1)
+    assert not RAW.search(out.getvalue())
+
+
+def test_styles_still_reach_a_terminal() -> None:
+    assert "\x1b[1mx\x1b[0m" in shown(f"[bold]{escape('x')}[/]", force_terminal=True, color_system="standard")
+
+
+def test_every_console_of_a_command_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrail.cli.main import app
+
+    consoles = [app.console, app.error_console, *(make_console(stderr=s, lasting=k) for s in (0, 1) for k in (0, 1))]
+    assert all(isinstance(one, SafeConsole) for one in consoles) and issubclass(SafeConsole, Console)

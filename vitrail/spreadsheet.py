@@ -1,0 +1,41 @@
+"""CSV tables that a spreadsheet opens without running what stands in them.
+
+A text cell that a spreadsheet would take for a formula gets an apostrophe before it, and `plain_cell` takes exactly
+that away again. Cells that are numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+MARK = "'"
+_FORMULA = re.compile(r"['\s\x00-\x1f]*[=+\-@\uff1d\uff0b\uff0d\uff20]|'*[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_SPLITS = re.compile(r"[;\t]")  # where the comma is the decimal sign, spreadsheets divide cells here
+
+
+def safe_cell(text: str) -> str:
+    return MARK + text if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def plain_cell(text: str) -> str:
+    """What `safe_cell` was given."""
+    return text[1:] if text.startswith(MARK) and _FORMULA.match(text) else text
+
+
+class SafeTable:
+    """A CSV file under way."""
+
+    def __init__(self, file: TextIO):
+        self._usual, self._quoted = csv.writer(file), csv.writer(file, quoting=csv.QUOTE_ALL)
+
+    def row(self, cells: Sequence[str]) -> None:
+        safe = [safe_cell(cell) for cell in cells]
+        (self._quoted if any(map(_SPLITS.search, safe)) else self._usual).writerow(safe)
+
+    def rows(self, rows: Iterable[Sequence[str]]) -> None:
+        for row in rows:
+            self.row(row)

@@ -1,0 +1,67 @@
+"""What a terminal shows: names and texts out of files never act on it, and never pass for markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich import markup
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.errors import MarkupError
+from rich.segment import Segment
+from rich.text import Text
+
+# Control characters (C0, DEL, C1), line and paragraph separators, and what turns the direction of text around. Marks
+# that words in Arabic, Hebrew, Persian or emoji need are none of these.
+_ACTING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+_JOINERS = dict.fromkeys((0x200C, 0x200D))
+_UNSAFE = re.compile(f"[{_ACTING}]")
+_UNSAFE_TEXT = re.compile(f"(?![\n\t])[{_ACTING}]")
+
+
+def visible(name: str) -> str:
+    r"""A name on one line, its control characters as escapes: "a\x1b[2J" is shown as a, a backslash, and so on."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
+
+
+def visible_text(text: str) -> str:
+    """The same for text that may have several lines."""
+    return _UNSAFE_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def visible_json(text: str) -> str:
+    """JSON on one line, with what it may hold raw and a terminal should not get as JSON's own escapes."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name is text that can be seen. Joiners, which Persian words and some emoji are written with, are part
+    of such text."""
+    return name.translate(_JOINERS).isprintable()
+
+
+def escape(name: str) -> str:
+    """A name or a sentence to put into the markup of a console."""
+    return markup.escape(visible(name))
+
+
+class SafeConsole(Console):
+    """The console of every command. Whatever reaches it, the terminal gets text and rich's own styles alone."""
+
+    def __init__(self, **options: Any):
+        super().__init__(highlight=False, emoji=False, **options)  # ":bomb:" in a name is no picture
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        text = visible_text(text)
+        try:
+            return super().render_str(text, **options)
+        except MarkupError:  # better unstyled than a run that ends over its own words
+            return super().render_str(text, **{**options, "markup": False})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for part in super().render(renderable, options):
+            if part.control or not _UNSAFE_TEXT.search(part.text):
+                yield part
+            else:
+                yield Segment(visible_text(part.text), part.style)
