@@ -1,5 +1,8 @@
 """`python -m vitrail`."""
 
-from vitrail.cli.main import main
+from vitrail.training.interrupt import ended_by_signals
 
-main()
+with ended_by_signals():  # before anything that takes long to import
+    from vitrail.cli.main import main
+
+    main()

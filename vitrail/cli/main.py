@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import threading
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.markup import escape
 from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
 from vitrail.errors import UserError
+from vitrail.training.interrupt import ended_by_signals
 
 app = App(
     name="vitrail",
@@ -59,12 +61,13 @@ def main() -> None:
     with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
         faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
     try:
-        app()
+        with ended_by_signals():
+            app()
     except UserError as error:
         _fail("" if getattr(error, "told", False) else str(error), 2)
     except KeyboardInterrupt:
         _say("stopped")
-        sys.exit(128 + signal.SIGINT)
+        _leave(128 + signal.SIGINT)
     except BrokenPipeError:
         if not _reader_left():  # a pipe of something else, which is no end to be silent about
             raise
@@ -76,7 +79,17 @@ def main() -> None:
             raise
         if not getattr(error, "told", False):
             _say(escape(str(error)))
-        sys.exit(128 + stopped_by)
+        _leave(128 + stopped_by)
+
+
+def _leave(code: int) -> None:
+    """End, without waiting for threads that are still decoding images."""
+    if any(thread.name.startswith("vitrail") for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody there to read it
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _open_what_is_closed() -> None:

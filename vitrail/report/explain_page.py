@@ -19,6 +19,7 @@ from vitrail.report.page import page_environment
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
 SUFFIXES = (".svg", ".png")
+NAMED = re.compile(r"(filters|positions|distance|faithfulness|pasted|image-\d+-(maps|heads))\.(svg|png)")
 OWN_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # no other name is removed, whatever a list says
 
 
@@ -90,6 +91,17 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         (folder / name).unlink(missing_ok=True)
     with whole_file(folder / NUMBERS) as temporary:
         temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def check_place(folder: Path) -> None:
+    """That figures of somebody else's are not taken for those of an earlier explanation, nor written through links."""
+    if (folder / FIGURES).is_symlink():
+        raise UserError(f"{folder / FIGURES} is a link: choose another --out")
+    earlier = _earlier(folder)
+    for path in (folder / FIGURES).glob("*"):
+        name = f"{FIGURES}/{path.name}"
+        if NAMED.fullmatch(path.name) and name not in earlier:
+            raise UserError(f"{path} is of no explanation and might be replaced: move it, or choose another --out")
 
 
 def _earlier(folder: Path) -> set[str]:

@@ -39,16 +39,9 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     samples = plan.dataset.splits[name]
     copies, before = _known(plan, samples), seen_before(samples, about["trained_before"])
     split = _split(name, copies, before)
-    found = measure(
-        net,
-        split,
-        samples,
-        plan.preprocess,
-        plan.config.data,
-        plan.device,
-        launch.interrupts,
-        several=plan.dataset.several,
-    )
+    data, interrupts, several = plan.config.data, launch.interrupts, plan.dataset.several
+    with interrupts.at_once():  # all that training made has been saved
+        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
     show_scores(console, found.scores, found.sentence)
     to_beat = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.

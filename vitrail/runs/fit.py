@@ -73,10 +73,13 @@ def fit(
     """Train `module` from a checkpoint, or from the start, to the last step; returns the weights to keep (the average,
     where one is kept) and the seconds of all launches."""
     settings, ranks = learning.config.train, launch.ranks
-    state = _state(learning, module)
+    with launch.interrupts.at_once(ranks):
+        state = _state(learning, module)
     when = _when(learning)
-    kept = {"keep": settings.keep_checkpoints, "ranks": ranks, "every": when.checkpoint_every}
-    checkpoints = Checkpoints(launch.folder / "checkpoints", **kept)
+    checkpoints, first = (
+        Checkpoints(place / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every)
+        for place in (launch.folder, launch.folder / NEW)
+    )
     started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
     def about() -> dict[str, Any]:
@@ -95,7 +98,7 @@ def fit(
     if saved is not None:
         _take(state, saved)
     else:  # a run killed before its first checkpoint can go on too; and only now an earlier one is replaced
-        Checkpoints(launch.folder / NEW / "checkpoints", **kept).save(state, about())
+        first.save(state, about())
         ranks.share(lambda: take_place(launch.folder))
     update = _update(learning, ranks)
     with (

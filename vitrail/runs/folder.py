@@ -138,7 +138,7 @@ def refuse_links(folder: Path) -> None:
     for path in (*places, *inner):
         if path.is_symlink():
             raise UserError(
-                f"{path} is a link, which a run neither makes nor writes through: put what it leads to there"
+                f"{path} is a link, and a run does not write through links: put what it leads to in its place"
             )
 
 

@@ -54,7 +54,8 @@ def pack(
         raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:
-            manifest, packing = _packed(data, folder, options, console, interrupts)
+            with interrupts.at_once():
+                manifest, packing = _packed(data, folder, options, console, interrupts)
         except Interrupted as stopped:
             stopped.advice = "; give the same command again to go on"
             raise

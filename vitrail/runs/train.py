@@ -121,6 +121,7 @@ def train(
                 return _go_on(Launch(folder, {}, console, interrupts, ranks, lock), request, accept_changes)
         own: list[Plan] = []  # with its starting weights, which only the first process needs
 
+        @interrupts.at_once()
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
@@ -157,6 +158,7 @@ def _goes_on(request: Request, out: str | Path | None) -> bool:
 def _go_on(launch: Launch, request: Request, accept_changes: bool) -> TrainResult:
     folder, console = launch.folder, launch.console
 
+    @launch.interrupts.at_once()
     def read() -> tuple[Plan, Saved]:
         refuse_links(folder)
         check_same(folder, request)
@@ -173,8 +175,19 @@ def _go_on(launch: Launch, request: Request, accept_changes: bool) -> TrainResul
 
 def _start(plan: Plan, launch: Launch) -> TrainResult:
     """A new run: network, baseline, training or probe, and the last measurements."""
+    with launch.interrupts.at_once(launch.ranks):
+        net = _network(plan, launch)
+        if plan.config.kind != "probe":
+            plan, module, task, about = _begin(plan, net, launch)
+    if plan.config.kind == "probe":
+        return _probe(plan, net, launch)
+    return _fit_and_finish(plan, module, task, replace(launch, about=about))
+
+
+def _network(plan: Plan, launch: Launch) -> Network:
+    """As the run starts with it."""
     torch.manual_seed(plan.config.train.seed)
-    net, ranks = build(plan.model), launch.ranks
+    net = build(plan.model)
     if plan.config.model.initial == "mimetic":
         mimetic_(net)
     if plan.weights is not None:
@@ -184,10 +197,12 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
             launch.console.print(f"[dim]{escape(change)}[/]")
-    net.to(plan.device)
-    if plan.config.kind == "probe":
-        return _probe(plan, net, launch)
-    task = make_task(plan)
+    return net.to(plan.device)
+
+
+def _begin(plan: Plan, net: Network, launch: Launch) -> tuple[Plan, nn.Module, Task, dict[str, Any]]:
+    """What has to be done before the first step, and the folder begun."""
+    task, ranks = make_task(plan), launch.ranks
     # The baseline needs the network as it is, before anything is put around it.
     found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
     module = learner(plan, net)
@@ -199,7 +214,7 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
         begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True))
         return about
 
-    return _fit_and_finish(plan, module, task, replace(launch, about=ranks.share(begin)))
+    return plan, module, task, ranks.share(begin)
 
 
 def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch) -> Plan:
@@ -252,7 +267,7 @@ def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> Tra
 def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
     if plan.config.kind == "masked":
         return None
-    with console.status("fitting a linear probe, the baseline to beat"):
+    with interrupts.at_once(), console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
     if found is None:
         return None
@@ -269,7 +284,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
 
     def work() -> TrainResult:
         console, started = launch.console, time.monotonic()
-        with console.status("one pass over the images, then logistic regression"):
+        with launch.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, launch.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
         tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)

@@ -35,6 +35,7 @@ from vitrail.errors import UserError
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.runs.written import refuse_others
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
@@ -91,6 +92,7 @@ def transfer(
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
+    refuse_others([(folder / "transfer.json", "")], "choose another --out")
     with joined() as ranks:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
