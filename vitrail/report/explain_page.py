@@ -12,7 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.atomic import whole_file
-from vitrail.report.canvas import Drawing
+from vitrail.errors import UserError
+from vitrail.report.canvas import PAPER, Drawing
 from vitrail.report.explain_summary import Trust
 from vitrail.report.page import page_environment
 
@@ -94,13 +95,12 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
 
 
 def check_place(folder: Path) -> None:
-    """That figures of somebody else's are not taken for those of an earlier explanation, nor written through links."""
+    """That no figure of somebody else's would be replaced, nor anything written through a link."""
     if (folder / FIGURES).is_symlink():
         raise UserError(f"{folder / FIGURES} is a link: choose another --out")
-    earlier = _earlier(folder)
     for path in (folder / FIGURES).glob("*"):
-        name = f"{FIGURES}/{path.name}"
-        if NAMED.fullmatch(path.name) and name not in earlier:
+        drawn = path.with_suffix(".svg")
+        if NAMED.fullmatch(path.name) and not (drawn.is_file() and PAPER in drawn.read_text("utf-8", "replace")):
             raise UserError(f"{path} is of no explanation and might be replaced: move it, or choose another --out")
 
 

@@ -53,11 +53,9 @@ def check(data: str | Path, *, out: str | Path | None = None, console: Console |
 def _refuse_others(folder: Path) -> None:
     """What is written takes the place of an earlier check, and of nothing else: not of a list that was edited."""
     kinds = {"quarantine.csv": "", "report.json": "", "report.html": "check"}
-    advice = "move it, or choose another --out"
+    advice = "move it, or choose another --out (a list that was edited counts as yours)"
     try:
-        refuse_others(
-            [(folder / name, kind) for name, kind in kinds.items()], f"{advice} (edited lists count as yours)"
-        )
+        refuse_others([(folder / name, kind) for name, kind in kinds.items()], advice)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 

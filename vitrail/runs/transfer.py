@@ -92,8 +92,8 @@ def transfer(
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
     folder = Path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
-    refuse_others([(folder / "transfer.json", "")], "choose another --out")
     with joined() as ranks:
+        ranks.share(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
