@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from vitrail.report.page import page_environment
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
 SUFFIXES = (".svg", ".png")
-NAMED = re.compile(r"(filters|positions|distance|faithfulness|pasted|image-\d+-(maps|heads))\.(svg|png)")
 OWN_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # no other name is removed, whatever a list says
 
 
@@ -80,6 +80,7 @@ class ExplainFacts:
 def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]) -> None:
     """The page, each figure as SVG and PNG beside it, and the numbers, which list the files of figures. Those that an
     earlier explanation listed, and this one does not have, are removed."""
+    check_figures(folder, facts.pictures)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn = {}
     for picture in facts.pictures:
@@ -94,14 +95,16 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 
-def check_place(folder: Path) -> None:
-    """That no figure of somebody else's would be replaced, nor anything written through a link."""
+def check_figures(folder: Path, pictures: Sequence[Picture] = ()) -> None:
+    """That no figure of somebody else's is replaced, and nothing is written through a link."""
     if (folder / FIGURES).is_symlink():
         raise UserError(f"{folder / FIGURES} is a link: choose another --out")
-    for path in (folder / FIGURES).glob("*"):
-        drawn = path.with_suffix(".svg")
-        if NAMED.fullmatch(path.name) and not (drawn.is_file() and PAPER in drawn.read_text("utf-8", "replace")):
-            raise UserError(f"{path} is of no explanation and might be replaced: move it, or choose another --out")
+    for picture in pictures:
+        paths = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
+        drawn = next((path for path in paths if os.path.lexists(path)), None)
+        own = paths[0].is_file() and PAPER in paths[0].read_text(encoding="utf-8", errors="replace")
+        if drawn is not None and not own:
+            raise UserError(f"{drawn} was not written by vitrail and would be replaced: choose another --out")
 
 
 def _earlier(folder: Path) -> set[str]:

@@ -33,9 +33,9 @@ def is_ours(path: Path, kind: str = "") -> bool:
 
 
 def refuse_others(paths: Iterable[tuple[Path, str]], advice: str) -> None:
-    """Refuse to replace what vitrail did not write, links too; `paths` come with their kinds."""
+    """Refuse to replace files that vitrail did not write, links too; `paths` come with their kinds."""
     for path, kind in paths:
-        if os.path.lexists(path) and not is_ours(path, kind):
+        if os.path.lexists(path) and not path.is_dir() and not is_ours(path, kind):
             raise UserError(f"{path} was not written by vitrail and would be replaced: {advice}")
 
 
