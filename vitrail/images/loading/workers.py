@@ -77,10 +77,10 @@ class Pool:
         self.failures: dict[int, Failures] = {}
         self.connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
-        for _ in range(workers):
-            self._add(fill)
         # Before multiprocessing's own end, which would wait for processes that do not listen to SIGTERM.
         self.end = Finalize(self, _end, (self.connections, self.processes), exitpriority=100)
+        for _ in range(workers):
+            self._add(fill)
 
     def start(self, slot: int, epochs: np.ndarray, samples: np.ndarray) -> None:
         rows = len(samples)
@@ -112,15 +112,16 @@ class Pool:
         process = multiprocessing.get_context("fork").Process(
             target=_process, args=(theirs, fill, self.slots, os.getpid()), daemon=True
         )
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child ignores them
+        # Until the child ignores them, and we know of it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with warnings.catch_warnings():  # Python warns of threads beside a fork; the child uses none of their locks
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
+            self.processes.append(process)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         theirs.close()
-        self.processes.append(process)
 
     def _receive(self) -> None:
         for ready in wait([*self.connections, *(process.sentinel for process in self.processes)]):
