@@ -59,13 +59,14 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
             raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
         raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
     try:
-        earlier = earlier_run(folder)
+        earlier_run(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
-    if earlier and not run and not overwrite:
+    others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
+    if others and not run and not overwrite:
         raise UserError(
-            f"{folder} holds '{earlier[0].relative_to(folder)}' but no run, and a run would replace that: choose "
-            "another --out, or add --overwrite"
+            f"{folder} holds '{others[0]}' but no run, and a run would replace that: choose another --out, "
+            "or add --overwrite"
         )
     with claimed(folder):  # that it can be
         return
