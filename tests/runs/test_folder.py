@@ -160,6 +160,7 @@ def test_overwriting_removes_what_a_run_wrote_and_links_as_links(start, run, tmp
     assert [(run / name).read_text() for name in mine] == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["by an error", "by a signal", "in the last write of a probe"])
 def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, ends):
     before = contents(run)
@@ -181,6 +182,7 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
     assert contents(run)["model.safetensors"] != before["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_survives_a_kill_before_the_next_has_saved(start, run, tmp_path, photos, tiny):
     before = contents(run)
     assert processes.start(1, tmp_path, _killed_at_first_save, run, photos, tiny).codes() == [-signal.SIGKILL]
@@ -257,6 +259,7 @@ def test_check_keeps_an_edited_list_and_others_pages(photos, tmp_path, quiet):
     assert (out / "report.html").read_text() == "<h1>mine</h1>"
 
 
+@pytest.mark.slow
 def test_commands_replace_no_page_or_table_of_a_users(run, photos, tmp_path, quiet):
     mine = table(tmp_path / "labels.csv", photos)
     before = mine.read_bytes()
@@ -314,6 +317,7 @@ def at_step(monkeypatch):
     return patch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["it is logged", "it is saved", "a signal", "another run begins there"])
 def test_a_removed_folder_ends_the_run_with_the_truth(start, tmp_path, at_step, then):
     out = tmp_path / "run"
@@ -337,6 +341,7 @@ def test_a_removed_folder_ends_the_run_with_the_truth(start, tmp_path, at_step, 
         assert not out.exists()
 
 
+@pytest.mark.slow
 def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, finished):
     out = tmp_path / "run"
 
@@ -353,6 +358,7 @@ def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, f
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "run, then a signal", "checkpoints, then a signal"])
 def test_what_is_removed_before_the_last_write(start, tmp_path, monkeypatch, what):
     out, measure = tmp_path / "run", finish.measure
@@ -416,6 +422,7 @@ def _slow(where: str, begun: Path, *arguments: object) -> None:
     processes.vitrail(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "number"),
     [("scan", signal.SIGTERM), ("scan", signal.SIGINT), ("check", signal.SIGTERM), ("probe", signal.SIGTERM),
@@ -442,6 +449,7 @@ def test_a_signal_is_obeyed_at_once_where_nothing_has_to_be_saved(photos, tiny, 
     assert saved or not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_obeyed_while_modules_are_imported(tmp_path, number, photos):
     """A module that takes long, and takes every exception for its own, stands in for torch."""
@@ -464,6 +472,7 @@ def test_a_signal_is_obeyed_while_modules_are_imported(tmp_path, number, photos)
 # ---- the user's umask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0o022, 0o027])
 def test_files_are_written_with_the_users_umask(start, photos, tiny, tmp_path, quiet, mask, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))

@@ -121,7 +121,9 @@ def transfer(
                     console=console,
                 )
             except Interrupted as stopped:
-                stopped.advice = " and saved; the same command goes on"
+                if not stopped.advice or "go on with" in stopped.advice:  # else it says what was lost
+                    saved = " and saved" if stopped.advice else ""
+                    stopped.advice = f"{saved}; the same command goes on"
                 raise
             card = ranks.share(lambda: read_card(result.weights))
             made.append((name, card.data["fingerprint"]))
