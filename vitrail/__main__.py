@@ -1,5 +1,14 @@
-"""`python -m vitrail`."""
+"""`vitrail`, and `python -m vitrail`."""
 
-from vitrail.cli.main import main
+from vitrail.training.interrupt import ended_by_signals
 
-main()
+
+def main() -> None:
+    with ended_by_signals():  # before anything that takes long to import
+        from vitrail.cli.main import main
+
+        main()
+
+
+if __name__ == "__main__":
+    main()

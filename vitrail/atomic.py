@@ -17,19 +17,19 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        temporary.touch()
+        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # what the umask allows; some writers would let only the owner read
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut; only POSIX systems can open a folder."""
     if os.name != "posix":
         return

@@ -7,6 +7,7 @@ that away again. Cells that are numbers stay as they are.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -39,3 +40,12 @@ class SafeTable:
     def rows(self, rows: Iterable[Sequence[str]]) -> None:
         for row in rows:
             self.row(row)
+
+
+def csv_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """A whole file. File names need not be text: what of them is not goes in as it is."""
+    text = io.StringIO(newline="")
+    table = SafeTable(text)
+    table.row(titles)
+    table.rows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -1,5 +1,6 @@
 """Settings that do not go together: one sentence, and nothing lost."""
 
+import shutil
 import tomllib
 from contextlib import nullcontext
 
@@ -94,9 +95,11 @@ def test_a_run_is_replaced_only_by_one_that_begins(photos, tmp_path, quiet):
         train(photos, out=out, overwrite=True, resume=True, overrides=first, console=quiet)
     with pytest.raises(UserError, match="among the images"):
         train(photos, out=photos / "red", overrides=first, console=quiet)
-    train(
-        photos, from_=out, out=out, overwrite=True, overrides=[*first, "objective.class_weights.red=2"], console=quiet
-    )
+    new = [*first, "objective.class_weights.red=2"]
+    with pytest.raises(UserError, match="holds the weights to start from"):
+        train(photos, from_=out, out=out, overwrite=True, overrides=new, console=quiet)
+    start = shutil.copy(out / "model.safetensors", tmp_path / "start.safetensors")
+    train(photos, from_=start, out=out, overwrite=True, overrides=new, console=quiet)
     assert tomllib.loads((out / "config.toml").read_text())["objective"]["class_weights"] == {"red": 2.0}
 
 

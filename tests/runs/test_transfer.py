@@ -175,18 +175,27 @@ def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_pat
     assert f"the starting weights were trained on {seen} of the 14 test images" in said.getvalue()
 
 
-def test_stopped_it_says_that_the_same_command_goes_on(split, tiny, tmp_path, quiet, monkeypatch):
+@pytest.mark.parametrize(
+    ("of_the_run", "said"),
+    [
+        (" and saved; go on with: vitrail train", "stopped and saved; the same command goes on"),
+        ("", "stopped; the same command goes on"),
+        (", and nothing is saved: it was removed", "stopped, and nothing is saved: it was removed"),
+    ],
+)
+def test_stopped_it_says_that_the_same_command_goes_on(split, tiny, tmp_path, quiet, monkeypatch, of_the_run, said):
     ask = {"from_": tiny, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "console": quiet}
     seen = []
 
     def stop(*_: object, **__: object) -> None:
         seen.append(Interrupted(signal.SIGTERM))
+        seen[0].advice = of_the_run
         raise seen[0]
 
     monkeypatch.setattr("vitrail.runs.transfer.train", stop)
     with pytest.raises(Interrupted):
         transfer(split, **ask, overrides=STEPS)
-    assert str(seen[0]) == "stopped and saved; the same command goes on"
+    assert str(seen[0]) == said
 
 
 def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):

@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 
 from cyclopts import App, Parameter
@@ -20,6 +21,7 @@ from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
 from vitrail.errors import UserError
 from vitrail.terminal import SafeConsole, escape
+from vitrail.training.interrupt import ended_by_signals
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
 NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # as torch and the system put it
@@ -69,14 +71,15 @@ def main() -> None:
         faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
     code = _run()
     _let_go_of_output()
-    sys.exit(code)
+    _leave(code)
 
 
 def _run() -> int | str | None:
     """The exit code, with what is to say about it said."""
     try:
         try:
-            app()
+            with ended_by_signals():
+                app()
             code = None
         except SystemExit as ended:
             code = ended.code
@@ -103,6 +106,17 @@ def _run() -> int | str | None:
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return _failed("there is not enough memory for this: use a smaller model, image size or batch")
         return _unexpected(error)
+
+
+def _leave(code: int | str | None) -> None:
+    """End; after a signal without waiting for threads that are still decoding images."""
+    decoding = any(thread.name.startswith("vitrail") for thread in threading.enumerate())
+    if isinstance(code, int) and code > 128 and decoding:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody there to read it
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _failed(sentence: str) -> int:

@@ -23,7 +23,7 @@ from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.samples import LabelSets, Texts
-from vitrail.images.scan import Progress, Scan, cores, scan
+from vitrail.images.scan import Progress, Scan, scan, threads
 from vitrail.images.sources.catalogue import Catalogue, class_list
 from vitrail.images.sources.locate import find_images
 from vitrail.images.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
@@ -106,7 +106,7 @@ class Packing:
     def write(self, progress: Callable[[int, int], None]) -> None:
         """Write the shards that are missing."""
         total, done = len(self.source.entries), 0
-        with ThreadPoolExecutor(cores()) as pool:
+        with threads() as pool:
             for shard in self.shards:
                 if not self._side(shard).is_file():
                     for row in self._write_shard(shard, pool):

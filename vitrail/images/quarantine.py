@@ -20,7 +20,7 @@ from vitrail.atomic import whole_file
 from vitrail.errors import UserError, given_path
 from vitrail.images.files import Entry
 from vitrail.images.sources.catalogue import count, some
-from vitrail.spreadsheet import SafeTable, plain_cell
+from vitrail.spreadsheet import csv_table, plain_cell
 
 TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32
@@ -33,12 +33,8 @@ class Quarantined(NamedTuple):
 
 
 def write_quarantine(path: Path, rows: Sequence[Quarantined]) -> None:
-    text = io.StringIO(newline="")
-    table = SafeTable(text)
-    table.row(TITLES)
-    table.rows(rows)
-    with whole_file(path) as temporary:  # names need not be text
-        temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
+    with whole_file(path) as temporary:
+        temporary.write_bytes(csv_table(TITLES, rows))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,15 +65,17 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
     if not len(waiting):
         return result
     try:
-        for row, seen in _look_at_all(files, entries, waiting, max_pixels):
-            result.digests[row], result.shapes[row] = np.frombuffer(seen.digest, np.uint8), seen.shape
-            result.traits[row], result.looks[row] = seen.traits, seen.look
-            known[row] = seen.lasting
-            if seen.problem:
-                result.problems[row] = seen.problem
-            done += 1
-            if progress and (done % 32 == 0 or done == len(entries)):
-                progress(done, len(entries))
+        found = _look_at_all(files, entries, waiting, max_pixels)
+        with contextlib.closing(found):
+            for row, seen in found:
+                result.digests[row], result.shapes[row] = np.frombuffer(seen.digest, np.uint8), seen.shape
+                result.traits[row], result.looks[row] = seen.traits, seen.look
+                known[row] = seen.lasting
+                if seen.problem:
+                    result.problems[row] = seen.problem
+                done += 1
+                if progress and (done % 32 == 0 or done == len(entries)):
+                    progress(done, len(entries))
     finally:  # an interrupted scan goes on where it stopped
         cache.save(result, known)
     return result
@@ -90,13 +92,25 @@ def unreadable(files: Files, entries: Sequence[Entry], progress: Progress | None
         return ""
 
     found: dict[int, str] = {}
-    with ThreadPoolExecutor(cores()) as pool:
+    with threads() as pool:
         for start in range(0, len(entries), _BATCH):
             rows = range(start, min(start + _BATCH, len(entries)))
             found |= {row: reason for row, reason in zip(rows, pool.map(read, rows), strict=True) if reason}
             if progress:
                 progress(rows.stop, len(entries))
     return found
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """One for each core. Whoever stops in the middle does not wait for them; what they have not begun is left."""
+    pool = ThreadPoolExecutor(cores(), thread_name_prefix="vitrail")
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def cores() -> int:
@@ -139,7 +153,7 @@ def see(data: bytes, name: str, max_pixels: int) -> Seen:
 
 def _look_at_all(
     files: Files, entries: Sequence[Entry], rows: np.ndarray, max_pixels: int
-) -> Iterator[tuple[int, Seen]]:
+) -> Generator[tuple[int, Seen]]:
     def read_and_see(row: int) -> Seen:
         try:
             data = files.read(entries[row].name)
@@ -147,7 +161,7 @@ def _look_at_all(
             return Seen(problem=why_unread(error), lasting=False)
         return see(data, entries[row].name, max_pixels)
 
-    with ThreadPoolExecutor(cores()) as pool:
+    with threads() as pool:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH].tolist()
             yield from zip(batch, pool.map(read_and_see, batch), strict=True)

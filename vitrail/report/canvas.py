@@ -32,6 +32,7 @@ PAGE_COLOURS = {
     CELL_BLUE: f"var(--cell-blue, {CELL_BLUE})",
     CELL_RED: f"var(--cell-red, {CELL_RED})",
 }
+PAPER = '<rect class="page" width="100%" height="100%"/>'
 # A picture that stands alone brings the page's colours along; its hues are plain, for programs without variables.
 ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
 @media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
@@ -39,7 +40,7 @@ ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
 [style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
 [style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }}
 [style*="fill: {GREEN}"] {{ fill: #4fbf98 !important }} }}</style>
-<rect class="page" width="100%" height="100%"/>"""
+{PAPER}"""
 
 
 def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:

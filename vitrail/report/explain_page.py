@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.atomic import whole_file
-from vitrail.report.canvas import Drawing
+from vitrail.errors import UserError
+from vitrail.report.canvas import PAPER, Drawing
 from vitrail.report.explain_summary import Trust
 from vitrail.report.page import page_environment
 from vitrail.terminal import visible_text
@@ -79,6 +81,7 @@ class ExplainFacts:
 def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]) -> None:
     """The page, each figure as SVG and PNG beside it, and the numbers, which list the files of figures. Those that an
     earlier explanation listed, and this one does not have, are removed."""
+    check_figures(folder, facts.pictures)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn = {}
     for picture in facts.pictures:
@@ -91,6 +94,18 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         (folder / name).unlink(missing_ok=True)
     with whole_file(folder / NUMBERS) as temporary:
         temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def check_figures(folder: Path, pictures: Sequence[Picture] = ()) -> None:
+    """That no figure of somebody else's is replaced, and nothing is written through a link."""
+    if (folder / FIGURES).is_symlink():
+        raise UserError(f"{folder / FIGURES} is a link: choose another --out")
+    for picture in pictures:
+        paths = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
+        drawn = next((path for path in paths if os.path.lexists(path)), None)
+        own = paths[0].is_file() and PAPER in paths[0].read_text(encoding="utf-8", errors="replace")
+        if drawn is not None and not own:
+            raise UserError(f"{drawn} was not written by vitrail and would be replaced: choose another --out")
 
 
 def _earlier(folder: Path) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from vitrail.evaluate.tags import THRESHOLD, sigmoid
 from vitrail.images.dataset import Samples
 from vitrail.images.sources.manifest import BETWEEN
 from vitrail.runs.measure import Measurement
-from vitrail.spreadsheet import SafeTable
+from vitrail.spreadsheet import csv_table
 
 # rather: the class that is likelier than the label, where that is doubted
 TITLES = ("name", "label", "answer", "probability", "label probability", "rather")
@@ -24,14 +23,11 @@ TAG_TITLES = ("name", "labels", "answers")
 
 def write_answers(path: Path, found: Measurement, samples: Samples, thresholds: Sequence[float] = ()) -> None:
     """One row an image, in the order of the data. `thresholds`: from which on one of several labels is given."""
-    text = io.StringIO(newline="")
-    table = SafeTable(text)
     several = found.outputs.labels.ndim == 2
-    table.row(TAG_TITLES if several else TITLES)
-    table.rows(_tags(found, samples, thresholds) if several else _labels(found, samples))
+    rows = _tags(found, samples, thresholds) if several else _labels(found, samples)
     try:
-        with whole_file(path) as temporary:  # names need not be text
-            temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
+        with whole_file(path) as temporary:
+            temporary.write_bytes(csv_table(TAG_TITLES if several else TITLES, rows))
     except OSError as error:
         raise UserError(f"cannot write the answers {path}: {error.strerror or error}") from error
 

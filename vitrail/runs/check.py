@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vitrail.images.quarantine import write_quarantine
 from vitrail.images.sources.catalogue import UNSPLIT, count
 from vitrail.report.check_page import write_check_page
 from vitrail.runs.show import data_name, make_console, scanning
+from vitrail.runs.written import refuse_others
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 
@@ -27,14 +29,16 @@ def check(
     data: str | Path, *, out: str | Path | None = None, follow_links: bool = True, console: Console | None = None
 ) -> Findings:
     """Look at all images of `data` and write report.html, report.json and quarantine.csv into `out`."""
-    console, asked = console or make_console(), given_path(out) if out is not None else None
+    console = console or make_console()
+    root = os.path.normpath(given_path(data).absolute())
+    folder = given_path(out) if out is not None else Path("checks") / (data_name(root) or "data")
+    _refuse_others(folder)
     try:
         with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
             found = look_at(data, follow=follow_links, progress=scanned)
     except Interrupted as stopped:
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
         raise
-    folder = asked or Path("checks") / (data_name(found.root) or "data")
     commands = next_commands(found, str(data), folder, follow_links)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,6 +50,16 @@ def check(
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     _show(console, found, folder, commands)
     return found
+
+
+def _refuse_others(folder: Path) -> None:
+    """What is written takes the place of an earlier check, and of nothing else: not of a list that was edited."""
+    kinds = {"quarantine.csv": "", "report.json": "", "report.html": "check"}
+    advice = "move it, or choose another --out (a list that was edited counts as yours)"
+    try:
+        refuse_others([(folder / name, kind) for name, kind in kinds.items()], advice)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def next_commands(found: Findings, data: str, folder: Path, follow_links: bool = True) -> list[str]:

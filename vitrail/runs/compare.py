@@ -78,7 +78,7 @@ def compare(
         raise UserError("a run is named twice")
     if split == "train":
         raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
-    with joined() as ranks, Interrupts() as interrupts:
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
         cards = [read_weights(name).card for name in names]

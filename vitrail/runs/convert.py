@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -101,7 +102,9 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
         yield
         return
-    before = {number: signal.signal(number, stop) for number in taken_signals() if number != signal.SIGINT}
+    before: dict[int, Any] = {one: signal.signal(one, stop) for one in taken_signals() if one != signal.SIGINT}
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # an exception, too, even while a library is imported
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except _Terminated as ended:

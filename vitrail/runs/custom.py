@@ -23,7 +23,7 @@ from vitrail.infer.device import choose_device
 from vitrail.objectives.custom import CustomBatch, CustomObjective
 from vitrail.runs.custom_plan import Custom, said, settle
 from vitrail.runs.fit import Launch, Learning, fit
-from vitrail.runs.folder import begin_folder, check_free, claimed
+from vitrail.runs.folder import Lock, begin_folder, check_free, check_there, claimed, refuse_links, where_it_stopped
 from vitrail.runs.resume import (
     changed_settings,
     environment,
@@ -60,24 +60,25 @@ def train_custom(
         console.quiet = console.quiet or not ranks.first
         again = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
-        def begin() -> tuple[RunConfig, Saved | None, bool]:
+        def begin() -> tuple[Lock, RunConfig, Saved | None, bool]:
             if again and has_checkpoint(folder):
-                held.enter_context(claimed(folder))
-                return *_goes_on(custom, folder, ranks.world, console), is_finished(folder)
+                lock = held.enter_context(claimed(folder))
+                refuse_links(folder)
+                return lock, *_goes_on(custom, folder, ranks.world, console), is_finished(folder)
             config = settle(custom, ranks.world)
             check_free(folder, overwrite, again)
-            held.enter_context(claimed(folder))
+            lock = held.enter_context(claimed(folder))
             begin_folder(folder, said(config))
             size = sum(parameter.numel() for parameter in custom.model.parameters())
             what = f"{type(custom.model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
             console.print(f"{escape(what)} -> [bold]{escape(str(folder))}[/]")
-            return config, None, False
+            return lock, config, None, False
 
-        config, saved, finished = ranks.share(begin)
+        lock, config, saved, finished = ranks.share(begin)
         if finished:
             console.print(f"the run in [bold]{escape(str(folder))}[/] is finished")
         else:
-            _learn(custom, config, Launch(folder, {}, console, interrupts, ranks), saved)
+            _learn(custom, config, Launch(folder, {}, console, interrupts, ranks, lock), saved)
         if not any(hasattr(parameter, "to_local") for parameter in custom.model.parameters()):
             _take_weights(custom.model, folder, ranks)
         console.print(f"the weights are in [bold]{escape(str(folder / 'model.safetensors'))}[/]")
@@ -129,13 +130,14 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
     try:
         kept, _ = fit(learning, module, replace(launch, about=about), saved)
     except Interrupted as stopped:
-        stopped.advice = " and saved; the same call with resume=True goes on"
+        stopped.advice = where_it_stopped(launch.folder, "the same call with resume=True goes on")
         raise
-    ranks.share(lambda: _write(launch.folder / "model.safetensors", kept, config))
+    ranks.share(lambda: _write(launch, kept, config))
 
 
-def _write(path: Path, kept: dict[str, Tensor], config: RunConfig) -> None:
-    facts = {"config": said(config), "created_with": created_with()}
+def _write(launch: Launch, kept: dict[str, Tensor], config: RunConfig) -> None:
+    facts, path = {"config": said(config), "created_with": created_with()}, launch.folder / "model.safetensors"
+    check_there(launch.folder, launch.lock)
     try:
         with whole_file(path) as temporary:
             save_file(kept, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})

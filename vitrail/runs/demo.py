@@ -3,6 +3,7 @@ from random ones, with the same images and the same number of steps."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from vitrail.atomic import whole_file
 from vitrail.config import DataConfig, read_recipe
 from vitrail.errors import UserError, given_path
 from vitrail.evaluate.metrics import Scores, softmax
@@ -27,6 +29,7 @@ from vitrail.runs.measure import logits_of
 from vitrail.runs.pictures import Pictures, asked_of
 from vitrail.runs.show import make_console
 from vitrail.runs.train import train
+from vitrail.runs.written import refuse_others
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.progress import read_metrics
@@ -59,6 +62,9 @@ def demo(
         "One network twice: from weights that have seen other images, and from random ones.\n"
         "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."
     )
+    page, test = folder / "index.html", _first_of_each_class(open_dataset(bundled_images()).splits["test"])
+    refuse_others([(page, "")], "choose another --out")
+    _write_samples(folder / "samples", test)
     try:
         for number, run in enumerate((PRETRAINED, SCRATCH), 1):
             console.rule(f"[bold]{number} of 2: {run.name}[/]", align="left")
@@ -68,10 +74,7 @@ def demo(
         scratch, pretrained = compare(runs, data=bundled_images(), console=Console(quiet=True))
         verdict = [_thesis(folder, pretrained, scratch), _difference(pretrained)]
         _show(console, pretrained, scratch, verdict)
-        test = _first_of_each_class(open_dataset(bundled_images()).splits["test"])
-        _write_samples(folder / "samples", test)
         commands = next_commands(folder)
-        page = folder / "index.html"
         write_demo_page(page, _facts(folder, pretrained, scratch, verdict, test, commands))
     except Interrupted as stopped:
         stopped.advice = "; the same command goes on"
@@ -154,7 +157,12 @@ def _write_samples(folder: Path, test: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(len(test)):
             name = f"{test.classes[test.labels[index]]}{Path(test.name(index)).suffix}"
-            (folder / name).write_bytes(test.read(index))
+            image, path = test.read(index), folder / name
+            if not os.path.lexists(path):
+                with whole_file(path) as temporary:
+                    temporary.write_bytes(image)
+            elif path.is_symlink() or path.read_bytes() != image:
+                raise UserError(f"{path} was not written by the demo: choose another --out")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
@@ -196,7 +204,7 @@ def _pictures(weights: Path, test: Samples) -> list[Picture]:
     """What the network says to each image, and what spoke for it."""
     classifier = load(weights)
     spec, data = classifier.preprocess, DataConfig()
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, interrupts.at_once():
         out = logits_of(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
         chances = softmax(out.values.numpy())
         asked = [

@@ -24,6 +24,7 @@ from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.runs.written import ANSWERS, MODEL_CARD, refuse_others
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
@@ -54,7 +55,7 @@ def evaluate(
     `target_accuracy` asks for the threshold above which so many answers are right. With `write`, what was tuned goes
     into the weights file: the temperature, that threshold, or the thresholds of several labels.
     """
-    with joined() as ranks, Interrupts() as interrupts:
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)
@@ -80,10 +81,10 @@ def evaluate(
             found = tuned(found, card.answering, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
-            answers = path.with_name(f"{path.stem}-answers.csv")
+            answers = _answers(path)
             facts = _facts(weights, dataset, card, found, again, answers.name)
             write_answers(answers, found, samples, thresholds)
-            write_model_card(path.with_name(f"{path.stem}-card.md"), facts)
+            write_model_card(_card(path), facts)
             write_report(path, facts)
             console.print(
                 f"report: [bold]{escape(str(path))}[/]; beside it the answer to each image, {escape(answers.name)}, "
@@ -99,6 +100,8 @@ def evaluate(
 def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool, split: str | None) -> None:
     """What would fail after the work is told before it."""
     check_names(weights, card)
+    beside = {_answers(report): ANSWERS, _card(report): MODEL_CARD}
+    refuse_others([(report, "report.html"), *beside.items()], "choose another --report")
     if report.is_dir() or not report.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
     if target is not None and not 0 < target < 1:
@@ -109,6 +112,14 @@ def _check(weights: str | Path, card: Card, report: Path, target: float | None, 
         own_file(weights)
         if split == "train":
             raise UserError("--write would fit to images that these weights were trained on: use another --split")
+
+
+def _answers(report: Path) -> Path:
+    return report.with_name(f"{report.stem}-answers.csv")
+
+
+def _card(report: Path) -> Path:
+    return report.with_name(f"{report.stem}-card.md")
 
 
 def _beside(weights: str | Path, data: str, split: str | None) -> Path:

@@ -24,7 +24,7 @@ from vitrail.explain.votes import can_vote, reasons
 from vitrail.infer.predict import Classifier, load
 from vitrail.model.vit import VisionTransformer
 from vitrail.report.canvas import short_name
-from vitrail.report.explain_page import ExplainFacts, Looked, Picture, write_explanation
+from vitrail.report.explain_page import ExplainFacts, Looked, Picture, check_figures, write_explanation
 from vitrail.report.explain_plots import (
     MapPanel,
     draw_distances,
@@ -49,6 +49,7 @@ from vitrail.runs.looking import (
 from vitrail.runs.provenance import vit_kind
 from vitrail.runs.show import make_console
 from vitrail.runs.trusting import Trusted, measure_trust
+from vitrail.runs.written import is_ours, refuse_others
 from vitrail.terminal import escape
 
 
@@ -81,6 +82,9 @@ def explain(
                           measured=measured, image_size=image_size)  # fmt: skip
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
     folder = given_path(out) if out is not None else explained_folder(weights, images)
+    page, found = folder / "explain.html", folder / "explain.json"
+    refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
+    check_figures(folder)
     ready_folder(folder)
     distances, trusted, looked = None, None, []
     if seen is not None:

@@ -96,7 +96,7 @@ def fewshot(
         "probe": _probe,
         "knn": lambda task, rows: _knn(task, rows, neighbours, temperature),
     }
-    with joined() as ranks, Interrupts() as interrupts:
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
@@ -19,36 +18,30 @@ from vitrail.model.cost import macs, parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.runs.answers import write_answers
-from vitrail.runs.folder import ANSWERS, MODEL_CARD
+from vitrail.runs.fit import Launch
+from vitrail.runs.folder import NEW, check_there
 from vitrail.runs.measure import Measurement, measure
 from vitrail.runs.plan import Plan
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
 from vitrail.runs.unseen import seen_before
+from vitrail.runs.written import ANSWERS, MODEL_CARD
 from vitrail.terminal import escape
-from vitrail.training.interrupt import Interrupts
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
 
-def finish(
-    plan: Plan,
-    net: Network,
-    folder: Path,
-    about: dict[str, Any],
-    seconds: float,
-    console: Console,
-    interrupts: Interrupts,
-) -> Scores | TagScores:
+def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores | TagScores:
     """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
+    folder, about, console = launch.folder, launch.about, launch.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
     copies, before = _known(plan, samples), seen_before(samples, about["trained_before"])
     split = _split(name, copies, before)
-    found = measure(
-        net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts, several=plan.dataset.several
-    )
+    data, interrupts, several = plan.config.data, launch.interrupts, plan.dataset.several
+    with interrupts.at_once():  # all that training made has been saved
+        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
     show_scores(console, found.scores, found.sentence)
     to_beat = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
@@ -58,17 +51,28 @@ def finish(
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
     found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
-    history = read_metrics(folder / "metrics.jsonl")
+    place = _place(launch)
+    history = read_metrics(place / "metrics.jsonl")
     card = _card(plan, found.sentence, metrics, about, history)
-    facts = _facts(plan, found, folder, about, seconds, card, history)
-    write_answers(folder / ANSWERS, found, samples)
-    write_report(folder / "report.html", facts)
-    write_model_card(folder / MODEL_CARD, facts)
-    write_bundle(folder / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
+    config = (place / "config.toml").read_text(encoding="utf-8")
+    facts = _facts(plan, found, folder, about, seconds, card, history, config)
+    write_answers(place / ANSWERS, found, samples)
+    write_report(place / "report.html", facts)
+    write_model_card(place / MODEL_CARD, facts)
+    write_bundle(place / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
     console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
     return found.scores
+
+
+def _place(launch: Launch) -> Path:
+    """Where the files go: to the folder, or beside what it holds if the run has not saved anything before."""
+    new = launch.folder / NEW
+    if new.exists():
+        return new
+    check_there(launch.folder, launch.lock)
+    return launch.folder
 
 
 def _known(plan: Plan, samples: Samples) -> int:
@@ -86,12 +90,13 @@ def _split(name: str, copies: int, before: int) -> str:
     return words if name == "test" or copies or before else f"{words}, which training never saw"
 
 
-def finish_masked(plan: Plan, net: Network, folder: Path, about: dict[str, Any], console: Console) -> dict[str, float]:
+def finish_masked(plan: Plan, net: Network, launch: Launch) -> dict[str, float]:
     """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
+    folder, console = _place(launch), launch.console
     history = read_metrics(folder / "metrics.jsonl")
     last = [row for row in history if "val_loss" in row][-1]
     found = {key: value for key, value in last.items() if key != "step"}
-    card = _card(plan, "masked patches of held-out images", found, about, history)
+    card = _card(plan, "masked patches of held-out images", found, launch.about, history)
     write_bundle(folder / "model.safetensors", net.state_dict(), card)
     right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
     console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
@@ -141,6 +146,7 @@ def _facts(
     seconds: float,
     card: Card,
     history: list[dict[str, Any]],
+    config: str,
 ) -> ReportFacts:
     dataset, to_beat = plan.dataset, about["baseline"]
     speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
@@ -171,7 +177,7 @@ def _facts(
         excluded=dataset.excluded,
         notes=dataset.notes,
         cost=cost,
-        config_toml=(folder / "config.toml").read_text(encoding="utf-8"),
+        config_toml=config,
         commands=[
             ["vitrail", "predict", weights, "photo.jpg"],
             ["vitrail", "evaluate", weights, plan.config.data.path],

@@ -20,6 +20,7 @@ from vitrail.images.randomness import step_seed
 from vitrail.model.estimate import peak_of
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.report.plots import draw_curves
+from vitrail.runs.folder import NEW, Lock, check_there, take_place
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.events import Events, told_if_it_fails
@@ -44,6 +45,7 @@ class Launch:
     console: Console
     interrupts: Interrupts
     ranks: Ranks
+    lock: Lock = (0, 0)  # by which the folder is this launch's
 
 
 @dataclass(frozen=True)
@@ -71,25 +73,33 @@ def fit(
     """Train `module` from a checkpoint, or from the start, to the last step; returns the weights to keep (the average,
     where one is kept) and the seconds of all launches."""
     settings, ranks = learning.config.train, launch.ranks
-    state = _state(learning, module)
+    with launch.interrupts.at_once(ranks):
+        state = _state(learning, module)
     when = _when(learning)
-    checkpoints = Checkpoints(
-        launch.folder / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every
+    checkpoints, first = (
+        Checkpoints(place / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every)
+        for place in (launch.folder, launch.folder / NEW)
     )
     started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
+    def about() -> dict[str, Any]:
+        return {**launch.about, "seconds": time.monotonic() - started}
+
     def save(current: TrainState) -> None:
-        checkpoints.save(current, {**launch.about, "seconds": time.monotonic() - started})
+        ranks.share(lambda: check_there(launch.folder, launch.lock))
+        checkpoints.save(current, about())
 
     def restore(current: TrainState, given_up: Collection[int]) -> None:
         found = ranks.share(lambda: checkpoints.latest_good(current.step, given_up))
-        assert found is not None  # a run saves before its first step
+        if found is None:  # a run saves before its first step
+            raise UserError(f"{checkpoints.folder} holds no checkpoint any more, and the run has to go back to one")
         _take(current, found[0])
 
     if saved is not None:
         _take(state, saved)
-    else:
-        save(state)  # a run killed before its first checkpoint can go on too
+    else:  # a run killed before its first checkpoint can go on too; and only now an earlier one is replaced
+        first.save(state, about())
+        ranks.share(lambda: take_place(launch.folder))
     update = _update(learning, ranks)
     with (
         _progress(learning, launch, state.step) as progress,

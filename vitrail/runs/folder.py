@@ -1,43 +1,50 @@
-"""The folder of a run: never one that already holds another, and never used by two launches at once."""
+"""The folder of a run: never one that already holds another, never used by two launches at once, and nothing in it is
+removed but what a run wrote."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
-import io
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+import re
+import stat
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import sync_folder, whole_file
 from vitrail.errors import UserError, given_path
 from vitrail.images.formats import is_image_name
 from vitrail.runs.plan import Plan, write_config
 from vitrail.runs.show import data_name
+from vitrail.runs.written import ANSWERS, EXCLUDED, EXCLUDED_TITLES, MODEL_CARD, has_our_header, is_ours
+from vitrail.spreadsheet import csv_table
+from vitrail.training.checkpoint import NAME, Checkpoints
+from vitrail.training.events import MARK
+from vitrail.weights.names import local_path
 
 try:
     import fcntl
 except ImportError:  # Windows, where two launches at once are the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
-ANSWERS, MODEL_CARD, EXCLUDED = "answers.csv", "model_card.md", "excluded.csv"
 FILES = (
-    "checkpoints",
-    "config.toml",
+    "model.safetensors",  # removed first and put in place last: with it a run counts as finished
+    ANSWERS,
     "curves.svg",
     "metrics.jsonl",
-    "model.safetensors",
-    ANSWERS,
     EXCLUDED,
     MODEL_CARD,
     "report.html",
-    "tensorboard",
+    "config.toml",
 )
+# Folders, and which files in them are a run's.
+FOLDERS = {"checkpoints": NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(MARK)}")}
+PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # what a killed process leaves of a file it was writing
 LOCK = ".lock"
+NEW = ".vitrail-new"  # where a run lies until it has saved for the first time
+Lock = tuple[int, int]  # which file it is
 
 
 def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> None:
@@ -48,46 +55,166 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
     folder = given_path(out)
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
-    run = (folder / "config.toml").is_file()
-    others = [name for name in FILES if (folder / name).exists()]
+    run = is_ours(folder / "config.toml")
+    if run and not overwrite and not again:
+        if (folder / "model.safetensors").is_file():
+            raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
+        raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
+    try:
+        earlier_run(folder)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
     if others and not run and not overwrite:
         raise UserError(
             f"{folder} holds '{others[0]}' but no run, and a run would replace that: choose another --out, "
             "or add --overwrite"
         )
-    if overwrite or again or not run:
-        with claimed(folder):  # that it can be
-            return
-    if (folder / "model.safetensors").is_file():
-        raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
-    raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
+    with claimed(folder):  # that it can be
+        return
 
 
-def check_beside(folder: Path, plan: Plan) -> None:
-    """That a run does not write among its own images, or over the teacher it needs again to go on."""
-    place, root = folder.resolve(), Path(plan.dataset.root).resolve()
-    inside = root.is_dir() and (place == root or root in place.parents)
-    if inside and folder.is_dir() and any(is_image_name(path.name) for path in folder.rglob("*")):
+def check_inputs(folder: Path, plan: Plan) -> None:
+    """That a run does not write among its own images, or over anything it reads."""
+    place, root, config = folder.resolve(), Path(plan.dataset.root).resolve(), plan.config
+    inside = root.is_dir() and root in place.parents
+    if place == root or (inside and folder.is_dir() and any(is_image_name(path.name) for path in folder.rglob("*"))):
         raise UserError(f"--out {folder} lies among the images to train on: choose another folder")
-    teacher = plan.config.objective.teacher
+    teacher = config.objective.teacher
     if teacher and place in (Path(teacher).resolve(), *Path(teacher).resolve().parents):
         raise UserError(f"--out {folder} holds the teacher: choose another folder")
+    written = {(folder / name).resolve() for name in (*FILES, *FOLDERS, NEW)}
+    for what, path in (
+        ("the images to train on", root),
+        ("the weights to start from", local_path(config.model.weights) if config.model.weights else None),
+        ("the quarantine list", Path(config.data.quarantine).expanduser() if config.data.quarantine else None),
+    ):
+        own = path.resolve() if path is not None else None
+        if own is not None and (own == place or written & {own, *own.parents}):
+            raise UserError(f"--out {folder} holds {what}, {path}: choose another folder")
+
+
+def earlier_run(folder: Path) -> list[Path]:
+    """The files of a run in a folder, which a new one replaces; links at their names are there, too, and are never
+    followed. A file of somebody else's with such a name is refused, and all others are left alone."""
+    found = []
+    for name in FILES:
+        path = folder / name
+        if path.is_symlink() or is_ours(path):
+            found.append(path)
+        elif path.exists():
+            _refuse(path)
+    for name, own in FOLDERS.items():
+        path = folder / name
+        if path.is_symlink():
+            found.append(path)
+        elif path.is_dir():
+            found += [inner for inner in sorted(path.iterdir()) if _is_of_run(inner, own)]
+        elif path.exists():
+            _refuse(path)
+    return found + [path for path in folder.glob(".*.partial") if _is_partial(path, FILES)]
+
+
+def _is_of_run(path: Path, own: re.Pattern[str]) -> bool:
+    if partial := PARTIAL.fullmatch(path.name):
+        return own.fullmatch(partial[1]) is not None and not path.is_dir()
+    if not own.fullmatch(path.name):
+        return False
+    if not path.is_symlink() and path.suffix == ".safetensors" and not has_our_header(path):
+        _refuse(path)
+    return path.is_symlink() or path.is_file()
+
+
+def _is_partial(path: Path, names: tuple[str, ...]) -> bool:
+    match = PARTIAL.fullmatch(path.name)
+    return match is not None and match[1] in names and not path.is_dir()
+
+
+def _refuse(path: Path) -> None:
+    raise UserError(f"{path} was not written by vitrail, and a run would replace it: move it, or choose another --out")
+
+
+def refuse_links(folder: Path) -> None:
+    """Before a run goes on: it makes no links, and writes through none that somebody else put there."""
+    places = [folder / name for name in (*FILES, *FOLDERS)]
+    inner = [path for place in places if place.name in FOLDERS and place.is_dir() for path in place.iterdir()]
+    for path in (*places, *inner):
+        if path.is_symlink():
+            raise UserError(
+                f"{path} is a link, and a run does not write through links: put what it leads to in its place"
+            )
 
 
 def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
-    """From here on the folder holds this run, with its settings in config.toml and the files it does not use, each
-    with the reason, in excluded.csv, and no earlier one."""
+    """Begin a run in a place of its own: what the folder holds is replaced when the new run has saved something. Its
+    settings go to config.toml, the files it does not use to excluded.csv, each with the reason."""
     try:
-        for path in (folder / name for name in FILES):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        write_config(folder / "config.toml", settings)
+        _remove(folder / NEW)
+        (folder / NEW).mkdir()
+        write_config(folder / NEW / "config.toml", settings)
         if excluded:
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows([("name", "reason"), *excluded])
-            with whole_file(folder / EXCLUDED) as temporary:  # names need not be text
-                temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
+            with whole_file(folder / NEW / EXCLUDED) as temporary:
+                temporary.write_bytes(csv_table(EXCLUDED_TITLES, excluded))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def take_place(folder: Path) -> None:
+    """From here on the folder holds the run that was begun, and no earlier one."""
+    new = folder / NEW
+    names = [name for name in ("config.toml", *FOLDERS, *reversed(FILES)) if (new / name).exists()]
+    try:
+        _remove(folder, but=names)
+        for name in dict.fromkeys(names):
+            if name in FOLDERS:
+                (folder / name).mkdir(exist_ok=True)
+                for path in sorted((new / name).iterdir()):
+                    path.replace(folder / name / path.name)
+                (new / name).rmdir()
+            else:
+                (new / name).replace(folder / name)
+        new.rmdir()
+        sync_folder(folder)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _remove(folder: Path, but: Collection[str] = ()) -> None:
+    """What a run wrote there, links as links, and the folders that are empty then. `but`: what is replaced anyway."""
+    if folder.name == NEW and folder.is_symlink():
+        folder.unlink()
+        return
+    for path in earlier_run(folder):
+        if path.name not in but or path.is_symlink():
+            path.unlink()
+    for place in (*(folder / name for name in FOLDERS), *([folder] if folder.name == NEW else [])):
+        if place.is_symlink():
+            place.unlink()
+        elif place.is_dir():
+            with contextlib.suppress(OSError):  # something else is in there
+                place.rmdir()
+
+
+def check_there(folder: Path, lock: Lock) -> None:
+    """That the folder is still this run's: somebody may have removed it, and begun another run there."""
+    try:
+        found = (folder / LOCK).lstat()
+        own = (found.st_dev, found.st_ino) == lock
+    except FileNotFoundError:
+        own = True  # a lock that was taken for one left behind
+    except OSError:
+        own = False
+    if not own or not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} was removed or replaced while its run was at work: what was not saved is lost")
+
+
+def where_it_stopped(folder: Path, command: str) -> str:
+    """What became of a run that was stopped, as the end of a sentence; `command` goes on with it."""
+    if (folder / NEW).exists():
+        return " before anything was saved"
+    if not (folder / "config.toml").is_file() or not Checkpoints(folder / "checkpoints", 1).steps():
+        return f", and nothing is saved: {folder} was removed or emptied while the run was at work"
+    return f" and saved; {command}"
 
 
 def choose_folder(out: str | Path | None, root: str) -> Path:
@@ -111,12 +238,12 @@ def _numbered(root: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path) -> Iterator[Lock]:
     """The folder for this launch alone. The lock ends with its process, however that ends."""
     there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
+        file = _open_lock(folder / LOCK)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
@@ -128,10 +255,28 @@ def claimed(folder: Path) -> Iterator[None]:
                 advice = "wait for it, or choose another --out"
                 raise UserError(f"another launch is at work in {folder}: {advice}") from None
             # else the file system knows no locks
+        own = os.fstat(file.fileno())
         try:
-            yield
+            yield own.st_dev, own.st_ino
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError, UserError):
+                _remove(folder / NEW)  # of a run that ended before it saved anything
+            with contextlib.suppress(OSError):
+                found = (folder / LOCK).lstat()
+                if (found.st_dev, found.st_ino, found.st_size) == (own.st_dev, own.st_ino, 0):
+                    (folder / LOCK).unlink()  # else it is another launch's, or has held something before us
             if not there:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # if nothing was written
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    """Whatever lies there is not emptied, and a link or a pipe that somebody prepared is not opened."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{LOCK} is a link")
+    number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    file = os.fdopen(number, "r+b", buffering=0)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, f"{LOCK} is no regular file")
+    return file

@@ -140,7 +140,7 @@ def ready_folder(folder: Path) -> None:
     temporary = folder / f".{secrets.token_hex(4)}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
+        temporary.touch(exist_ok=False)
         temporary.unlink()
     except FileExistsError:
         raise UserError(f"cannot write to {folder}: it is a file, and a folder is needed") from None

@@ -55,7 +55,8 @@ def pack(
         raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:
-            manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
+            with interrupts.at_once():
+                manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
         except Interrupted as stopped:
             stopped.advice = "; give the same command again to go on"
             raise

@@ -26,7 +26,17 @@ from vitrail.runs.custom import train_custom
 from vitrail.runs.custom_plan import Custom
 from vitrail.runs.finish import finish, finish_masked
 from vitrail.runs.fit import Launch, fit
-from vitrail.runs.folder import begin_folder, check_beside, check_free, choose_folder, claimed, newest_folder
+from vitrail.runs.folder import (
+    begin_folder,
+    check_free,
+    check_inputs,
+    choose_folder,
+    claimed,
+    newest_folder,
+    refuse_links,
+    take_place,
+    where_it_stopped,
+)
 from vitrail.runs.learner import Task, learner, learning_of, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan
 from vitrail.runs.probing import Baseline, baseline, probe_network
@@ -36,7 +46,7 @@ from vitrail.runs.show import make_console, scanning, show_data, show_decisions
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Saved
 from vitrail.training.interrupt import Interrupted, Interrupts
-from vitrail.training.parallel import Ranks, joined
+from vitrail.training.parallel import joined
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
 from vitrail.weights.resize import adapt
@@ -107,27 +117,27 @@ def train(
             if request != Request(None) and is_finished(folder):
                 return ranks.share(lambda: _finished(folder, request, console))
             with ExitStack() as held:
-                ranks.share(lambda: held.enter_context(claimed(folder)))
-                return _go_on(folder, request, accept_changes, console, interrupts, ranks)
+                lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+                return _go_on(Launch(folder, {}, console, interrupts, ranks, lock), request, accept_changes)
         own: list[Plan] = []  # with its starting weights, which only the first process needs
 
+        @interrupts.at_once()
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
                 own.append(make_plan(request, scanned, ranks.world, console.print))
             check_room(own[0], ranks.world, ranks.beside)
             folder = choose_folder(out, own[0].dataset.root)
-            check_beside(folder, own[0])
+            check_inputs(folder, own[0])
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
             show_data(console, own[0].dataset)
             show_decisions(console, own[0].decisions)
             return replace(own[0], weights=None), folder
 
         plan, folder = ranks.share(begin)
-        launch = Launch(folder, {}, console, interrupts, ranks)
         with ExitStack() as held:
-            ranks.share(lambda: held.enter_context(claimed(folder)))
-            return _start(own[0] if own else plan, launch)
+            lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+            return _start(own[0] if own else plan, Launch(folder, {}, console, interrupts, ranks, lock))
 
 
 def _finished(folder: Path, request: Request, console: Console) -> TrainResult:
@@ -146,26 +156,39 @@ def _goes_on(request: Request, out: str | Path | None) -> bool:
     return request == Request(None) or has_checkpoint(given_path(out))
 
 
-def _go_on(
-    folder: Path, request: Request, accept_changes: bool, console: Console, interrupts: Interrupts, ranks: Ranks
-) -> TrainResult:
+def _go_on(launch: Launch, request: Request, accept_changes: bool) -> TrainResult:
+    folder, console = launch.folder, launch.console
+
+    @launch.interrupts.at_once()
     def read() -> tuple[Plan, Saved]:
+        refuse_links(folder)
         check_same(folder, request)
-        plan, saved = read_run(folder, console, interrupts, accept_changes)
+        plan, saved = read_run(folder, console, launch.interrupts, accept_changes)
         console.print(
             f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}",
         )
         return plan, saved
 
-    plan, saved = ranks.share(read)
-    launch = Launch(folder, about_again(saved.facts, plan), console, interrupts, ranks)
+    plan, saved = launch.ranks.share(read)
+    launch = replace(launch, about=about_again(saved.facts, plan))
     return _fit_and_finish(plan, learner(plan, build(plan.model)), make_task(plan), launch, saved)
 
 
 def _start(plan: Plan, launch: Launch) -> TrainResult:
     """A new run: network, baseline, training or probe, and the last measurements."""
+    with launch.interrupts.at_once(launch.ranks):
+        net = _network(plan, launch)
+        if plan.config.kind != "probe":
+            plan, module, task, about = _begin(plan, net, launch)
+    if plan.config.kind == "probe":
+        return _probe(plan, net, launch)
+    return _fit_and_finish(plan, module, task, replace(launch, about=about))
+
+
+def _network(plan: Plan, launch: Launch) -> Network:
+    """As the run starts with it."""
     torch.manual_seed(plan.config.train.seed)
-    net, ranks = build(plan.model), launch.ranks
+    net = build(plan.model)
     if plan.config.model.initial == "mimetic":
         mimetic_(net)
     if plan.weights is not None:
@@ -175,10 +198,12 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
             launch.console.print(f"[dim]{escape(change)}[/]")
-    net.to(plan.device)
-    if plan.config.kind == "probe":
-        return _probe(plan, net, launch)
-    task = make_task(plan)
+    return net.to(plan.device)
+
+
+def _begin(plan: Plan, net: Network, launch: Launch) -> tuple[Plan, nn.Module, Task, dict[str, Any]]:
+    """What has to be done before the first step, and the folder begun."""
+    task, ranks = make_task(plan), launch.ranks
     # The baseline needs the network as it is, before anything is put around it.
     found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
     module = learner(plan, net)
@@ -190,7 +215,7 @@ def _start(plan: Plan, launch: Launch) -> TrainResult:
         begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
         return about
 
-    return _fit_and_finish(plan, module, task, replace(launch, about=ranks.share(begin)))
+    return plan, module, task, ranks.share(begin)
 
 
 def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch) -> Plan:
@@ -219,14 +244,15 @@ def _fit_and_finish(
         return launch.ranks.share(lambda: _finish(plan, state, launch, seconds))
     except Interrupted as stopped:
         command = "vitrail" if launch.ranks.world == 1 else "torchrun ... -m vitrail"
-        stopped.advice = f" and saved; go on with: {command} train --resume --out {shlex.quote(str(launch.folder))}"
+        go_on = f"go on with: {command} train --resume --out {shlex.quote(str(launch.folder))}"
+        stopped.advice = where_it_stopped(launch.folder, go_on)
         raise
 
 
 def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float) -> TrainResult:
     net, folder = plain_network(plan, state), launch.folder
     if plan.config.kind == "masked":
-        found = finish_masked(plan, net, folder, launch.about, launch.console)
+        found = finish_masked(plan, net, launch)
         return TrainResult(folder, folder / "model.safetensors", None, found)
     net.to(plan.device)
     return _classifier(plan, net, launch, seconds)
@@ -235,14 +261,14 @@ def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float
 def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> TrainResult:
     """The last measurement and its files."""
     folder = launch.folder
-    scores = finish(plan, net, folder, launch.about, seconds, launch.console, launch.interrupts)
+    scores = finish(plan, net, launch, seconds)
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 
 def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
     if plan.config.kind == "masked":
         return None
-    with console.status("fitting a linear probe, the baseline to beat"):
+    with interrupts.at_once(), console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, interrupts)
     if found is None:
         return None
@@ -261,7 +287,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
 
     def work() -> TrainResult:
         console, started = launch.console, time.monotonic()
-        with console.status("one pass over the images, then logistic regression"):
+        with launch.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, launch.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
         tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
@@ -271,6 +297,8 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         seconds = time.monotonic() - started
         about = about_run(plan, None)
         begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
-        return _classifier(plan, net, replace(launch, about=about), seconds)
+        found = _classifier(plan, net, replace(launch, about=about), seconds)
+        take_place(launch.folder)
+        return found
 
     return launch.ranks.share(work)

@@ -34,6 +34,7 @@ from vitrail.errors import UserError, given_path
 from vitrail.images.sources.read import read_source
 from vitrail.runs.show import data_name, make_console
 from vitrail.runs.train import train
+from vitrail.runs.written import refuse_others
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.parallel import joined
@@ -92,6 +93,7 @@ def transfer(
     they are, and one that was stopped goes on."""
     folder = given_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
+        ranks.share(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
@@ -119,7 +121,9 @@ def transfer(
                     console=console,
                 )
             except Interrupted as stopped:
-                stopped.advice = " and saved; the same command goes on"
+                if not stopped.advice or "go on with" in stopped.advice:  # else it says what was lost
+                    saved = " and saved" if stopped.advice else ""
+                    stopped.advice = f"{saved}; the same command goes on"
                 raise
             card = ranks.share(lambda: read_card(result.weights))
             made.append((name, card.data["fingerprint"]))

@@ -107,7 +107,7 @@ def _probe_tasks(
     ranks: Ranks,
 ) -> tuple[list[TaskScore], dict[str, str]]:
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, interrupts.at_once(ranks):
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
         scores, wrong = [], {}

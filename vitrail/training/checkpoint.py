@@ -150,7 +150,7 @@ class Checkpoints:
             for name in _shared(held):  # as layers of somebody's network may, and a file may not
                 held[name] = held[name].clone()
             facts["digest"] = digest(held, facts)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # without its parents: a run whose folder was removed is over
             with whole_file(path) as temporary:
                 save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
         except Exception as error:  # whatever it is, the other processes must hear of it

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitrail.errors import UserError
 
+MARK = ".vitrail"  # ends the names of our files; others may write theirs beside them
 SCALARS = {
     "loss": "train/loss",
     "accuracy": "train/accuracy",
@@ -85,4 +86,4 @@ class Events:
 
         threading.excepthook = unless_told
         with told_if_it_fails(self.folder):
-            self.writer = writer(str(self.folder), purge_step=start + 1)
+            self.writer = writer(str(self.folder), purge_step=start + 1, filename_suffix=MARK)

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the run ends at the next step with its work saved."""
+"""Ctrl-C, SIGTERM and a closed terminal: the run ends at the next step with its work saved, and where there is
+nothing to save, at once."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,44 @@ def taken_signals() -> list[signal.Signals]:
     return taken
 
 
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """For a command until it has something to save: SIGTERM and a closed terminal end it with one word. So does Ctrl-C
+    in the seconds that imports take, since imported code may swallow an exception or make another one of it."""
+    before, process = {}, os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        own = os.getpid() == process  # and not a child that has not set handlers of its own yet
+        if own and number == signal.SIGINT and not _importing(frame):
+            raise KeyboardInterrupt
+        if own and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(OSError):  # nobody there to read it
+                os.write(2, b"stopped\n")
+        os._exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        for number in taken_signals():
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Now(BaseException):
+    """No Exception, which libraries take for an answer."""
+
+
 class Interrupts:
     """A context that remembers the first signal; a later Ctrl-C falls through to what was there before.
 
@@ -51,6 +91,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.caught: int | None = None
         self._when = 0.0
+        self._at_once = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -67,6 +108,8 @@ class Interrupts:
     def _catch(self, number: int, _: FrameType | None) -> None:
         if self.caught is None:
             self._when, self.caught = time.monotonic(), number
+            if self._at_once:
+                raise _Now
         elif number == signal.SIGINT and self._before[number] != signal.SIG_IGN and self._meant_anew():
             self.__exit__()
             with contextlib.suppress(OSError):  # nobody there to read it
@@ -75,6 +118,24 @@ class Interrupts:
 
     def _meant_anew(self) -> bool:
         return time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ
+
+    @contextlib.contextmanager
+    def at_once(self, ranks: Ranks | None = None) -> Iterator[None]:
+        """While there is nothing to save: a signal stops the work wherever it is. `ranks`: the work is that of all
+        processes together, which then go on to the next `check` if there are several."""
+        if ranks is not None and ranks.world > 1:
+            yield
+            return
+        self.check()
+        before, self._at_once = self._at_once, True
+        try:
+            yield
+            self._at_once = before
+        except BaseException:
+            self._at_once = before
+            if self.caught:  # whatever has become of it on its way
+                raise Interrupted(self.caught) from None
+            raise
 
     def check(self, ranks: Ranks | None = None) -> None:
         """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""

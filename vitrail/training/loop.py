@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,15 +94,32 @@ def run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, aroun
 
 
 def _run(state: TrainState, update: Update | GraphedUpdate, plan: LoopPlan, around: Surroundings) -> None:
-    pace, watcher = Pace(around.ranks), around.watcher
-    saved_at, took = time.monotonic(), 0.0  # the last checkpoint, and the seconds it took
-    # On several machines a word between all of them takes a while, and a step need not wait for it.
-    agree_every = 1 if around.ranks.world == around.ranks.beside else plan.log_every
+    pace = Pace(around.ranks)
     state.model.train()
     if state.step and state.evaluated < state.step and _evaluation_due(state.step, plan, around):
         _evaluate_or_save(state, around, pace)  # a signal came before it
+    # What is on the disk is all there is until the first step is taken, which may start workers and compile long.
+    with ExitStack() as beginning:
+        beginning.enter_context(around.interrupts.at_once(around.ranks))
+        _steps(state, update, plan, around, pace, beginning.close)
+
+
+def _steps(
+    state: TrainState,
+    update: Update | GraphedUpdate,
+    plan: LoopPlan,
+    around: Surroundings,
+    pace: Pace,
+    begun: Callable[[], None],
+) -> None:
+    """`begun`: called after every step, and of use after the first."""
+    watcher = around.watcher
+    saved_at, took = time.monotonic(), 0.0  # the last checkpoint, and the seconds it took
+    # On several machines a word between all of them takes a while, and a step need not wait for it.
+    agree_every = 1 if around.ranks.world == around.ranks.beside else plan.log_every
     for batch in pace.waiting(around.batches(state.step, state.passed)):
         pace.add(update(state, batch), len(batch))
+        begun()
         step, last = state.step, state.step == plan.steps
         watcher.step(step)
         if step % plan.log_every == 0 or last:

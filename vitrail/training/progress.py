@@ -40,6 +40,8 @@ class MetricsLog:
         self._keep([row for row in read_metrics(path) if row["step"] <= start] if start else [])
 
     def write(self, row: dict[str, Any]) -> None:
+        if not self.path.parent.is_dir():  # the open file would take the row, and nobody would ever see it
+            raise UserError(f"{self.path.parent} was removed while its run was at work: what was not saved is lost")
         with told_if_it_fails(self.path):
             self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
             self.file.flush()

@@ -46,10 +46,14 @@ def _check_free(source: Path | None, path: Path, target: str, to: LayoutName, ov
     _check_apart(source, path, target)
     if not path.exists():
         return
-    if path.is_dir() != folder or (folder and not all(WRITTEN.fullmatch(entry.name) for entry in path.iterdir())):
+    if path.is_dir() != folder or (folder and not all(map(_is_written, path.iterdir()))):
         raise UserError(f"'{target}' is there and holds something else: give another name")
     if not overwrite:
         raise UserError(f"'{target}' is there already: give another name, or --overwrite")
+
+
+def _is_written(path: Path) -> bool:
+    return WRITTEN.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
 def _check_apart(source: Path | None, path: Path, target: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig
 from vitrail.weights import processor
 from vitrail.weights.bundle import Card
@@ -91,7 +92,8 @@ def write(folder: Path, card: Card, state: Mapping[str, Tensor]) -> None:
         model, state = prefix_rows(*ungridded(card.model, state))
         tensors = _vit_tensors(model, state)
         config = _vit_config(model)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with whole_file(folder / "model.safetensors") as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
     _write_json(folder / "config.json", config | _labels(card))
     _write_json(folder / processor.FILE, processor.settings(card.preprocess))
 

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig
 from vitrail.model.variants import RESNETS
 from vitrail.weights.bundle import Card
@@ -76,7 +77,8 @@ def write(folder: Path, card: Card, state: Mapping[str, Tensor]) -> None:
         settings |= {"num_features": model.width, "global_pool": args["global_pool"]}
     settings |= {"label_names": classes} if classes else {}
     settings["pretrained_cfg"] = _pretrained(card, model)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with whole_file(folder / "model.safetensors") as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
     text = json.dumps(settings, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.doctor.compare import SAME, SIDE, same_picture, thumbnail
 from vitrail.images.doctor.findings import Case, Finding
-from vitrail.images.scan import Progress, Scan, cores
+from vitrail.images.scan import Progress, Scan, threads
 from vitrail.images.similar import Pairs, join, near_pairs
 from vitrail.images.sources.catalogue import Catalogue, count
 
@@ -66,7 +65,7 @@ def same_pictures(
             return np.zeros((SIDE, SIDE, 3), np.uint8)
 
     matches = []
-    with ThreadPoolExecutor(cores()) as pool:
+    with threads() as pool:
         for start in range(0, len(pairs), _AT_ONCE):
             part = pairs.keep(np.arange(start, min(start + _AT_ONCE, len(pairs))))
             needed, places = np.unique(np.stack([part.left, part.right]), return_inverse=True)

@@ -121,7 +121,7 @@ def shared_bytes(size: int) -> np.ndarray:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+b") as file:
         if os.fstat(file.fileno()).st_size != size:
             file.truncate(size)
         if hasattr(os, "posix_fallocate") and size:

@@ -33,6 +33,8 @@ AHEAD = 3  # batches that are made while one is used
 LENT = 2  # and those that the loop and a copy to a GPU hold
 CAN_FORK = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"  # macOS has it, unsafe
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 Failures = list[tuple[int, str]]  # (row in the batch, why the image gives no pixels)
 Fill = Callable[[np.ndarray, np.ndarray, np.ndarray], Failures]  # pixels to write (n, C, H, W), epochs, samples (n,)
 _Part = tuple[int, int, int]  # slot, first row, row after the last
@@ -75,10 +77,10 @@ class Pool:
         self.failures: dict[int, Failures] = {}
         self.connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
-        for _ in range(workers):
-            self._add(fill)
         # Before multiprocessing's own end, which would wait for processes that do not listen to SIGTERM.
         self.end = Finalize(self, _end, (self.connections, self.processes), exitpriority=100)
+        for _ in range(workers):
+            self._add(fill)
 
     def start(self, slot: int, epochs: np.ndarray, samples: np.ndarray) -> None:
         rows = len(samples)
@@ -110,11 +112,16 @@ class Pool:
         process = multiprocessing.get_context("fork").Process(
             target=_process, args=(theirs, fill, self.slots, os.getpid()), daemon=True
         )
-        with warnings.catch_warnings():  # Python warns of threads beside a fork; the child uses none of their locks
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        # Until the child ignores them, and we know of it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with warnings.catch_warnings():  # Python warns of threads beside a fork; the child uses none of their locks
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            self.processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         theirs.close()
-        self.processes.append(process)
 
     def _receive(self) -> None:
         for ready in wait([*self.connections, *(process.sentinel for process in self.processes)]):
@@ -132,8 +139,9 @@ class Pool:
 
 def _process(connection: Connection, fill: Fill, slots: Slots, parent: int) -> None:
     # A signal to the whole group is for the main process, which ends its workers when it has saved its work.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.freeze()  # looking at inherited objects would copy the memory they lie in
     torch.set_num_threads(1)
     _serve(connection, fill, slots, lambda: os.getppid() == parent)
