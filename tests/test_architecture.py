@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "vitrail"
 LEVEL = {
     "errors": 0,
     "atomic": 0,
+    "strict_json": 0,
     "config": 1,
     "model": 2,
     "images": 2,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import time
@@ -16,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.training.events import Events, told_if_it_fails
@@ -40,7 +40,7 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         with told_if_it_fails(self.path):
-            self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
+            self.file.write(strict_json.dumps(row) + "\n")
             self.file.flush()
 
     def rewind(self, step: int) -> None:
@@ -55,7 +55,7 @@ class MetricsLog:
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         with told_if_it_fails(self.path):
             with whole_file(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+                temporary.write_text("".join(strict_json.dumps(row) + "\n" for row in rows))
             self.file = self.path.open("a")
 
 
@@ -84,11 +84,6 @@ def few_points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
                 point = {key: float(f"{statistics.fmean(values):.5g}") for key, values in means.items() if values}
                 found.append({"step": stretch[-1]["step"], **point})
     return found
-
-
-def _json_number(value: Any) -> Any:
-    """JSON knows no infinities: a gradient norm without a value is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TrainingProgress:
