@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import io
 import os
 import select
 import signal
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -16,7 +20,7 @@ from rich.markup import escape
 
 from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
-from vitrail.errors import UserError
+from vitrail.errors import Note, UserError
 
 app = App(
     name="vitrail",
@@ -58,6 +62,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
         faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
+    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     try:
         app()
     except UserError as error:
@@ -104,6 +109,13 @@ def _fail(sentence: str, code: int) -> None:
     if sentence:  # else another process of the run tells it
         _say(f"[bold red]error:[/] {escape(sentence)}")
     sys.exit(code)
+
+
+def _show_warning(usual: Callable[..., None], message: Warning | str, *others: Any, **more: Any) -> None:
+    if isinstance(message, Note):
+        _say(f"[yellow]note:[/] {escape(str(message))}")
+    else:
+        usual(message, *others, **more)
 
 
 def _say(text: str) -> None:

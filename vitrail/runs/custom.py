@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from vitrail.runs.folder import begin_folder, check_free, claimed
 from vitrail.runs.resume import changed_settings, environment, has_checkpoint, is_finished, warn_of_changes
 from vitrail.runs.show import make_console
 from vitrail.runs.source import END, drawn_from, repeatable_source
-from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.loop import Evaluator
 from vitrail.training.parallel import Ranks, choose_parallel, joined
@@ -129,6 +129,7 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
 
 def _write(path: Path, kept: dict[str, Tensor], config: RunConfig) -> None:
     facts = {"config": said(config), "created_with": created_with()}
+    facts["digest"] = digest(kept, facts)
     try:
         with whole_file(path) as temporary:
             save_file(kept, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
@@ -143,7 +144,12 @@ def _take_weights(module: nn.Module, folder: Path, ranks: Ranks) -> None:
         path = folder / "model.safetensors"
         try:
             stored = load_file(path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[HEADER])
+            told = {"config", "created_with", "digest"}  # what was written earlier has no digest
+            if facts.keys() - told or ("digest" in facts and digest(stored, facts) != facts["digest"]):
+                raise ValueError("it is damaged: its contents do not match their checksum")
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
         ours, theirs = ({name: tuple(t.shape) for name, t in one.items()} for one in (module.state_dict(), stored))
         odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
