@@ -24,7 +24,7 @@ from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
-from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.runs.unseen import Trained, check_names, unseen_images
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
 from vitrail.weights.bundle import Card
@@ -62,7 +62,7 @@ def evaluate(
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
-                return unseen_images(str(data), [card], split, str(quarantine or ""), scanned)
+                return unseen_images(str(data), [Trained.of(classifier)], split, str(quarantine or ""), scanned)
 
         dataset, samples, words = ranks.share(look)
         show_data(console, dataset)
