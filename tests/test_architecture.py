@@ -13,6 +13,7 @@ LEVEL = {
     "errors": 0,
     "atomic": 0,
     "spreadsheet": 0,
+    "strict_json": 0,
     "terminal": 0,
     "config": 1,
     "model": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 
 
@@ -28,6 +29,16 @@ def given_path(path: str | Path) -> Path:
             start, length = str(path)[:60], len(str(path))
             raise UserError(f"'{start}...', with {length:,} characters, is no path: {error.strerror}") from None
     return place
+
+
+class Note(UserWarning):
+    """What a user should know though all goes on: a warning in Python, one sentence on standard error of a command."""
+
+
+def check_whole(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:
+    """That an argument called `name` is a whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UserError(f"{name} is {what}, at least {least}, not {value!r}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,4 +1,6 @@
 import io
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import vitrail
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.build import create
+from vitrail.runs.evaluate import evaluate
 from vitrail.runs.predict import predict
 from vitrail.weights.bundle import Answering, Card, read_bundle, write_bundle
 
@@ -138,3 +141,116 @@ def test_weights_without_a_classifier_are_refused(tmp_path, image):
     assert clf.classes == ()
     with pytest.raises(UserError, match="these weights have no classifier: train one"):
         clf.predict([image])
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory):
+    """Finite weights whose logits are not, for a bright image alone; and a dark and a bright image."""
+    folder = tmp_path_factory.mktemp("overflowing")
+    net = create("Ti/8", 2, (16, 16), pool="gap")
+    state = {name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()}
+    state["tokens.projection.weight"][0] = 1.0
+    state["encoder.norm.weight"][:] = 1.0
+    state["head.weight"][:, 0] = 3e38  # the norm makes 13 of the first feature, where there is any
+    card = Card(
+        model=net.config,
+        preprocess=Preprocess(size=(16, 16), mean=(0.0,) * 3, std=(1.0,) * 3),
+        classes=("a", "b"),
+        created_with="test",
+    )
+    write_bundle(folder / "model.safetensors", state, card)
+    for name, value in (("dark", 0), ("bright", 255)):
+        Image.new("RGB", (20, 20), (value,) * 3).save(folder / f"{name}.png")
+    return folder
+
+
+def test_an_answer_that_is_not_finite_is_an_error_of_that_image_and_never_a_label(overflowing, capsys):
+    clf = vitrail.load(overflowing)
+    images = [overflowing / "dark.png", overflowing / "bright.png"]
+    assert clf.predict(images[:1])[0].label == "a"
+    with pytest.raises(UserError, match=r"bright\.png"):
+        clf.predict(images)
+    with pytest.raises(UserError, match="image 1"):
+        clf.predict(image.read_bytes() for image in images)
+    assert predict(overflowing, images, form="json", threshold=0.9) == 1
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0]["label"] is None and rows[0]["top"][0]["probability"] == 0.5  # none of these, and that is true
+    assert set(rows[1]) == {"file", "error"} and rows[1]["file"].endswith("bright.png")
+    assert predict(overflowing, images, form="csv") == 1
+
+
+def test_numbers_of_answers_that_are_not_finite_are_no_numbers(overflowing, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for shade in (0, 200, 250):
+            Image.new("RGB", (20, 20), (shade + (name == "b"),) * 3).save(tmp_path / "data" / name / f"{shade}.png")
+    with pytest.raises(UserError, match=r"a/200\.png"):
+        evaluate(
+            overflowing, tmp_path / "data", report=tmp_path / "page.html", device="cpu", console=Console(quiet=True)
+        )
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"images": None}, {"images": 5}, {"images": [5]}, {"images": [[]]}, {"images": b""}, {"images": "a\0b.jpg"},
+        {"images": np.zeros((0, 0, 3), np.uint8)}, {"images": [np.zeros((0, 4, 3), np.uint8)]},
+        {"images": np.zeros((4, 4, 3), np.float32)}, {"images": np.zeros((4, 4), np.uint8)},
+        {"batch_size": 0}, {"batch_size": -1}, {"batch_size": "4"}, {"batch_size": None}, {"batch_size": 1.5},
+        {"top": "3"}, {"top": None}, {"top": -1}, {"threshold": "0.5"}, {"threshold": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_cannot_be_are_one_kind_of_error(path, image, wrong):
+    with pytest.raises(UserError):
+        vitrail.load(path).predict(**{"images": [image], **wrong})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: vitrail.load(None), lambda path: vitrail.load(5), lambda path: vitrail.load(""),
+        lambda path: vitrail.load(path, image_size="224"), lambda path: vitrail.load(path, image_size=0),
+        lambda path: vitrail.load(path, image_size=(16,)), lambda path: vitrail.load(path, device=None),
+        lambda path: vitrail.create(None), lambda path: vitrail.create("Ti/8", "10"),
+        lambda path: vitrail.create("Ti/8", -1), lambda path: vitrail.create("Ti/8", 2, None),
+        lambda path: vitrail.create("Ti/8", 2, "32"), lambda path: vitrail.create("Ti/8", 2, -8),
+        lambda path: vitrail.create("Ti/8", 2, 100_000), lambda path: vitrail.train(5),
+        lambda path: vitrail.train(path),
+        lambda path: vitrail.train(np.zeros(3)), lambda path: vitrail.train("x", recipe=5),
+        lambda path: vitrail.train("x", out=5), lambda path: vitrail.train("x", overrides=None),
+        lambda path: vitrail.train("x", overrides=[5]), lambda path: vitrail.train("x", model=5),
+        lambda path: vitrail.train("x", overrides="model.image_size=[100000,100000]"),
+    ],
+)  # fmt: skip
+def test_calls_that_cannot_be_are_one_kind_of_error(path, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    (tmp_path / "empty.safetensors").touch()
+    with pytest.raises(UserError):
+        call(path)
+    with pytest.raises(UserError):
+        vitrail.load(tmp_path / "empty.safetensors")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_images_have_no_answers(path):
+    assert vitrail.load(path).predict([]) == []
+
+
+def test_threads_share_a_classifier(path, tmp_path):
+    """Files, bytes and arrays of many sizes, from eight threads at once: the answers are those of one thread."""
+    clf, random = vitrail.load(path), np.random.default_rng(1)
+    images = [random.integers(0, 255, (20 + 3 * i, 50 - i, 3), dtype=np.uint8) for i in range(24)]
+    for index, kind in zip(range(0, 24, 3), ("PNG", "JPEG", "WEBP", "BMP") * 2, strict=True):
+        file = tmp_path / f"{index}.{kind.lower()}"
+        Image.fromarray(images[index]).save(file)
+        images[index] = file if index % 2 else file.read_bytes()
+    expected = [clf.predict([image, image], batch_size=2)[1] for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            found = list(pool.map(lambda image: clf.predict([image, image], batch_size=2)[1], images))
+            assert [one.label for one in found] == [one.label for one in expected]
+            for one, other in zip(found, expected, strict=True):
+                assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-6)

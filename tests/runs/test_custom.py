@@ -423,7 +423,14 @@ def test_a_folder_holds_one_run(tmp_path):
     assert all(
         torch.equal(before, after) for before, after in zip(kept.values(), tied.state_dict().values(), strict=True)
     )
-    (folder / "model.safetensors").unlink()
+    weights = folder / "model.safetensors"
+    go(folder, net(), data, resume=True)  # a finished run is read
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        go(folder, net(), data, resume=True)
+    weights.unlink()
     wider = net()
     wider[0] = nn.Linear(5, 17, bias=False)
     with pytest.raises(UserError, match=r"'model/0.weight' is \(16, 5\) float32 in it and \(17, 5\) float32 here"):

@@ -20,8 +20,8 @@ from vitrail.runs.evaluate import evaluate
 from vitrail.runs.measure import with_one_label
 from vitrail.runs.train import train
 from vitrail.runs.tune import own_file
-from vitrail.runs.unseen import unseen_images
-from vitrail.weights.bundle import KEY, Answering, read_card, replace_card
+from vitrail.runs.unseen import Trained, unseen_images
+from vitrail.weights.bundle import KEY, TRAINED_ON, Answering, read_card, replace_card
 
 pytestmark = pytest.mark.slow
 
@@ -131,8 +131,8 @@ def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="was not written by vitrail"):
         replace_card(tmp_path / "foreign.safetensors", card)
-    half = {name: tensor.half() for name, tensor in load_file(path).items()}
-    save_file(half, path, metadata={KEY: card.model_dump_json()})
+    half = {name: tensor.half() for name, tensor in load_file(path).items() if name != TRAINED_ON}
+    save_file(half, path, metadata={KEY: card.model_copy(update={"format": 1}).model_dump_json()})
     replace_card(path, card)
     assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # not blown up on the way
 
@@ -159,7 +159,7 @@ def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_te
             draw(root / split / name, (colour, 40 * number, 90), 4)
     card = read_card(run / "model.safetensors")
     own = card.data | {"fingerprint": open_dataset(root).fingerprint, "trained_on": ["f" * 16]}
-    _, _, words = unseen_images(str(root), [card.model_copy(update={"data": own})], "val", "", lambda *_: None)
+    _, _, words = unseen_images(str(root), [Trained(card.model_copy(update={"data": own}))], "val", "", lambda *_: None)
     assert ("trained on the rest of this folder" in words) == (not tested)
 
 

@@ -24,7 +24,7 @@ from vitrail.model.variants import configure
 from vitrail.runs.train import train
 from vitrail.runs.transfer import Transfer, rates_of, transfer
 from vitrail.training.interrupt import Interrupted
-from vitrail.weights.bundle import read_card
+from vitrail.weights.bundle import read_card, read_trained_on
 
 STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
 
@@ -167,7 +167,7 @@ def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, qui
 def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_path, quiet):
     settings = ("model.image_size=[16, 16]", *STEPS)
     start = train(split / "test", from_=tiny, out=tmp_path / "start", overrides=settings, console=quiet)
-    seen = len(read_card(start.weights).data["trained_on"])
+    seen = len(read_trained_on(start.weights))
     said = io.StringIO()
     ask = {"from_": start.weights, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "overrides": settings}
     found = transfer(split, **ask, console=Console(file=said, width=200))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.runs.conftest import draw
 from vitrail.config import ModelConfig, Preprocess
@@ -13,8 +14,9 @@ from vitrail.images import dataset
 from vitrail.images.splits import SplitRule
 from vitrail.runs import unseen as module
 from vitrail.runs.train import TrainResult, train
-from vitrail.runs.unseen import unseen_images
-from vitrail.weights.bundle import Card, read_card
+from vitrail.runs.unseen import Trained, seen_by, unseen_images
+from vitrail.weights.bundle import Card, read_card, read_trained_on
+from vitrail.weights.read import read_weights
 
 
 def card(known: dict[str, object]) -> Card:
@@ -43,7 +45,7 @@ def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_t
 
 
 def unseen(path: Path, known: dict[str, object]) -> tuple[dataset.Samples, str]:
-    _, samples, words = unseen_images(str(path), [card(known)], None, "", lambda *_: None)
+    _, samples, words = unseen_images(str(path), [Trained(card(known))], None, "", lambda *_: None)
     return samples, words
 
 
@@ -63,17 +65,18 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     second = run("two", first.weights)
     third = run("three", second.weights)
     assert read_card(third.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
-    learned = {name: read_card(run.weights) for name, run in (("one", first), ("two", second), ("three", third))}
-    assert learned["three"].data["trained_before"] == [learned[name].data["trained_on"] for name in ("two", "one")]
-    for name in ("one", "two"):  # 13 of the 16 images were trained on, long ago
-        seen = len(learned[name].data["trained_on"])
+    learned = {name: Trained.of(read_weights(run.weights)) for name, run in (("one", first), ("two", second))}
+    learned["three"] = Trained.of(read_weights(third.weights))
+    assert all(not one.card.data.get("trained_on") and not one.card.data["trained_before"] for one in learned.values())
+    assert [len(one.digests) for one in learned.values()] == [12, 24, 36]  # 12 of 16 images each, and those before
+    assert set(learned["one"].digests) < set(learned["two"].digests) < set(learned["three"].digests)
+    for name in ("one", "two"):  # 12 of the 16 images were trained on, long ago
         _, samples, words = unseen_images(str(tmp_path / name), [learned["three"]], None, "", lambda *_: None)
-        assert len(samples) == 16 - seen and f"{seen} images that these weights were trained on are left out" in words
+        assert len(samples) == 4 and "12 images that these weights were trained on are left out" in words
 
     again = read_card(run("one", third.weights, "data.split_seed=5").weights)
     split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
-    held_out = {f"{digest:016x}" for digest in split.splits["val"].firsts.tolist()}
-    before = len(held_out & set(learned["one"].data["trained_on"]))
+    before = len(set(split.splits["val"].pixels) & set(learned["one"].digests))
     assert 0 < before == again.metrics["seen_before"]
     assert f"{before} were in the training of the weights it started from" in again.metrics["measured_on"]
     assert "never saw" not in again.metrics["measured_on"]
@@ -88,3 +91,38 @@ def test_copies_of_training_images_are_told_of(tiny, tmp_path, quiet):
     result = train(tmp_path, from_=tiny, out=tmp_path / "run", overrides=few, console=quiet)
     said = read_card(result.weights).metrics["measured_on"]
     assert said == "Measured on 8 images of the held-out split, 8 of which are exact copies of training images."
+
+
+def test_every_training_image_is_known_again_by_its_pixels_however_many_there_are(tmp_path):
+    draw(tmp_path / "old" / "red", (200, 60, 60), 30)
+    draw(tmp_path / "old" / "blue", (60, 60, 200), 30)
+    old = dataset.open_dataset(tmp_path / "old", None).splits["all"]
+    others = np.random.default_rng(0).integers(2**20, 2**64, 200_000, np.uint64)  # which sort before and after
+    draw(tmp_path / "new" / "red", (200, 60, 61), 5)
+    draw(tmp_path / "new" / "blue", (60, 60, 201), 5)
+    for number in range(30):  # the same pictures in other formats, with other metadata and names
+        for name in ("red", "blue"):
+            picture = Image.open(tmp_path / "old" / name / f"{number:03d}.png")
+            kind, options = [("bmp", {}), ("webp", {"lossless": True}), ("png", {"compress_level": 1})][number % 3]
+            picture.save(tmp_path / "new" / name / f"copy-{number}.{kind}", **options)
+    learned = Trained(card({"trained_on": []}), np.concatenate([dataset.recognised_by(old), others]))
+    _, samples, words = unseen_images(str(tmp_path / "new"), [learned], None, "", lambda *_: None)
+    assert len(samples) == 10 and "60 images that these weights were trained on are left out" in words
+    assert not any("copy" in samples.name(index) for index in range(len(samples)))
+    assert seen_by(old, learned) == 60
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_remembers_what_its_start_was_trained_on(tiny, tmp_path, quiet):
+    for number, name in enumerate(("one", "two")):
+        draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
+        draw(tmp_path / name / "blue", (60, 30 * number, 200), 8)
+    few = ("train.steps=2", "train.batch_size=8", "data.alike=false", "precision.compute=fp32", "schedule.warmup=0")
+    first = train(tmp_path / "one", from_=tiny, out=tmp_path / "first", overrides=few, console=quiet)
+    second = train(tmp_path / "two", from_=first.weights, out=tmp_path / "second", overrides=few, console=quiet)
+    known = read_trained_on(second.weights)
+    assert set(read_trained_on(first.weights)) < set(known) and len(known) == 24
+    second.weights.unlink()
+    first.weights.unlink()  # what was started from is not needed again
+    again = train(resume=True, out=tmp_path / "second", console=quiet)
+    assert (read_trained_on(again.weights) == known).all()

@@ -12,7 +12,7 @@ from tests.runs.conftest import draw, vitrail
 from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
 from vitrail.evaluate.vtab import TASKS
-from vitrail.images.dataset import open_dataset, sketch
+from vitrail.images.dataset import open_dataset
 from vitrail.runs import vtab as run
 from vitrail.runs.plan import leaves
 from vitrail.runs.sense import check_read
@@ -109,7 +109,9 @@ def test_images_that_the_weights_were_trained_on_and_options_without_use_are_tol
     root = lists(tmp_path / "patch_camelyon")
     card = read_card(tiny)
     test = open_dataset(root, None).splits["test"]
-    card = card.model_copy(update={"data": {**card.data, "trained_before": [sketch(test)[:3]]}})
+    card = card.model_copy(
+        update={"data": {**card.data, "trained_before": [[f"{digest:016x}" for digest in test.firsts[:3].tolist()]]}}
+    )
     weights = tmp_path / "weights.safetensors"
     write_bundle(weights, load_file(tiny), card)
     (score,) = vtab(weights, tmp_path, device="cpu", console=quiet).scores

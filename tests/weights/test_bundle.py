@@ -27,10 +27,11 @@ def bundle(tmp_path, state, card) -> Path:
 
 
 def rewrite(path: Path, state: dict[str, torch.Tensor], **changes: object) -> None:
-    """The same file with other values in its document, written by safetensors itself."""
+    """The same file with other values in its document, written by safetensors itself, without checksums."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])
-    document.update(changes)
+    del document["checksums"]
+    document.update({"format": 1, **changes})
     save_file(state, path, metadata={"vitrail": json.dumps(document)})
 
 
@@ -146,8 +147,8 @@ def test_files_of_others(tmp_path):
 
 
 def test_a_newer_format_says_to_upgrade(bundle, state):
-    rewrite(bundle, state, format=2, something_new=True)
-    with pytest.raises(UserError, match=r"format 2.*reads up to 1.*pip install --upgrade"):
+    rewrite(bundle, state, format=3, something_new=True)
+    with pytest.raises(UserError, match=r"format 3.*reads up to 2.*pip install --upgrade"):
         read_bundle(bundle)
 
 
@@ -229,7 +230,9 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
     [
         ({"positions": "sincos", "image_size": (4_000_000, 4_000_000)}, "65,536 tokens at most"),
         ({"positions": "relative", "image_size": (4_000, 4_000)}, "4,096 tokens at most"),
-        ({"image_size": (4_000_000, 4_000_000)}, "the network it describes has"),
+        ({"image_size": (4_000_000, 4_000_000)}, "4000000x4000000 have more than 100,000,000 pixels"),
+        ({"image_size": (8_000, 12_000)}, "the network it describes has"),
+        ({"image_size": (100_000, 100_000), "positions": "none"}, "more than 100,000,000 pixels"),
         ({"registers": 10**12}, "the network it describes has"),
         ({"stem": {"blocks": (10**12,)}, "patch": (1, 1)}, "too few for a network"),
         ({"stem": {"blocks": (1,) * 200}}, "at most 8 items"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.weights.configs import PLACES, SMALL, card_of, random_state
 from vitrail.config import ModelConfig, StemConfig
@@ -212,3 +213,21 @@ def test_a_size_for_files_that_do_not_tell(tmp_path, convert):
         assert read_weights(str(target)).card.model.image_size == size
     code, _, error = convert(FIXTURES / "google_vit_token.npz", tmp_path / "x.safetensors", "--to", "vitrail")
     assert code == 2 and "give the size with --image-size HxW" in error
+
+
+@pytest.mark.slow
+def test_timms_network_is_built_at_the_size_that_was_given(convert, tmp_path):
+    """Its config.json need not tell, and positions of 12x16 patches are those of no square."""
+    import timm
+
+    network = timm.create_model("vit_tiny_patch16_224", img_size=(192, 256), num_classes=3, depth=1)
+    (tmp_path / "wide").mkdir()
+    save_file(network.state_dict(), tmp_path / "wide" / "model.safetensors")
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 3, "model_args": {"depth": 1, "num_classes": 3}}
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(about | {"pretrained_cfg": {}}))
+    target = tmp_path / "wide.safetensors"
+    assert convert(tmp_path / "wide", target, "--to", "vitrail")[0] == 2 and not target.exists()
+    code, said, error = convert(tmp_path / "wide", target, "--to", "vitrail", "--image-size", "192x256")
+    assert code == 0, error
+    assert "timm gives the same outputs" in said
+    assert read_weights(str(target)).card.model.image_size == (192, 256)

@@ -35,9 +35,9 @@ def check(data: str, /, *, out: str | None = None, no_follow: NoFollow = False, 
 
     found = check(data, out=out, follow_links=not no_follow, console=make_console(stderr=json))
     if json:
-        import json as format_json
+        from vitrail import strict_json
 
-        print(format_json.dumps(found.to_dict()))
+        print(strict_json.dumps(found.to_dict()))
     if found.severe:
         sys.exit(1)
 

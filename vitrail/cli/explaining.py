@@ -98,9 +98,9 @@ def explain(
         console=make_console(stderr=json),
     )
     if json:
-        import json as format_json
+        from vitrail import strict_json
 
-        print(format_json.dumps(numbers))
+        print(strict_json.dumps(numbers))
 
 
 def paper(

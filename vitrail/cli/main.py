@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import functools
 import io
 import os
 import select
@@ -13,13 +14,16 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from cyclopts import App, Parameter
 from rich import markup
 
 from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
-from vitrail.errors import UserError
+from vitrail.errors import Note, UserError
 from vitrail.terminal import SafeConsole, escape
 from vitrail.training.interrupt import ended_by_signals
 
@@ -69,6 +73,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
         faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
+    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     code = _run()
     _let_go_of_output()
     _leave(code)
@@ -174,6 +179,13 @@ def _let_go_of_output() -> bool:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return failed
+
+
+def _show_warning(usual: Callable[..., None], message: Warning | str, *others: Any, **more: Any) -> None:
+    if isinstance(message, Note):
+        _say(f"[yellow]note:[/] {escape(str(message))}")
+    else:
+        usual(message, *others, **more)
 
 
 def _say(text: str) -> None:

@@ -124,8 +124,9 @@ def compare(
 
 def print_json(values: object) -> None:
     """Of several processes only the first prints."""
-    import json
     import os
 
+    from vitrail import strict_json
+
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(values))
+        print(strict_json.dumps(values))

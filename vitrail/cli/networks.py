@@ -137,9 +137,9 @@ def models(*, json: bool = False) -> None:
     from vitrail.runs.show import make_console
 
     if json:
-        import json as format_json
+        from vitrail import strict_json
 
-        print(format_json.dumps(list_models()))
+        print(strict_json.dumps(list_models()))
     else:
         show_models(make_console())
 

@@ -18,6 +18,7 @@ NormPlace = Literal["before_pool", "after_pool"]
 Gelu = Literal["tanh", "erf"]
 Resampling = Literal["paper", "bicubic", "bicubic_antialias"]  # the last two as DeiT and timm do it
 
+MOST_PIXELS = 100_000_000  # of an image that a network takes, as of one that is read
 GROUPS = 32  # of channels in every GroupNorm
 # Positions that are computed take memory which no tensor of a weights file stands for: T x T places, T x D waves.
 MOST_TOKENS = {"relative": 4096, "sincos": 65_536}
@@ -109,6 +110,7 @@ class ModelConfig(Schema):
             raise ValueError(f"positions '{self.positions}' are for {most:,} tokens at most, not {self.sequence:,}")
         if self.axial and (self.prefix or self.positions == "relative"):
             raise ValueError("an axial network has patches alone: no class token, registers or relative positions")
+        _check_pixels(self.image_size)
         return self
 
     @property
@@ -154,12 +156,18 @@ class ResNetConfig(Schema):
     @model_validator(mode="after")
     def _consistent(self) -> ResNetConfig:
         _check_groups(self.width)
+        _check_pixels(self.image_size)
         return self
 
     @property
     def features(self) -> int:
         """Size of the vector before the classifier."""
         return self.width * 4 * 2 ** (len(self.blocks) - 1)
+
+
+def _check_pixels(size: Size) -> None:
+    if size[0] * size[1] > MOST_PIXELS:
+        raise ValueError(f"images of {size[0]}x{size[1]} have more than {MOST_PIXELS:,} pixels")
 
 
 def _check_groups(width: int) -> None:
@@ -195,6 +203,7 @@ class Preprocess(Schema):
             raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}: one each for every channel")
         if min(self.std) <= 0:
             raise ValueError("std must be positive")
+        _check_pixels(self.size)
         return self
 
     @property

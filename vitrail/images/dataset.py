@@ -22,7 +22,8 @@ from vitrail.images.sources.read import read_source
 from vitrail.images.splits import USUAL, SplitRule, note_leaks
 from vitrail.images.traits import Trait
 
-SKETCH = 65_536  # digests kept: 1 MB of a weights file
+# Weights of the first format know no more than this many digests of files, those that sort first.
+SKETCH = 65_536  # of their own training images
 EARLIER = 8_192  # of those that the starting weights had, and theirs
 
 
@@ -41,9 +42,15 @@ class Dataset:
     several: bool = False  # an image can have any number of the classes
 
 
-def sketch(samples: Samples) -> list[str]:
-    """Digests by which images can be recognised later: all of them, or of a million those that sort first."""
-    return [f"{digest:016x}" for digest in np.sort(samples.firsts)[:SKETCH].tolist()]
+def recognised_by(samples: Samples) -> np.ndarray:
+    """What images are recognised by later, uint64 (n,): a digest of their pixels or, where those are not known, of the
+    file."""
+    return np.where(samples.pixels != 0, samples.pixels, samples.firsts)
+
+
+def seen_among(samples: Samples, digests: np.ndarray) -> np.ndarray:
+    """Which samples are among the images of these digests, (n,) bool."""
+    return (np.isin(samples.pixels, digests) & (samples.pixels != 0)) | np.isin(samples.firsts, digests)
 
 
 def seen_in(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +60,7 @@ def seen_in(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarr
     """
     digests = np.array([int(digest, 16) for digest in known], np.uint64)
     beyond = samples.firsts > digests.max() if len(known) >= size else np.zeros(len(samples), bool)
-    return np.isin(samples.firsts, digests), beyond
+    return seen_among(samples, digests), beyond
 
 
 def bundled_images() -> Path:
@@ -112,7 +119,12 @@ def open_dataset(
     return Dataset(
         root=os.path.normpath(given_path(path).absolute()),
         classes=names,
-        splits=_samples(images, names, digests, firsts, found.shapes[usable].astype(np.int64).prod(axis=1)),
+        splits=_samples(
+            images,
+            names,
+            [digests, firsts, images.first_pixels or [found.pixels[row].tobytes() for row in usable]],
+            found.shapes[usable].astype(np.int64).prod(axis=1),
+        ),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,
@@ -212,11 +224,12 @@ def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) 
 
 
 def _samples(
-    images: Catalogue, classes: tuple[str, ...], digests: list[bytes], firsts: list[bytes], areas: np.ndarray
+    images: Catalogue, classes: tuple[str, ...], digests: Sequence[list[bytes]], areas: np.ndarray
 ) -> dict[str, Samples]:
+    """`digests`: of the content, of what it was before packing, and of the pixels of that."""
     index = {name: number for number, name in enumerate(classes)}
-    short, first = (
-        np.array([int.from_bytes(digest[:8], "big") for digest in column], np.uint64) for column in (digests, firsts)
+    short, first, pixels = (
+        np.array([int.from_bytes(digest[:8], "big") for digest in column], np.uint64) for column in digests
     )
     splits = {}
     for split in dict.fromkeys(("train", "val", "test", *images.splits)):
@@ -237,6 +250,7 @@ def _samples(
             weights.astype(np.float32),
             short[rows],
             first[rows],
+            pixels[rows],
             areas[rows],
         )
     return splits

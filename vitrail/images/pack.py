@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.images.decode import BadImage, decode
@@ -132,6 +133,7 @@ class Packing:
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
             self._firsts()[order],
+            self._first_pixels()[order],
             self.scan.rows(order),
         )
         manifest = self._manifest(notes)
@@ -154,6 +156,12 @@ class Packing:
         if self.source.firsts is None:
             return self.scan.digests
         return np.frombuffer(b"".join(self.source.firsts), np.uint8).reshape(-1, 16)
+
+    def _first_pixels(self) -> np.ndarray:
+        """The same of their pixels, uint8 (n, 8)."""
+        if self.source.first_pixels is None:
+            return self.scan.pixels
+        return np.frombuffer(b"".join(self.source.first_pixels), np.uint8).reshape(-1, 8)
 
     def _manifest(self, notes: list[str]) -> dict[str, Any]:
         shards = [
@@ -307,4 +315,4 @@ def _digest(path: Path) -> str:
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     with whole_file(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(strict_json.dumps(values, indent=1) + "\n", encoding="utf-8")

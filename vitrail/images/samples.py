@@ -53,6 +53,7 @@ class Samples:
     weights: np.ndarray  # float32 (n,)
     digests: np.ndarray  # uint64 (n,): of the content
     firsts: np.ndarray  # uint64 (n,): the same before packing made the images smaller
+    pixels: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
     areas: np.ndarray  # int64 (n,): height times width
 
     def __len__(self) -> int:
@@ -92,5 +93,6 @@ class Samples:
             weights=self.weights[chosen],
             digests=self.digests[chosen],
             firsts=self.firsts[chosen],
+            pixels=self.pixels[chosen],
             areas=self.areas[chosen],
         )

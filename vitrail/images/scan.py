@@ -24,28 +24,29 @@ from vitrail.images.traits import Trait, other_kind, read_traits
 Progress = Callable[[int, int], None]
 
 _CACHE_VERSION = 4
-_COLUMNS = ("digests", "shapes", "traits", "looks")
+_COLUMNS = ("digests", "shapes", "traits", "looks", "pixels")
 _REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
+_HASHED = 128  # rows of pixels that go into a digest
 _FAINT = 3  # levels between red, green and blue that nobody sees
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What decoding found, row by row beside the entries. Rows with a problem have zeros."""
+    """What decoding found, row by row beside the entries. Rows with a problem, and what is not known, have zeros."""
 
     digests: np.ndarray  # uint8 (n, 16): of the bytes
     shapes: np.ndarray  # int32 (n, 2): height, width
     problems: dict[int, str]  # row -> why it is no picture
     traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
     looks: np.ndarray = field(default_factory=lambda: np.zeros((0, SIZE), np.int8))  # (n, 64): see similar.look
+    pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8): digests of the pixels
 
     def __post_init__(self) -> None:
-        """Without traits and looks, nothing is known of them, which is what zeros say."""
-        if not len(self.traits):
-            object.__setattr__(self, "traits", np.zeros(len(self.digests), np.uint16))
-        if not len(self.looks):
-            object.__setattr__(self, "looks", np.zeros((len(self.digests), SIZE), np.int8))
+        for name in ("traits", "looks", "pixels"):
+            column = getattr(self, name)
+            if not len(column):
+                object.__setattr__(self, name, np.zeros((len(self.digests), *column.shape[1:]), column.dtype))
 
     def rows(self, chosen: Sequence[int]) -> Scan:
         """The same for some of the rows, in another order or again."""
@@ -70,6 +71,7 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
             for row, seen in found:
                 result.digests[row], result.shapes[row] = np.frombuffer(seen.digest, np.uint8), seen.shape
                 result.traits[row], result.looks[row] = seen.traits, seen.look
+                result.pixels[row] = np.frombuffer(seen.pixels, np.uint8)
                 known[row] = seen.lasting
                 if seen.problem:
                     result.problems[row] = seen.problem
@@ -135,6 +137,7 @@ class Seen(NamedTuple):
     lasting: bool = True  # until the file changes
     traits: int = 0
     look: np.ndarray | int = 0
+    pixels: bytes = bytes(8)
 
 
 def see(data: bytes, name: str, max_pixels: int) -> Seen:
@@ -148,7 +151,15 @@ def see(data: bytes, name: str, max_pixels: int) -> Seen:
     traits = read_traits(data, name)
     if _is_grey(pixels):
         traits |= Trait.GREY
-    return Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels))
+    return Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels), pixels=digest_of_pixels(pixels))
+
+
+def digest_of_pixels(pixels: np.ndarray) -> bytes:
+    """The same for the same picture in another format, or with other metadata beside it. Of a tall one some rows are
+    looked at, evenly: all of them would take half as long as decoding, and tell no more photos apart."""
+    whole = hashlib.blake2b(str(pixels.shape).encode(), digest_size=8)
+    whole.update(np.ascontiguousarray(pixels[:: -(-len(pixels) // _HASHED)]).data)
+    return whole.digest()
 
 
 def _look_at_all(

@@ -14,7 +14,7 @@ def choose_device(asked: str | torch.device) -> torch.device:
         return torch.device("cuda" if there["cuda"] else "mps" if there["mps"] else "cpu")
     try:
         device = torch.device(asked)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type not in there:
         raise UserError(f"no device '{asked}': use cpu, cuda, mps or auto")

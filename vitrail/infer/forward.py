@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Preprocess
+from vitrail.errors import UserError
 from vitrail.images.loading.loader import Batch
 from vitrail.images.preprocess import normalise
+from vitrail.images.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,16 @@ class Outputs:
     labels: Tensor  # (N,)
     sample: Tensor  # (N,): index in the split
     failures: list[tuple[str, str]]  # (name, reason) of the images that could not be read
+
+    def check_finite(self, samples: Samples) -> Outputs:
+        """Itself, or an error that names an image: a score of NaN is a score of nothing."""
+        odd = self.sample[~self.values.isfinite().all(dim=-1)]
+        if len(odd):
+            raise UserError(
+                f"the network's output is not finite for {len(odd):,} of {len(self.sample):,} images, first "
+                f"'{samples.name(int(odd[0]))}': its weights, or its preprocessing, are unusable"
+            )
+        return self
 
 
 @torch.no_grad()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Preprocess, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, check_whole
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.formats import is_image_name
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
 from vitrail.infer.forward import device_of
 from vitrail.model.build import build_with
+from vitrail.model.variants import size_of
 from vitrail.weights.names import local_path
 from vitrail.weights.read import read_weights
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from vitrail.weights.bundle import Card
 
 NONE_OF_THESE = "none of these"
+NOT_FINITE = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
+_IMAGE = "an image is a path, bytes or a uint8 array"
 Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
 
 
@@ -44,6 +48,7 @@ class Classifier:
 
     net: nn.Module
     card: Card
+    file: Path | None = None  # of vitrail, that it was read from
 
     @property
     def preprocess(self) -> Preprocess:
@@ -55,7 +60,7 @@ class Classifier:
         return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
 
     def predict(
-        self, images: Sequence[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
+        self, images: Iterable[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
     ) -> list[Prediction]:
         """One Prediction per image, in order; below `threshold` the label is "none of these".
 
@@ -64,20 +69,29 @@ class Classifier:
         """
         if isinstance(images, str | Path | bytes | np.ndarray):
             images = [images]  # one image, and not the characters of its name
-        pixels = (self.pixels(image) for image in images)
-        return [p for batch in _batched(pixels, batch_size) for p in self.predict_pixels(batch, top, threshold)]
+        if not isinstance(images, Iterable):
+            raise UserError(f"predict takes images, or one, and not {type(images).__name__}: {_IMAGE}")
+        check_whole("batch_size", batch_size)
+        self._check_asked(top, threshold)
+        found: list[Prediction] = []
+        for batch in _batched((self.pixels(image) for image in images), batch_size):
+            for answer in self.predict_pixels(batch, top, threshold):
+                if answer is None:
+                    raise UserError(f"{_called(images, len(found))}: {NOT_FINITE}")
+                found.append(answer)
+        return found
 
     def pixels(self, image: Image) -> Tensor:
         """An image as the network's uint8 input (C, H, W)."""
         if isinstance(image, np.ndarray):
             return prepare(_checked_array(image, self.preprocess.channels), self.preprocess)
         if not isinstance(image, str | Path | bytes):
-            raise UserError(f"an image is a path, bytes or a uint8 array, not {type(image).__name__}")
+            raise UserError(f"{_IMAGE}, not {type(image).__name__}")
         name = "the image" if isinstance(image, bytes) else str(image)
         try:
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
             decoded = decode(data, channels=self.preprocess.channels, background=self.preprocess.background)
-        except (OSError, BadImage) as error:
+        except (OSError, BadImage, ValueError) as error:  # ValueError: a path that none can be
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{name}: {reason}") from None
         return prepare(decoded, self.preprocess)
@@ -88,21 +102,20 @@ class Classifier:
         return logits.sigmoid() if self.card.several else logits.softmax(-1)
 
     @torch.no_grad()
-    def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction]:
-        """Predictions for a batch of uint8 inputs (B, C, H, W)."""
-        if top < 1:
-            raise UserError(f"top is how many classes to show, at least 1, not {top}")
-        several = self.card.several
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
-        classes = self.classes
-        if not classes:
-            raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
+    def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
+        """Predictions for a batch of uint8 inputs (B, C, H, W); none for an image whose probabilities are not finite,
+        of which nothing can be said."""
+        self._check_asked(top, threshold)
+        several, classes = self.card.several, self.classes
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).cpu()
         chances = self.chances(logits)
         best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
-        found = []
-        for probabilities, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        found: list[Prediction | None] = []
+        finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
+        for probabilities, indices, sound in zip(best.values.tolist(), best.indices.tolist(), finite, strict=True):
+            if not sound:
+                found.append(None)
+                continue
             ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
             least = [self._least(i, threshold) for i in (indices if several else indices[:1])]
             given = [pair for pair, own in zip(ranked, least, strict=False) if pair[1] >= own]
@@ -110,6 +123,15 @@ class Classifier:
             words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]
             found.append(Prediction(words, likeliest, ranked[:top], labels, theirs))
         return found
+
+    def _check_asked(self, top: int, threshold: float | None) -> None:
+        if not self.classes:
+            raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
+        check_whole("top", top, "how many classes to show")
+        if threshold is not None and not isinstance(threshold, int | float | np.number):
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
 
     def _least(self, label: int, asked: float | None) -> float:
         """The probability from which on a label is given."""
@@ -129,14 +151,21 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     path = local_path(spec)
     if path is not None and is_image_name(path.name) and path.is_file():
         raise UserError(f"'{spec}' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES")
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    weights = read_weights(spec, image_size=size)
+    place = choose_device(device)
+    weights = read_weights(spec, image_size=None if image_size is None else size_of(image_size))
     net = build_with(weights.card.model, weights.state)
-    return Classifier(net.to(choose_device(device)).eval().requires_grad_(False), weights.card)
+    own = weights.file if weights.layout == "vitrail" else None
+    return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own)
+
+
+def _called(images: Iterable[Image], index: int) -> str:
+    """What to call an image in a message."""
+    image = next(islice(images, index, None), None) if isinstance(images, Sequence) else None
+    return str(image) if isinstance(image, str | Path) else f"image {index}"
 
 
 def _checked_array(image: np.ndarray, channels: int) -> np.ndarray:
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels or not image.size:
         shape = "x".join(map(str, image.shape))
         raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
     return image

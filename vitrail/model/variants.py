@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from vitrail.config import NetworkConfig, Size, merge, network_config
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, check_whole, did_you_mean
 
 # letter: (width, depth, mlp_dim, heads). B, L, H: the paper's Table 1; g, G: Scaling Vision Transformers.
 SIZES: dict[str, tuple[int, int, int, int]] = {
@@ -39,13 +40,26 @@ RESNET = re.compile(r"R(?P<layers>\d+)x(?P<factor>[1-9]\d?)")
 
 def configure(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> NetworkConfig:
     """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    values = {**parse(name), "image_size": size, "num_classes": num_classes}
+    if not isinstance(name, str):
+        raise UserError(f"a model is named by text, such as 'S/16', not {type(name).__name__}")
+    check_whole("num_classes", num_classes, "how many classes there are", least=0)
+    values = {**parse(name), "image_size": size_of(image_size), "num_classes": int(num_classes)}
     if "stem" in options and "stem" not in values:
         raise UserError(f"model {name} has no convolutional stem")
     if options.get("pool") in ("gap", "map") and "kind" not in values:
         values.setdefault("class_token", False)  # as in the original code
     return network_config(merge(values, options), f"model {name}")
+
+
+def size_of(image_size: int | Sequence[int]) -> Size:
+    """(height, width) of a side or of both."""
+    both = isinstance(image_size, Sequence) and not isinstance(image_size, str)
+    sides: list[Any] = [*image_size] if both else [image_size] * 2  # type: ignore[misc]
+    if len(sides) != 2:
+        raise UserError(f"image_size is a side in pixels, or (height, width), not {image_size!r}")
+    for side in sides:
+        check_whole("image_size", side, "a side in pixels, or (height, width)")
+    return int(sides[0]), int(sides[1])
 
 
 def parse(name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.report.canvas import PAPER, Drawing
@@ -93,7 +93,7 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
     for name in _earlier(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
     with whole_file(folder / NUMBERS) as temporary:
-        temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(strict_json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 
 def check_figures(folder: Path, pictures: Sequence[Picture] = ()) -> None:
@@ -111,7 +111,7 @@ def check_figures(folder: Path, pictures: Sequence[Picture] = ()) -> None:
 def _earlier(folder: Path) -> set[str]:
     """Files of figures that an earlier explanation wrote here."""
     try:
-        listed = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
+        listed = strict_json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
         return {name for name in listed if OWN_FILE.fullmatch(name)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()  # there was none, or it is not ours

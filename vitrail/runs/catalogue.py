@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vitrail import strict_json
 from vitrail.config import ModelConfig, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.errors import UserError
 from vitrail.model.cost import macs, parameters
@@ -124,7 +124,7 @@ def _show_recipe(console: Console, name: str) -> None:
         return
     console.print(f"\n# base: {', over '.join(bases)}; with it, every setting of this recipe as --set takes it:")
     for key, value in sorted(_flat(settings)):
-        console.print(f"#   {key}={json.dumps(value)}", markup=False)
+        console.print(f"#   {key}={strict_json.dumps(value)}", markup=False)
 
 
 def _bases(name: str) -> list[str]:

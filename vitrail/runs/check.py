@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
 
 from rich.console import Console
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError, given_path
 from vitrail.images.doctor.check import check as look_at
@@ -44,7 +44,7 @@ def check(
         folder.mkdir(parents=True, exist_ok=True)
         write_quarantine(folder / "quarantine.csv", found.quarantine)
         with whole_file(folder / "report.json") as temporary:
-            temporary.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
+            temporary.write_text(strict_json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
         write_check_page(folder / "report.html", found, data_name(found.root), commands)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error

@@ -24,7 +24,7 @@ from vitrail.model.cost import macs, parameters
 from vitrail.runs.measure import logits_of, with_one_label
 from vitrail.runs.show import make_console, scanning
 from vitrail.runs.tune import fitted_on
-from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.runs.unseen import Trained, check_names, unseen_images
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import Ranks, joined
@@ -81,13 +81,14 @@ def compare(
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
-        cards = [read_weights(name).card for name in names]
+        trained = [Trained.of(read_weights(name)) for name in names]
+        cards = [one.card for one in trained]
         _check_alike(names, cards)
         source = str(data) if data is not None else _data_of(names[0])
 
         def look() -> tuple[Samples, str]:
             with scanning(console, interrupts) as scanned:
-                return unseen_images(source, cards, split, "", scanned)[1:]
+                return unseen_images(source, trained, split, "", scanned)[1:]
 
         samples, words = ranks.share(look)
         found = [

@@ -22,7 +22,7 @@ from vitrail.runs.show import make_console
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupted, taken_signals
 from vitrail.weights import google, to_google, to_timm
-from vitrail.weights.bundle import Answering, Card, read_bundle
+from vitrail.weights.bundle import TRAINED_ON, Answering, Card, digest_tensor, read_bundle, read_trained_on
 from vitrail.weights.peers import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
 from vitrail.weights.place import free_place, staged
 from vitrail.weights.read import Weights, read_tensors, read_weights
@@ -64,7 +64,6 @@ def convert(
         console.print(escape(line))
     if weights.assumed:
         console.print(f"assumed: {escape(weights.assumed)}")
-    _check_finite(weights.state, source)
     changes = check_expressible(card, to, adopt_constants)
     pixels = _pixels(card.model)
     _compare(console, "as read", weights.layout, weights.file, card, weights.state, pixels)
@@ -74,7 +73,8 @@ def convert(
         console.print("changed to what transformers fixes: its crop can lie one pixel beside ours")
     try:
         with _terminable(), staged(path, plan.folder) as place:
-            plan.write(place, plan.adopted(card), _halved(weights.state, source) if half else weights.state)
+            state = _halved(weights.state, source) if half else weights.state
+            plan.write(place, plan.adopted(card), {**state, **(_digests(weights) if to == "vitrail" else {})})
             _check_written(console, place, to, weights, pixels)
             if half and pixels is not None:
                 _tell_rounding(console, place, weights, pixels)
@@ -114,11 +114,12 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
-    for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            what = "NaN" if torch.isnan(tensor).any() else "infinite numbers"
-            raise UserError(f"'{source}': tensor '{name}' holds {what}: the network cannot answer")
+def _digests(weights: Weights) -> dict[str, Tensor]:
+    """The tensor by which `evaluate` recognises training images, of files that have one."""
+    if weights.layout != "vitrail":
+        return {}
+    known = read_trained_on(weights.file)
+    return {TRAINED_ON: digest_tensor(known)} if len(known) else {}
 
 
 def _halved(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -230,7 +231,9 @@ def _peer(layout: str, path: Path, card: Card) -> Run:
     if layout == "google":
         return timm_npz(path, card)
     folder, tensors = (path, None) if path.is_dir() else (path.parent, read_tensors(path))
-    return transformers_folder(folder, card, tensors) if layout == "huggingface" else timm_folder(folder, tensors)
+    if layout == "huggingface":
+        return transformers_folder(folder, card, tensors)
+    return timm_folder(folder, tensors, None if tensors is None else card.model)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ from vitrail.runs.resume import (
 from vitrail.runs.show import make_console
 from vitrail.runs.source import END, drawn_from, repeatable_source
 from vitrail.terminal import escape
-from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupted, Interrupts
 from vitrail.training.loop import Evaluator
 from vitrail.training.parallel import Ranks, choose_parallel, joined
@@ -137,6 +137,7 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
 
 def _write(launch: Launch, kept: dict[str, Tensor], config: RunConfig) -> None:
     facts, path = {"config": said(config), "created_with": created_with()}, launch.folder / "model.safetensors"
+    facts["digest"] = digest(kept, facts)
     check_there(launch.folder, launch.lock)
     try:
         with whole_file(path) as temporary:
@@ -152,7 +153,12 @@ def _take_weights(module: nn.Module, folder: Path, ranks: Ranks) -> None:
         path = folder / "model.safetensors"
         try:
             stored = load_file(path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[HEADER])
+            told = {"config", "created_with", "digest"}  # what was written earlier has no digest
+            if facts.keys() - told or ("digest" in facts and digest(stored, facts) != facts["digest"]):
+                raise ValueError("it is damaged: its contents do not match their checksum")
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
         ours, theirs = ({name: tuple(t.shape) for name, t in one.items()} for one in (module.state_dict(), stored))
         odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
+from vitrail import strict_json
 from vitrail.config import ModelChoice, ModelConfig, NetworkConfig, Size, parse_overrides, validate
 from vitrail.errors import UserError
 from vitrail.model.cost import Cost, cost
@@ -81,7 +81,7 @@ def plan(
 ) -> None:
     found = estimate(name, classes, image_size, batch, accelerator, overrides)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(strict_json.dumps(found.to_dict()))
     else:
         show(found, console)
 

@@ -23,7 +23,7 @@ from vitrail.runs.measure import Measurement, judge, logits_of
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, make_console, scanning, show_data, show_scores
 from vitrail.runs.tune import fitted_note, own_file, show_tuning, tuned, write_answering
-from vitrail.runs.unseen import check_names, unseen_images
+from vitrail.runs.unseen import Trained, check_names, unseen_images
 from vitrail.runs.written import ANSWERS, MODEL_CARD, refuse_others
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
@@ -66,7 +66,8 @@ def evaluate(
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
-                return unseen_images(str(data), [card], split, str(quarantine or ""), scanned, follow_links)
+                trained = [Trained.of(classifier)]
+                return unseen_images(str(data), trained, split, str(quarantine or ""), scanned, follow_links)
 
         dataset, samples, words = ranks.share(look)
         show_data(console, dataset)

@@ -78,7 +78,7 @@ class Extractor:
         loader = evaluation_loader(Reader(samples, self.spec, data.max_pixels), BATCH, data.workers, device, place)
         with repeatable(device), self._bar(what, len(loader)) as advance, _Kept(self.cache) as kept:
             for batch in loader:
-                out = run_network(self.forward, [batch], self.spec, device)
+                out = run_network(self.forward, [batch], self.spec, device).check_finite(samples)
                 kept.add(samples.digests[out.sample.numpy()], out.values.numpy())
                 advance()
                 self.interrupts.check(ranks)

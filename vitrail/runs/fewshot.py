@@ -21,11 +21,10 @@ from vitrail.images.dataset import Dataset, Samples, open_dataset
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import data_name, make_console, scanning
-from vitrail.runs.unseen import seen_by
+from vitrail.runs.unseen import Trained, seen_by
 from vitrail.terminal import escape
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.parallel import joined
-from vitrail.weights.bundle import Card
 
 Method = Literal["least-squares", "probe", "knn"]
 Form = Literal["paper", "big_vision"]
@@ -101,7 +100,7 @@ def fewshot(
         console.quiet = console.quiet or not ranks.first
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
-        tasks = list(_tasks(data, classifier.card, extractor, shots, SEEDS[form]))
+        tasks = list(_tasks(data, Trained.of(classifier), extractor, shots, SEEDS[form]))
 
         def solve() -> list[FewShot]:
             found = []
@@ -127,7 +126,7 @@ def fewshot(
 
 def _tasks(
     data: Sequence[str | Path],
-    card: Card,
+    trained: Trained,
     extractor: Extractor,
     shots: Sequence[int | None],
     seeds: Sequence[int | None],
@@ -139,7 +138,7 @@ def _tasks(
     for name, path in zip(names, data, strict=True):
         dataset = extractor.ranks.share(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
         train, test = dataset.splits["train"], dataset.splits["test" if "test" in dataset.splits else "val"]
-        show_transfer(extractor.console, name, dataset, train, test, card)
+        show_transfer(extractor.console, name, dataset, train, test, trained)
         classes = len(dataset.classes)
         _note_fewer(extractor.console, name, train, classes, shots)
         chosen = {
@@ -176,13 +175,15 @@ def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
     return dataset
 
 
-def show_transfer(console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, card: Card) -> None:
+def show_transfer(
+    console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, trained: Trained
+) -> None:
     """What is learned from and measured on, and what would make the number too good."""
     console.print(
         f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} images to learn from, "
         f"{len(test):,} to measure on"
     )
-    if seen := seen_by(test, card):
+    if seen := seen_by(test, trained):
         console.print(
             f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
         )

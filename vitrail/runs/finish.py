@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import TagScores
-from vitrail.images.dataset import Samples, sketch
+from vitrail.images.dataset import Samples, recognised_by
 from vitrail.images.splits import SplitRule
 from vitrail.model.build import Network
 from vitrail.model.cost import macs, parameters
@@ -25,11 +26,11 @@ from vitrail.runs.plan import Plan
 from vitrail.runs.provenance import provenance
 from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
-from vitrail.runs.unseen import seen_before
+from vitrail.runs.unseen import all_before, seen_before
 from vitrail.runs.written import ANSWERS, MODEL_CARD
 from vitrail.terminal import escape
 from vitrail.training.progress import few_points, read_metrics
-from vitrail.weights.bundle import Card, created_with, write_bundle
+from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
 
 
 def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores | TagScores:
@@ -37,7 +38,7 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     folder, about, console = launch.folder, launch.about, launch.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
-    copies, before = _known(plan, samples), seen_before(samples, about["trained_before"])
+    copies, before = _known(plan, samples), seen_before(samples, all_before(about))
     split = _split(name, copies, before)
     data, interrupts, several = plan.config.data, launch.interrupts, plan.dataset.several
     with interrupts.at_once():  # all that training made has been saved
@@ -59,7 +60,8 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     write_answers(place / ANSWERS, found, samples)
     write_report(place / "report.html", facts)
     write_model_card(place / MODEL_CARD, facts)
-    write_bundle(place / "model.safetensors", net.state_dict(), card)  # last: with it, the run counts as finished
+    # last: with it, the run counts as finished
+    write_bundle(place / "model.safetensors", _with_digests(plan, net, about), card)
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
     console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
@@ -80,6 +82,12 @@ def _known(plan: Plan, samples: Samples) -> int:
     return int(np.isin(samples.firsts, plan.dataset.splits["train"].firsts).sum())
 
 
+def _with_digests(plan: Plan, net: Network, about: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights, and the digests of all images that they and the weights before them learned from."""
+    own = recognised_by(plan.dataset.splits["train"])
+    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, all_before(about)]))}
+
+
 def _split(name: str, copies: int, before: int) -> str:
     """Which images were measured on, and what makes their numbers too good."""
     words = "test split" if name == "test" else "held-out split"
@@ -97,7 +105,7 @@ def finish_masked(plan: Plan, net: Network, launch: Launch) -> dict[str, float]:
     last = [row for row in history if "val_loss" in row][-1]
     found = {key: value for key, value in last.items() if key != "step"}
     card = _card(plan, "masked patches of held-out images", found, launch.about, history)
-    write_bundle(folder / "model.safetensors", net.state_dict(), card)
+    write_bundle(folder / "model.safetensors", _with_digests(plan, net, launch.about), card)
     right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
     console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
@@ -127,7 +135,6 @@ def _card(
             "given_split": dataset.given_split,
             **asdict(SplitRule.of(data.model_dump())),
             "max_pixels": data.max_pixels,
-            "trained_on": sketch(dataset.splits["train"]),
             "trained_before": about["trained_before"],
         },
         metrics={"measured_on": sentence, **metrics},

@@ -21,7 +21,7 @@ from vitrail.explain.rollout import rollout
 from vitrail.explain.votes import can_vote, reasons
 from vitrail.images.preprocess import normalise
 from vitrail.infer.forward import device_of
-from vitrail.infer.predict import Classifier
+from vitrail.infer.predict import NOT_FINITE, Classifier
 from vitrail.runs.predict import Row, find_images, opened
 
 BATCH = 16
@@ -103,8 +103,10 @@ def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> Distances
 @torch.no_grad()
 def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
     """(N, classes)"""
-    rows = [classifier.net(part).float().cpu() for part in batches(classifier, pixels)]
-    return torch.cat(rows).numpy()
+    rows = torch.cat([classifier.net(part).float().cpu() for part in batches(classifier, pixels)])
+    if not rows.isfinite().all():
+        raise UserError(NOT_FINITE)
+    return rows.numpy()
 
 
 def maps_of(

@@ -77,7 +77,7 @@ def outputs_of(
         name, reason = failures[0] if failures else ("the data", "there are no images")
         raise UserError(f"no image could be read, first {name}: {reason}")
     order = sample.argsort()
-    return Outputs(values[order], labels[order], sample[order], failures)
+    return Outputs(values[order], labels[order], sample[order], failures).check_finite(samples)
 
 
 def waiting_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from vitrail import strict_json
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean_path, given_path
 from vitrail.images.files import ABSENT, GONE, MISSING, Files, FolderFiles, ZipFiles, why_unread
@@ -22,7 +22,7 @@ from vitrail.images.sources.layout import note_ignored, note_links
 from vitrail.images.sources.manifest import is_manifest, read_paths
 from vitrail.images.sources.packed import is_packed, read_packed
 from vitrail.images.sources.parquet import is_parquet, read_images
-from vitrail.infer.predict import Classifier, Prediction, load
+from vitrail.infer.predict import NOT_FINITE, Classifier, Prediction, load
 from vitrail.runs.show import make_console
 from vitrail.spreadsheet import SafeTable
 from vitrail.terminal import escape, visible, visible_json
@@ -157,7 +157,11 @@ def predict_items(
         pixels = [item[1] for item in group if isinstance(item, tuple)]
         predictions = iter(classifier.predict_pixels(torch.stack(pixels), top, threshold) if pixels else [])
         for item in group:
-            yield Row(item[0], next(predictions), None) if isinstance(item, tuple) else item
+            if isinstance(item, tuple):
+                answer = next(predictions)
+                yield Row(item[0], answer, None if answer else NOT_FINITE)
+            else:
+                yield item
 
 
 def opened(classifier: Classifier, item: Item) -> tuple[str, Tensor] | Row:
@@ -200,7 +204,7 @@ def _jsonl(rows: Iterator[Row], out: TextIO) -> int:
             values |= {"label": found.label if known else None, "probability": found.probability if known else None}
             values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
             values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
-        out.write(visible_json(json.dumps(values, ensure_ascii=False)) + "\n")
+        out.write(visible_json(strict_json.dumps(values, ensure_ascii=False)) + "\n")
     return failed
 
 

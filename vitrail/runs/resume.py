@@ -25,11 +25,10 @@ from vitrail.runs.choose import Decision
 from vitrail.runs.plan import Plan, Request, given_settings, leaves, read_data, steps_of, with_own
 from vitrail.runs.probing import Baseline
 from vitrail.runs.show import scanning
-from vitrail.runs.unseen import trained_before
+from vitrail.runs.unseen import Trained, trained_before
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.interrupt import Interrupts
-from vitrail.weights.bundle import Card
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import read_weights
 
@@ -67,6 +66,7 @@ def facts_of(saved: Saved, folder: Path) -> dict[str, Any]:
 
 def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
     """What a checkpoint says of its run, so that going on does not need the starting weights again."""
+    digests, partly = trained_before(_learned_from(plan))
     return {
         "config": plan.config.model_dump(mode="json"),
         "model": plan.model.model_dump(),
@@ -79,16 +79,17 @@ def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
         "baseline": asdict(to_beat) if to_beat else None,
         "source": plan.weights.origin if plan.weights else "",
         "licence": plan.weights.card.licence if plan.weights else "",
-        "trained_before": trained_before(_learned_from(plan)),
+        "digests_before": digests,  # an array, which a checkpoint keeps as a tensor
+        "trained_before": partly,
         "teacher": _teacher(plan.config),
     }
 
 
-def _learned_from(plan: Plan) -> list[Card]:
+def _learned_from(plan: Plan) -> list[Trained]:
     """The starting weights and the teacher, where there are any."""
-    start = [plan.weights.card] if plan.weights else []
+    start = [Trained.of(plan.weights)] if plan.weights else []
     teacher = plan.config.objective.teacher
-    return [*start, read_weights(teacher).card] if teacher else start
+    return [*start, Trained.of(read_weights(teacher))] if teacher else start
 
 
 def _teacher(config: RunConfig) -> str:
@@ -113,7 +114,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The same from a checkpoint, with what has changed since and was accepted."""
-    start = ("decisions", "baseline", "source", "licence", "trained_before", "began_with")
+    start = ("decisions", "baseline", "source", "licence", "trained_before", "digests_before", "began_with")
     return about_run(plan, None) | {key: facts[key] for key in start if key in facts}
 
 

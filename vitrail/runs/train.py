@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,6 +87,7 @@ def train(
     folder `out` (docs/training.md): objective(model, batch) gives the mean loss, evaluator(model) named numbers.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
+    _check_kinds(recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
     if isinstance(model, nn.Module) or objective is not None or source is not None or evaluator is not None:
         if not isinstance(model, nn.Module) or objective is None or source is None:
             raise UserError("a network of your own takes all of model=MODULE, objective=LOSS and source=BATCHES")
@@ -100,6 +101,10 @@ def train(
         custom = Custom(model, objective, source, evaluator, overrides)
         folder, found = train_custom(custom, out, resume, overwrite, console)
         return TrainResult(folder, folder / "model.safetensors", None, found)
+    if not isinstance(model, str | None):
+        raise UserError(
+            f"model is the name of a network, such as 'S/16', or a torch module, not {type(model).__name__}"
+        )
     images, listed = (str(path) if path is not None else None for path in (data, quarantine))
     start = spec_of(from_) if from_ is not None else None
     request = Request(images, model, recipe, start, overrides, listed)
@@ -138,6 +143,17 @@ def train(
         with ExitStack() as held:
             lock = ranks.share(lambda: held.enter_context(claimed(folder)))
             return _start(own[0] if own else plan, Launch(folder, {}, console, interrupts, ranks, lock))
+
+
+def _check_kinds(recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
+    """What a program may have mixed up; the command line cannot."""
+    for name, path in paths.items():
+        if path is not None and not isinstance(path, str | Path):
+            raise UserError(f"{name} is a path, not {type(path).__name__}")
+    if recipe is not None and not isinstance(recipe, str):
+        raise UserError(f"recipe is a name or the path of a .toml file as text, not {type(recipe).__name__}")
+    if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):
+        raise UserError(f"overrides are texts such as ['train.steps=100'], not {overrides!r}")
 
 
 def _finished(folder: Path, request: Request, console: Console) -> TrainResult:

@@ -6,7 +6,6 @@ several seeds, and only those see the test images, each once.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import (
     DataConfig,
@@ -203,7 +203,7 @@ def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Conso
     facts = {"data": data_name(data), "weights": weights, **asdict(found)}
     facts |= {"mean": found.mean, "deviation": found.deviation}
     with whole_file(folder / "transfer.json") as temporary:
-        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     table = Table(box=box.SIMPLE, title=f"{escape(weights)} on {escape(data_name(data))}")
     if found.tried:
         for rate in found.tried:

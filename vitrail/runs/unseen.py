@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitrail.errors import UserError, did_you_mean
-from vitrail.images.dataset import EARLIER, SKETCH, Dataset, Samples, open_dataset, seen_in
+from vitrail.images.dataset import EARLIER, SKETCH, Dataset, Samples, open_dataset, seen_among, seen_in
 from vitrail.images.decode import MAX_PIXELS
 from vitrail.images.splits import SplitRule
-from vitrail.weights.bundle import Card
+from vitrail.infer.predict import Classifier
+from vitrail.weights.bundle import Card, read_trained_on
+from vitrail.weights.read import Weights
 
 STRAY = 0.01  # share of images known to be trained on, below which those of which nothing is known may stay
 
 
+class Trained(NamedTuple):
+    """Weights by what they tell of the images that they, and the weights that they came from, were trained on."""
+
+    card: Card
+    digests: np.ndarray = np.empty(0, np.uint64)  # of all of them; those of the first format tell in their card
+
+    @classmethod
+    def of(cls, weights: Weights | Classifier) -> Trained:
+        own = weights.file if isinstance(weights, Classifier) or weights.layout == "vitrail" else None
+        return cls(weights.card) if own is None else cls(weights.card, read_trained_on(own))
+
+
 def unseen_images(
     data: str,
-    cards: Sequence[Card],
+    weights: Sequence[Trained],
     split: str | None,
     quarantine: str,
     scanned: Callable[[int, int], None],
     follow_links: bool = True,
 ) -> tuple[Dataset, Samples, str]:
     """The dataset, the images to measure on, and what they are, in words. The classes are in the order of the first
-    card; images of the training of any are left out."""
+    weights; images of the training of any are left out."""
+    cards = [one.card for one in weights]
     card = cards[0]
     limits: dict[str, Any] = {
         "max_pixels": card.data.get("max_pixels", MAX_PIXELS),
@@ -56,21 +71,22 @@ def unseen_images(
         raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
     if name == "train":  # asked for the training images, one gets them
         return dataset, samples, sentence
-    return dataset, *_without_trained(data, dataset, samples, sentence, cards)
+    return dataset, *_without_trained(data, dataset, samples, sentence, weights)
 
 
 def _without_trained(
-    data: str, dataset: Dataset, samples: Samples, sentence: str, cards: Sequence[Card]
+    data: str, dataset: Dataset, samples: Samples, sentence: str, weights: Sequence[Trained]
 ) -> tuple[Samples, str]:
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
-    for card in cards:
+    for card, digests in weights:
+        seen |= seen_among(samples, digests)
         for earlier, (known, size) in enumerate(_sketches(card)):
             own, beyond = seen_in(samples, known, size)
             seen |= own
             if own.any() and (earlier or dataset.fingerprint != card.data.get("fingerprint")):
                 doubtful |= beyond
                 chance = max(chance, float(own.sum() / (~beyond).sum()))
-    if not all(card.data.get("trained_on") for card in cards):
+    if not all(len(one.digests) or one.card.data.get("trained_on") for one in weights):
         sentence += "; these weights do not tell what they were trained on, which may be among them"
     if not seen.any():
         return samples, sentence
@@ -89,32 +105,39 @@ def _without_trained(
 
 
 def _sketches(card: Card) -> list[tuple[list[str], int]]:
-    """Of the images that weights were trained on, then of those that the weights they came from were."""
+    """What a card itself tells: of the images that weights were trained on, then of those that the weights they came
+    from were."""
     before = [(known, EARLIER) for known in card.data.get("trained_before", [])]
     return [(card.data.get("trained_on", []), SKETCH), *before]
 
 
-def trained_before(cards: Sequence[Card]) -> list[list[str]]:
-    """What a run remembers of the images that its starting weights, or its teacher, were trained on."""
-    found = {tuple(known[:EARLIER]): None for card in cards for known, _ in _sketches(card) if known}
-    return [list(known) for known in found]
+def trained_before(weights: Sequence[Trained]) -> tuple[np.ndarray, list[list[str]]]:
+    """What a run remembers of the images that its starting weights, or its teacher, were trained on: all digests that
+    they know, and of cards that know a part of their images the beginning of it."""
+    sketches = [sketch for one in weights for sketch in _sketches(one.card)]
+    partly = {tuple(known[:EARLIER]): None for known, size in sketches if len(known) >= size}
+    told = [_numbers(known) for known, _ in sketches]
+    return np.unique(np.concatenate([*(one.digests for one in weights), *told, _numbers([])])), list(map(list, partly))
 
 
-def seen_by(samples: Samples, card: Card) -> int:
+def seen_by(samples: Samples, weights: Trained) -> int:
     """How many images weights are known to have been trained on, or the weights that they came from."""
-    return _count(samples, _sketches(card))
+    told = [_numbers(known) for known, _ in _sketches(weights.card)]
+    return seen_before(samples, np.concatenate([weights.digests, *told]))
 
 
-def seen_before(samples: Samples, before: Sequence[list[str]]) -> int:
-    """The same by what `trained_before` found."""
-    return _count(samples, [(known, EARLIER) for known in before])
+def seen_before(samples: Samples, digests: np.ndarray) -> int:
+    """How many images are among those of these digests."""
+    return int(seen_among(samples, digests).sum())
 
 
-def _count(samples: Samples, sketches: Sequence[tuple[list[str], int]]) -> int:
-    seen = np.zeros(len(samples), bool)
-    for known, size in sketches:
-        seen |= seen_in(samples, known, size)[0]
-    return int(seen.sum())
+def all_before(about: Mapping[str, Any]) -> np.ndarray:
+    """The digests of a run's checkpoint; one of an earlier version has lists alone."""
+    return np.concatenate([about.get("digests_before", _numbers([])), *map(_numbers, about["trained_before"])])
+
+
+def _numbers(known: Sequence[str]) -> np.ndarray:
+    return np.array([int(digest, 16) for digest in known], np.uint64)
 
 
 def check_names(weights: str | Path, card: Card) -> None:

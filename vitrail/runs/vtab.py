@@ -24,7 +24,7 @@ from vitrail.images.sources.clevr import read_clevr
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import make_console, scanning
-from vitrail.runs.unseen import seen_by
+from vitrail.runs.unseen import Trained, seen_by
 from vitrail.runs.vtab_finetune import finetune_tasks
 from vitrail.runs.vtab_score import TaskScore, notes_on
 from vitrail.terminal import escape
@@ -109,7 +109,7 @@ def _probe_tasks(
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
     with Interrupts() as interrupts, interrupts.at_once(ranks):
         classifier = load(weights, image_size=image_size, device=device)
-        extractor = Extractor(classifier, console, interrupts, ranks)
+        extractor, trained = Extractor(classifier, console, interrupts, ranks), Trained.of(classifier)
         scores, wrong = [], {}
         for task, place in places.items():
             try:
@@ -119,7 +119,7 @@ def _probe_tasks(
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
             found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
-            score = ranks.share(partial(_score, task, dataset, found, seen_by(splits[-1], classifier.card)))
+            score = ranks.share(partial(_score, task, dataset, found, seen_by(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
         return scores, wrong

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -29,6 +30,7 @@ from vitrail.training.state import Rows, TrainState
 
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
 HEADER = "vitrail-checkpoint"
+ABOUT = "about/"  # before the names of arrays among the facts, which are too long for a header
 SEEN_WITHIN = 30.0  # seconds, until a shared disk shows what other machines wrote
 
 
@@ -109,7 +111,11 @@ class Checkpoints:
             path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
         if self.ranks.rank < count:
             own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
-            facts = {**(about if self.ranks.first else {}), "step": state.step, "passed": state.passed}
+            told = about if self.ranks.first else {}
+            arrays = {key: value for key, value in told.items() if isinstance(value, np.ndarray)}
+            own |= {f"{ABOUT}{key}": torch.from_numpy(value) for key, value in arrays.items()}
+            facts = {key: value for key, value in told.items() if key not in arrays}
+            facts |= {"step": state.step, "passed": state.passed}
             facts |= {"rollbacks": state.rollbacks, "evaluated": state.evaluated}
             facts |= {"unfit": int(state.unfit), "rows": divided}
             if count > 1:
@@ -247,9 +253,13 @@ def _open(parts: list[Path]) -> Saved | None:
     every, where = [], dict[str, list[int]]()
     for number, path in enumerate(parts):
         with safe_open(path, framework="pt") as file:
-            every.append(json.loads(file.metadata()[HEADER]))
+            facts = json.loads(file.metadata()[HEADER])
             for name in file.keys():  # noqa: SIM118
-                where.setdefault(name, []).append(number)
+                if name.startswith(ABOUT):
+                    facts[name.removeprefix(ABOUT)] = file.get_tensor(name).numpy()
+                else:
+                    where.setdefault(name, []).append(number)
+            every.append(facts)
     if len({facts.get("save") for facts in every}) > 1:
         return None
     return Saved(parts, every[0], [facts["rows"] for facts in every], where)

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.terminal import escape
@@ -43,7 +44,7 @@ class MetricsLog:
         if not self.path.parent.is_dir():  # the open file would take the row, and nobody would ever see it
             raise UserError(f"{self.path.parent} was removed while its run was at work: what was not saved is lost")
         with told_if_it_fails(self.path):
-            self.file.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
+            self.file.write(strict_json.dumps(row) + "\n")
             self.file.flush()
 
     def rewind(self, step: int) -> None:
@@ -58,7 +59,7 @@ class MetricsLog:
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         with told_if_it_fails(self.path):
             with whole_file(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+                temporary.write_text("".join(strict_json.dumps(row) + "\n" for row in rows))
             self.file = self.path.open("a")
 
 

@@ -8,29 +8,43 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StrictInt, ValidationError, model_validator
 
 import vitrail
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
-from vitrail.errors import UserError
+from vitrail.errors import Note, UserError
+from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2  # from 2 on, a file has checksums
 KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
-MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
+TRAINED_ON = "vitrail.trained_on"  # the tensor of the digests of training images, which no network has
+DIGEST = 8  # bytes of each
+MAX_HEADER = 32_000_000  # bytes; a million class names fit in, and what is read takes some ten times the memory
 MAX_TENSORS = 100_000
+MAX_AXES = 8  # of a tensor
+MAX_PARTS = 2_000_000  # lists, objects and what they hold in a header
 FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
+CALLED = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float64": "F64"}
+CALLED |= {"torch.uint8": "U8"}
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # kinds of numbers that weights are; their bytes
+
+
+Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], FailFast()]
 
 
 class Answering(Schema):
@@ -43,19 +57,64 @@ class Answering(Schema):
     fitted_on: str = ""  # tells the very images it was found with, whatever their names
 
 
+class _Known(BaseModel):
+    """What commands read of the card's open sections; other keys may stand beside it."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Data(_Known):
+    name: str = ""
+    fingerprint: str = ""
+    images: dict[str, int] = Field(default_factory=dict)
+    given_split: bool = False
+    holdout: float = 0
+    monitor: float = 0
+    split_seed: int = 0
+    alike: bool = False
+    max_pixels: int = Field(default=1, gt=0)
+    trained_on: Digests = []  # of files before format 2: those that sort first
+    trained_before: Annotated[list[Digests], FailFast()] = []  # likewise, of the weights that these came from
+
+
+class _Recipe(_Known):
+    model: dict[str, Any] = Field(default_factory=dict)
+    objective: dict[str, Any] = Field(default_factory=dict)
+
+
+def _like(known: type[_Known]) -> AfterValidator:
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        try:
+            known.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"'{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
+        return values
+
+    return AfterValidator(check)
+
+
+def _stepped(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    if not all("step" in row for row in rows):
+        raise ValueError("a row has no step")
+    return rows
+
+
 class Card(Schema):
     """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
 
     format: int = FORMAT
     model: NetworkConfig
     preprocess: Preprocess
-    classes: tuple[str, ...] = ()  # in the order of the logits; empty: the weights came without names
+    classes: Annotated[
+        tuple[str, ...], FailFast()
+    ] = ()  # in the order of the logits; empty: the weights came without names
     several: bool = False  # an image can have any number of the classes: each logit stands for itself
     answering: Answering = Answering()
-    recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved run config
-    data: dict[str, Any] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
+    recipe: Annotated[dict[str, Any], _like(_Recipe)] = Field(default_factory=dict)  # the resolved run config
+    data: Annotated[dict[str, Any], _like(_Data)] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)
-    curves: list[dict[str, float]] = Field(default_factory=list)  # of its training, in few points
+    curves: Annotated[list[dict[str, float]], AfterValidator(_stepped)] = Field(default_factory=list)  # in few points
     source: str = ""  # where the starting weights came from
     licence: str = ""  # of the data and of the starting weights
     stored: Literal["float32", "float16"] = "float32"  # the numbers in the file; they are computed with in float32
@@ -89,6 +148,10 @@ class Header(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
 
+    @property
+    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {name: (self.dtypes[name], shape) for name, shape in self.shapes.items()}
+
 
 def check_regular(path: str | Path) -> None:
     """A pipe or a device would be waited for, or read without end."""
@@ -107,71 +170,150 @@ def read_header(path: str | Path) -> Header:
             if not size:
                 raise UserError(f"'{path}' is empty")
             if size < 8 or length > min(size - 8, MAX_HEADER):
-                raise UserError(f"'{path}' is not a safetensors file, or it was cut short")
-            values = json.loads(file.read(length))
+                long = f" (a header of {length:,} bytes)" if length > MAX_HEADER else ""
+                raise UserError(f"'{path}' is not a safetensors file, or it was cut short{long}")
+            text = file.read(length)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValueError as error:  # a name that no file can have, as an index of shards may hold
+        raise UserError(f"cannot read a file called {str(path)!r}: {error}") from None
+    if sum(map(text.count, (b"{", b"[", b","))) > MAX_PARTS:  # before it takes memory
+        raise UserError(f"'{path}' has a header of more than {MAX_PARTS:,} parts, and no weights need so many")
+    try:
+        values = strict_json.loads(text)
+    except ValueError:
         raise UserError(f"'{path}' is not a safetensors file: its header is not JSON") from None
     if isinstance(values, dict) and len(values) > MAX_TENSORS:
         raise UserError(f"'{path}' has {len(values):,} tensors, and no network has more than {MAX_TENSORS:,}")
     try:
-        told = {str(key): str(value) for key, value in values.pop("__metadata__", {}).items()}
-        shapes = {name: tuple(int(n) for n in about["shape"]) for name, about in values.items()}
-        dtypes = {name: str(about["dtype"]) for name, about in values.items()}
-        spans = {name: tuple(int(place) for place in about["data_offsets"]) for name, about in values.items()}
-        end = max((span[1] for span in spans.values()), default=0)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        told = values.pop("__metadata__", {})
+        tensors = {name: _Tensor.model_validate(about) for name, about in values.items()}
+        if not all(isinstance(value, str) for value in told.values()):
+            raise ValueError("metadata is text")
+    except (AttributeError, TypeError, ValueError):  # pydantic's is a ValueError
         raise UserError(f"'{path}' is not a safetensors file: its header does not describe tensors") from None
+    end = 0
+    for name, about in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        first, last = about.data_offsets
+        if first != end or last < first:
+            raise UserError(f"'{path}' is damaged: its tensors overlap or leave a gap, at '{name}'")
+        length_fits = about.dtype not in DTYPES or math.prod(about.shape) * DTYPES[about.dtype] == last - first
+        if not length_fits or min(about.shape, default=0) < 0:
+            raise UserError(f"'{path}' is damaged: tensor '{name}' does not have the length that its shape needs")
+        end = last
     if 8 + length + end != size:
         raise UserError(f"'{path}' is damaged: {size:,} bytes where its header promises {8 + length + end:,}")
-    for name, shape in shapes.items():
-        if dtypes[name] in DTYPES and math.prod(shape) * DTYPES[dtypes[name]] != spans[name][1] - spans[name][0]:
-            raise UserError(f"'{path}' is damaged: tensor '{name}' does not have the length that its shape needs")
-    return Header(told, shapes, dtypes)
+    shapes = {name: about.shape for name, about in tensors.items()}
+    return Header(told, shapes, {name: about.dtype for name, about in tensors.items()})
+
+
+class _Tensor(BaseModel):
+    """What a header says of a tensor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: str = Field(strict=True)
+    shape: tuple[StrictInt, ...] = Field(max_length=MAX_AXES)
+    data_offsets: tuple[StrictInt, StrictInt]
 
 
 def read_card(path: str | Path) -> Card:
     """What a vitrail weights file says about itself, without reading the weights."""
-    return _card(read_header(path), path)
+    return _document(read_header(path), path)[0]
 
 
-def _card(header: Header, path: str | Path) -> Card:
+def _document(header: Header, path: str | Path) -> tuple[Card, Checksums | None]:
+    """The card, and the checksums beside it, which files of the first format do not have."""
     if KEY not in header.metadata:
         raise UserError(f"'{path}' was not written by vitrail: its header has no vitrail document")
     try:
-        values = json.loads(header.metadata[KEY])
+        values = strict_json.loads(header.metadata[KEY])
         version = values["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise UserError(f"'{path}' is damaged: its vitrail document cannot be read") from None
-    if not isinstance(version, int) or version < 1:
-        raise UserError(f"'{path}' is damaged: '{version}' is not a format number")
+    if type(version) is not int or version < 1:
+        raise UserError(f"'{path}' is damaged: {reprlib.repr(version)} is not a format number")
     if version > FORMAT:
         raise UserError(
             f"'{path}' has format {version}, and this vitrail ({vitrail.__version__}) reads up to {FORMAT}: "
             "upgrade with pip install --upgrade vitrail"
         )
-    return validate(Card, values, f"'{path}'")
+    if version == 1 and "checksums" not in values:
+        return validate(Card, values, f"'{path}'"), None
+    try:
+        sums = Checksums.model_validate(values.pop("checksums", None))
+    except ValidationError:
+        raise UserError(f"'{path}' is damaged: its checksums are missing or cannot be read") from None
+    if not header_matches(header.metadata[KEY], header.kinds, sums):
+        raise _damaged(path, "header")
+    return validate(Card, values, f"'{path}'"), sums
+
+
+def _damaged(path: str | Path, part: str) -> UserError:
+    return UserError(f"'{path}' is damaged: its {part} does not match its checksum; get the file again")
 
 
 def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
-    """The card and the weights, in float32, checked against the network the card describes."""
+    """The card and the weights, in float32, checked against the network the card describes and their checksum."""
     header = read_header(path)
-    card = _card(header, path)
-    check_tensors(header.shapes, card.model, f"'{path}'")
-    return card, load_float32(path)
+    card, sums = _document(header, path)
+    check_tensors({n: shape for n, shape in header.shapes.items() if n != TRAINED_ON}, card.model, f"'{path}'")
+    if sums is None:
+        warnings.warn(
+            f"'{path}' is of an older format without a checksum, so damage to it cannot be seen; `vitrail convert "
+            "OLD NEW.safetensors --to vitrail` writes a file that has one",
+            Note,
+            stacklevel=2,
+        )
+    tensors = _floats(path, header, header.shapes.keys() - {TRAINED_ON})
+    if sums is not None and tensors_checksum(tensors) != sums.weights:
+        raise _damaged(path, "tensors")
+    return card, {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def read_trained_on(path: str | Path) -> np.ndarray:
+    """The digests of the images that weights, and those that they came from, were trained on, (n,) uint64 in order;
+    none where a file does not tell, or tells in its header, as those of the first format do."""
+    header = read_header(path)
+    sums = _document(header, path)[1]
+    if TRAINED_ON not in header.shapes:
+        return np.empty(0, np.uint64)
+    if header.dtypes[TRAINED_ON] != "U8" or header.shapes[TRAINED_ON][1:] != (DIGEST,):
+        raise UserError(f"'{path}' is damaged: its tensor '{TRAINED_ON}' is not of digests")
+    found = _load(path, {TRAINED_ON})
+    if sums is not None and tensors_checksum(found) != sums.trained_on:
+        raise _damaged(path, f"tensor '{TRAINED_ON}'")
+    return found[TRAINED_ON].numpy().view(">u8")[:, 0].astype(np.uint64)
+
+
+def digest_tensor(digests: np.ndarray) -> Tensor:
+    """Digests as the tensor TRAINED_ON holds them: each once, in order, eight bytes each with the highest first."""
+    import torch
+
+    rows = np.unique(digests.astype(np.uint64)).astype(">u8")[:, None]
+    return torch.from_numpy(rows.view(np.uint8).reshape(-1, DIGEST))
 
 
 def load_float32(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file in float32; files may hold half precision, and nothing but floats."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    header = read_header(path)
+    return {name: tensor.float() for name, tensor in _floats(path, header, header.shapes.keys()).items()}
 
-    strange = sorted(set(read_header(path).dtypes.values()) - DTYPES.keys())
+
+def _floats(path: str | Path, header: Header, names: Collection[str]) -> dict[str, Tensor]:
+    strange = sorted({header.dtypes[name] for name in names} - DTYPES.keys())
     if strange:
         raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(DTYPES))}")
+    return _load(path, names)
+
+
+def _load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Some of the tensors of a safetensors file, as they are."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        return {name: tensor.float() for name, tensor in load_file(path).items()}
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in sorted(names)}
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read '{path}': {error}") from None
 
@@ -218,31 +360,44 @@ def count_blocks(config: NetworkConfig) -> int:
 
 def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> None:
     """Write weights and card whole or not at all; the same input gives the same bytes. The card says how numbers are
-    stored: in half precision where they come so."""
+    stored: in half precision where they come so. Among the weights may be TRAINED_ON, as `digest_tensor` makes it."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = Path(path)
-    check_tensors({name: tuple(tensor.shape) for name, tensor in state.items()}, card.model, f"'{path}'")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    half = all(tensor.dtype == torch.float16 for tensor in tensors.values())
-    card = card.model_copy(update={"stored": "float16" if half else "float32"})
+    weights = {name: tensor for name, tensor in tensors.items() if name != TRAINED_ON}
+    check_tensors({name: tuple(tensor.shape) for name, tensor in weights.items()}, card.model, f"'{path}'")
+    half = all(tensor.dtype == torch.float16 for tensor in weights.values())
+    card = card.model_copy(update={"stored": "float16" if half else "float32", "format": FORMAT})
+    kinds = {name: (CALLED[str(tensor.dtype)], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    seen = {name: tensors[name] for name in tensors.keys() - weights.keys()}
+    sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(seen) if seen else "")
     try:
         with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata={KEY: card.model_dump_json()})
+            save_file(tensors, temporary, metadata={KEY: sealed(card.model_dump_json(), kinds, sums)})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error
 
 
 def replace_card(path: str | Path, card: Card) -> None:
     """Give a weights file another card; its tensors stay as they are, to the byte."""
-    read_card(path)  # that it is one of ours, and whole
+    header = read_header(path)
+    sums = _document(header, path)[1]
+    if sums is None:
+        seen = header.shapes.keys() & {TRAINED_ON}
+        checksum = {
+            name: tensors_checksum(_load(path, names)) if names else ""
+            for name, names in (("weights", header.shapes.keys() - seen), ("trained_on", seen))
+        }
+        sums = Checksums(**checksum)
+    document = sealed(card.model_copy(update={"format": FORMAT}).model_dump_json(), header.kinds, sums)
     try:
         with open(path, "rb") as file, whole_file(Path(path)) as temporary, temporary.open("wb") as new:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            header["__metadata__"] = {KEY: card.model_dump_json()}
-            text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+            values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            values["__metadata__"] = {KEY: document}
+            text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
             text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
             new.write(len(text).to_bytes(8, "little") + text)
             shutil.copyfileobj(file, new, 1 << 24)

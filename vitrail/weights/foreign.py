@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import reprlib
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail import strict_json
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
 from vitrail.errors import UserError
 from vitrail.weights.bundle import check_regular, check_tensors
@@ -192,10 +192,10 @@ def read_json(path: Path) -> dict[str, Any]:
         check_regular(path)
         if path.stat().st_size > MAX_SIDE_FILE:
             raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
-        values = json.loads(path.read_bytes())
+        values = strict_json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise UserError(f"'{path}' is not a JSON document with keys")

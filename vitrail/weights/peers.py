@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig
+from vitrail.config import ModelConfig, NetworkConfig
 from vitrail.model.build import build_with
 from vitrail.weights import to_huggingface, to_timm
 from vitrail.weights.bundle import Card
@@ -35,8 +35,10 @@ def ours(card: Card, state: Mapping[str, Tensor]) -> Run:
     return build_with(card.model, state).eval()
 
 
-def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> Run:
-    """timm's network from a folder with its config.json; with these tensors, or those timm finds there itself."""
+def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None, config: NetworkConfig | None = None) -> Run:
+    """timm's network from a folder with its config.json; with these tensors, or those timm finds there itself. Its
+    images are of the size in `config`, of which the folder may not tell."""
+    options: dict[str, Any] = {"img_size": config.image_size} if isinstance(config, ModelConfig) else {}
     if not (folder / "config.json").is_file():
         raise NoPeer("timm builds no network without its config.json")
     name = read_json(folder / "config.json").get("architecture")
@@ -48,8 +50,8 @@ def timm_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> Ru
     with _loading(f"timm's {name}"):
         if tensors is not None:
             with torch.device("meta"):  # what config.json asks for may be larger than any machine
-                _check_fits(timm.create_model(place, pretrained=False), tensors)
-        model: nn.Module = timm.create_model(place, pretrained=tensors is None)
+                _check_fits(timm.create_model(place, pretrained=False, **options), tensors)
+        model: nn.Module = timm.create_model(place, pretrained=tensors is None, **options)
         if tensors is not None:
             model.load_state_dict(tensors)
     return _guarded("timm", model.float().eval())

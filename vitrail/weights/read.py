@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitrail.config import Size
@@ -34,6 +35,14 @@ class Weights:
     layout: str  # vitrail, timm, huggingface or google
     file: Path  # what holds the tensors, or the index of the files that do
     assumed: str  # what the file does not say and the reader had to take for granted
+
+    def __post_init__(self) -> None:
+        """Whatever they are read from, every weight is a number: a network with NaN answers anything."""
+        for name, tensor in self.state.items():
+            # A sum takes a tenth of the time of a look at each number; large ones can be infinite together.
+            if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+                what = "NaN" if torch.isnan(tensor).any() else "infinite numbers"
+                raise UserError(f"'{self.file}': tensor '{name}' holds {what}: the network cannot answer")
 
 
 def read_weights(spec: str | Path, *, image_size: Size | None = None, pickle: bool = False) -> Weights:
@@ -146,7 +155,7 @@ def _shards(index: Path) -> list[Path]:
     if index.suffix != ".json":
         return [index]
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(Path(str(name)).name == name for name in names.values()):
+    if not isinstance(names, dict) or not all(name and Path(str(name)).name == name for name in names.values()):
         raise UserError(f"'{index}' is not an index of safetensors files")
     return [index.with_name(name) for name in sorted(set(names.values()))]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig
 from vitrail.weights import processor
@@ -173,4 +173,4 @@ def _labels(card: Card) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(strict_json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

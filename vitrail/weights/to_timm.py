@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig
 from vitrail.model.variants import RESNETS
@@ -79,7 +79,7 @@ def write(folder: Path, card: Card, state: Mapping[str, Tensor]) -> None:
     settings["pretrained_cfg"] = _pretrained(card, model)
     with whole_file(folder / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    text = strict_json.dumps(settings, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 

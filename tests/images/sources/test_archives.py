@@ -77,7 +77,7 @@ def test_samples_are_small_to_send_and_read_after_it(tmp_path: Path) -> None:
     for place in (root, zipped(root, tmp_path / "data.zip")):
         samples = open_dataset(place).splits["train"]
         sent = pickle.dumps(samples)
-        assert len(sent) < 5_000
+        assert len(sent) < 6_000
         again = pickle.loads(sent)
         assert [again.name(i) for i in range(len(again))] == [samples.name(i) for i in range(len(samples))]
         assert again.read(3) == samples.read(3)

@@ -41,6 +41,7 @@ class Catalogue:
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
     scan: Scan | None = None  # what an earlier look at these very bytes found
     firsts: list[bytes] | None = None  # digests of the images before packing made them smaller
+    first_pixels: list[bytes] | None = None  # likewise, of their pixels
 
     @property
     def given_split(self) -> bool:
@@ -57,6 +58,7 @@ class Catalogue:
             weights=None if self.weights is None else [self.weights[r] for r in rows],
             scan=None,
             firsts=None if self.firsts is None else [self.firsts[r] for r in rows],
+            first_pixels=None if self.first_pixels is None else [self.first_pixels[r] for r in rows],
         )
 
 

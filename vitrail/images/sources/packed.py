@@ -37,11 +37,12 @@ class Index:
     groups: Texts
     weights: np.ndarray  # float64 (n,)
     firsts: np.ndarray  # uint8 (n, 16): digests of the images as they were before packing
+    first_pixels: np.ndarray  # uint8 (n, 8): of their pixels; zeros are unknown
     scan: Scan
 
     def write(self, path: Path) -> None:
         stored: dict[str, Any] = {
-            key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights", "firsts")
+            key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights", "firsts", "first_pixels")
         }
         for key, texts in (("origins", self.origins), ("groups", self.groups)):
             stored |= {key: np.frombuffer(texts.buffer, np.uint8), f"{key}.starts": texts.starts}
@@ -56,9 +57,12 @@ class Index:
             stored = {key: file[key] for key in file.files}
         origins, groups = (Texts(stored[key].tobytes(), stored[f"{key}.starts"]) for key in ("origins", "groups"))
         labels = LabelSets(stored["labels"], stored["labels.starts"])
-        scan = Scan(**{key: stored[f"scan.{key}"] for key in SCANNED}, problems={})
+        # What was packed before pixels had digests goes without them.
+        scan = Scan(**{key: stored[f"scan.{key}"] for key in SCANNED if f"scan.{key}" in stored}, problems={})
+        firsts = stored["firsts"]
+        pixels = stored.get("first_pixels", np.zeros((len(firsts), 8), np.uint8))
         offsets, lengths, sums = (stored[key] for key in ("offsets", "lengths", "sums"))
-        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], stored["firsts"], scan)
+        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], firsts, pixels, scan)
 
 
 class _ShardFile(BaseModel):
@@ -119,6 +123,7 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
             bool(manifest["several"]),
             scan=index.scan,
             firsts=[digest.tobytes() for digest in index.firsts],
+            first_pixels=[digest.tobytes() for digest in index.first_pixels],
         )
     except UserError:
         raise

@@ -1,0 +1,173 @@
+"""Weights files that cannot lie: damage anywhere is found, NaN is refused, and files from before still load."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open, save_file
+
+import vitrail
+from tests.weights.configs import SMALL, card_of, random_state
+from vitrail.config import ModelConfig
+from vitrail.errors import Note, UserError
+from vitrail.weights.bundle import (
+    TRAINED_ON,
+    digest_tensor,
+    read_bundle,
+    read_card,
+    read_trained_on,
+    replace_card,
+    write_bundle,
+)
+from vitrail.weights.checksum import tensors_checksum
+from vitrail.weights.names import BUNDLED_FILE
+from vitrail.weights.read import read_weights
+from vitrail.weights.write import TARGETS
+
+DIGESTS = np.random.default_rng(0).integers(0, 2**64, 300, np.uint64)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path, model = tmp_path / "model.safetensors", ModelConfig(**SMALL)
+    card = card_of(model, classes=("a", "b", "c", "é", "/e"), metrics={"loss": 1e-05, "top1": 0.25})
+    write_bundle(path, {**random_state(model), TRAINED_ON: digest_tensor(DIGESTS)}, card)
+    return path
+
+
+def first_format(path: Path) -> Path:
+    """The same file as it was written before there were checksums."""
+    with safe_open(path, "pt") as file:
+        document = json.loads(file.metadata()["vitrail"])
+    del document["checksums"]
+    weights = {name: tensor.clone() for name, tensor in load_file(path).items() if name != TRAINED_ON}
+    save_file(weights, path, metadata={"vitrail": json.dumps(document | {"format": 1})})
+    return path
+
+
+@pytest.mark.slow
+def test_of_200_bits_flipped_anywhere_none_is_taken_silently(file):
+    content = file.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    seen = len(content) - DIGESTS.nbytes  # where the digests of training images begin, which only `evaluate` reads
+    dice = random.Random(1)
+    places = [dice.randrange(8 * len(content)) for _ in range(200)]
+    places += [dice.randrange(8 * header) for _ in range(100)] + [dice.randrange(8 * seen, 8 * len(content))]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        with pytest.raises(UserError):
+            (read_bundle if place < 8 * seen else read_trained_on)(file)
+        if place < 8 * header:
+            with pytest.raises(UserError):
+                read_card(file)
+
+
+def test_another_card_does_not_hide_damage(file):
+    card, before = read_card(file), load_file(file)
+    replace_card(file, card.model_copy(update={"licence": "CC0"}))
+    assert read_bundle(file)[0].licence == "CC0" and (read_trained_on(file) == np.sort(DIGESTS)).all()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in load_file(file).items())
+    content = bytearray(file.read_bytes())
+    content[-DIGESTS.nbytes - 100] ^= 4
+    file.write_bytes(content)
+    replace_card(file, card)
+    with pytest.raises(UserError):
+        read_bundle(file)
+
+
+def test_checksums_cannot_be_left_out(file):
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    with safe_open(file, "pt") as opened:
+        document = json.loads(opened.metadata()["vitrail"])
+    for change in ({}, {"weights": 3}, {"weights": "G" * 32}, [], None, {"header": ""}):
+        sums = {**document["checksums"], **change} if isinstance(change, dict) and change else change
+        save_file(weights, file, metadata={"vitrail": json.dumps(document | {"checksums": sums})})
+        with pytest.raises(UserError):
+            read_card(file)
+
+
+def test_a_file_of_the_first_format_loads_with_a_note_and_gets_checksums_with_a_new_card(file):
+    first_format(file)
+    with pytest.warns(Note, match="without a checksum"):
+        card, state = read_bundle(file)
+    assert read_trained_on(file).shape == (0,) and card.format == 1
+    replace_card(file, card)
+    with warnings.catch_warnings(action="error"):
+        again, same = read_bundle(file)
+    assert again.format == 2 and all(torch.equal(same[name], tensor) for name, tensor in state.items())
+
+
+def test_a_command_says_once_that_a_file_has_no_checksum(file, convert, tmp_path):
+    first_format(file)
+    code, _, error = convert(file, tmp_path / "new.safetensors", "--to", "vitrail")
+    assert code == 0 and error.count("without a checksum") == 1 and ".py:" not in error
+    assert convert(tmp_path / "new.safetensors", tmp_path / "again.safetensors", "--to", "vitrail")[2] == ""
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("layout", ["vitrail", "timm", "huggingface", "google"])
+def test_weights_that_are_not_numbers_are_refused_in_every_layout(tmp_path, layout, value):
+    model = ModelConfig(**{**SMALL, "gelu": "erf", "norm_eps": 1e-6})
+    card, state = card_of(model, classes=tuple("abcde")), random_state(model)
+    if layout == "huggingface":
+        card = TARGETS["huggingface"].adopted(card)
+    state["encoder.blocks.1.mlp.up.weight"][3, 4] = value
+    place = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
+    if TARGETS[layout].folder:
+        place.mkdir()
+    TARGETS[layout].write(place, card, state)
+    with pytest.raises(UserError, match=r"NaN|infinite"):
+        read_weights(place)
+    with pytest.raises(UserError, match=r"NaN|infinite"):
+        vitrail.load(place)
+
+
+def test_large_weights_that_are_finite_are_read(tmp_path):
+    model = ModelConfig(**SMALL)
+    state = random_state(model)
+    state["head.weight"][:] = 3e38  # whose sum is not
+    write_bundle(tmp_path / "a.safetensors", state, card_of(model))
+    assert (read_weights(tmp_path / "a.safetensors").state["head.weight"] == 3e38).all()
+
+
+def test_digests_of_training_images_are_one_more_tensor_that_only_vitrail_keeps(file, convert, tmp_path):
+    found = load_file(file)  # as any reader of safetensors
+    assert found[TRAINED_ON].shape == (300, 8) and found[TRAINED_ON].dtype == torch.uint8
+    assert TRAINED_ON not in read_weights(file).state
+    assert (read_trained_on(file) == np.sort(DIGESTS)).all()
+    assert convert(file, tmp_path / "half.safetensors", "--to", "vitrail", "--half")[0] == 0
+    assert (read_trained_on(tmp_path / "half.safetensors") == np.sort(DIGESTS)).all()
+    card, state = read_bundle(file)
+    for layout in ("timm", "google"):
+        place = tmp_path / {"google": "a.npz"}.get(layout, layout)
+        if TARGETS[layout].folder:
+            place.mkdir()
+        TARGETS[layout].write(place, TARGETS[layout].adopted(card), state)
+    assert TRAINED_ON not in load_file(tmp_path / "timm" / "model.safetensors")
+    assert TRAINED_ON not in np.load(tmp_path / "a.npz")
+
+
+def test_the_bundled_weights_have_checksums_and_are_those_they_were():
+    with warnings.catch_warnings(action="error"):
+        read_bundle(BUNDLED_FILE)
+    weights = {name: tensor for name, tensor in load_file(BUNDLED_FILE).items() if name != TRAINED_ON}
+    assert (
+        tensors_checksum(weights) == "0621a2296f01d500df51de3ba89b3158"
+    )  # of the tensors before the file had a checksum
+
+
+def test_the_checksum_is_of_every_byte_whatever_the_sizes():
+    one = {"a": torch.arange(2_500_000, dtype=torch.float32), "b": torch.zeros(0), "c": torch.tensor(1.5)}
+    assert tensors_checksum(one) == tensors_checksum({name: one[name].clone() for name in reversed(one)})
+    for place in (0, 1_048_575, 1_048_576, 2_499_999):
+        other = one["a"].clone()
+        other[place] += 1
+        assert tensors_checksum(one | {"a": other}) != tensors_checksum(one)
