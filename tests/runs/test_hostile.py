@@ -272,7 +272,7 @@ def test_a_run_that_no_memory_holds_is_refused_before_it_is_built(told, monkeypa
 
 
 def test_a_plan_of_a_large_network_is_only_numbers(told):
-    for words in (["--image-size", "99984"], ["--batch", "1" + "0" * 30], ["--set", "model.registers=1000000000"]):
+    for words in (["--image-size", "9984"], ["--batch", "1" + "0" * 30], ["--set", "model.registers=1000000000"]):
         assert told("plan", "B/16", "--json", *words)[0] == 0
 
 

@@ -167,9 +167,9 @@ def test_files_that_hold_nothing(tmp_path):
             read_weights(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("spec", ["", "x" * 300])
-def test_names_that_are_none(spec):
-    with pytest.raises(UserError, match=f"no weights at '{spec}'"):
+@pytest.mark.parametrize(("spec", "told"), [("", "no weights at ''"), ("x" * 300, "300 characters")])
+def test_names_that_are_none(spec, told):
+    with pytest.raises(UserError, match=told):
         read_weights(spec)
 
 
