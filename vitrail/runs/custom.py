@@ -117,7 +117,7 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
     how = choose_parallel(config.train.parallel, _held_bytes(module, config), ranks, device)
     batches = _Batches(repeatable_source(custom.source), config, device, ranks, launch.interrupts, how == "fsdp")
     measured = _measured(custom.evaluator, config, device, ranks) if custom.evaluator is not None else None
-    learning = Learning(config, device, how, CustomObjective(custom.objective), lambda _: batches, lambda: measured)
+    learning = Learning(config, device, how, CustomObjective(custom.objective), lambda _: batches, lambda _: measured)
     about = {"config": said(config), "environment": environment(device)}
     try:
         kept, _ = fit(learning, module, replace(launch, about=about), saved)

@@ -28,6 +28,7 @@ from vitrail.runs.show import data_name, show_scores
 from vitrail.runs.tune import tuned
 from vitrail.runs.unseen import seen_before
 from vitrail.training.interrupt import Interrupts
+from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
@@ -50,6 +51,8 @@ def finish(
         net, split, samples, plan.preprocess, plan.config.data, plan.device, interrupts, several=plan.dataset.several
     )
     show_scores(console, found.scores, found.sentence)
+    if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):
+        console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
     to_beat = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
     if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:

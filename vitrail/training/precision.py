@@ -103,6 +103,11 @@ def set_types(net: nn.Module, config: PrecisionConfig) -> None:
                 module.residual = TYPES[config.residual]
 
 
+def measured_in_float32(config: PrecisionConfig) -> bool:
+    """Whether a network can be measured in float32 while it is trained: its own weights and stream have to be."""
+    return config.parameters == config.residual == "fp32"
+
+
 @contextlib.contextmanager
 def repeatable(device: torch.device, enabled: bool = True) -> Iterator[None]:
     """On a GPU: kernels that give the same bits every time, and float32 convolutions that are float32.
