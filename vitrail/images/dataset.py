@@ -103,10 +103,12 @@ def open_dataset(
     if source.given_split or rule is None:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
+    areas = found.shapes[usable].astype(np.int64).prod(axis=1)
+    looks = found.looks[usable] if rule is None or rule.alike else None
     return Dataset(
         root=os.path.normpath(Path(path).expanduser().absolute()),
         classes=names,
-        splits=_samples(images, names, digests, firsts, found.shapes[usable].astype(np.int64).prod(axis=1)),
+        splits=_samples(images, names, digests, firsts, areas, looks),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,
@@ -174,7 +176,12 @@ def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) 
 
 
 def _samples(
-    images: Catalogue, classes: tuple[str, ...], digests: list[bytes], firsts: list[bytes], areas: np.ndarray
+    images: Catalogue,
+    classes: tuple[str, ...],
+    digests: list[bytes],
+    firsts: list[bytes],
+    areas: np.ndarray,
+    looks: np.ndarray | None,
 ) -> dict[str, Samples]:
     index = {name: number for number, name in enumerate(classes)}
     short, first = (
@@ -200,6 +207,8 @@ def _samples(
             short[rows],
             first[rows],
             areas[rows],
+            None if images.groups is None else Texts.of(images.groups[row] for row in rows),
+            None if looks is None else looks[rows],
         )
     return splits
 

@@ -60,7 +60,7 @@ def finish(
         console.print(f"[yellow]worse than the linear probe on {to_beat['features']}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
-    found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
+    found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
     history = read_metrics(folder / "metrics.jsonl")
     card = _card(plan, found.sentence, metrics, about, history)
     facts = _facts(plan, found, folder, about, seconds, card, history)
