@@ -63,7 +63,7 @@ def train_custom(
             begin_folder(folder, said(config))
             size = sum(parameter.numel() for parameter in custom.model.parameters())
             what = f"{type(custom.model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
-            console.print(f"{what} -> [bold]{escape(str(folder))}[/]")
+            console.print(f"{what}, {config.precision.compute} -> [bold]{escape(str(folder))}[/]")
             return config, None, False
 
         config, saved, finished = ranks.share(begin)
