@@ -17,6 +17,7 @@ from tests.runs.conftest import stopped_at
 from vitrail.images.dataset import bundled_images
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.train import train
+from vitrail.training.progress import read_metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -86,3 +87,21 @@ def test_the_gpu_and_the_cpu_score_the_same_weights_alike(tmp_path: Path) -> Non
         ]
     assert scores[0].nll == pytest.approx(scores[1].nll, abs=1e-4)
     assert abs(scores[0].top1 - scores[1].top1) <= 0.002
+
+
+@pytest.mark.parametrize("compile", ["off", "network", "graphs"])
+def test_the_last_line_and_the_result_are_one_number(tmp_path: Path, compile: str) -> None:
+    """Though the training computes in bfloat16, compiled, and with kernels that need not repeat themselves."""
+    own = (f"train.compile={compile}", "train.deterministic=false", "train.evaluate_every=12", "data.test=false")
+    with open(os.devnull, "w") as nowhere:
+        result = train(
+            bundled_images(),
+            recipe="scratch",
+            out=tmp_path / "run",
+            overrides=(*SETTINGS, *own, "objective.label_smoothing=0"),
+            console=Console(file=nowhere),
+        )
+    measured = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "val_top1" in row]
+    assert [row["step"] for row in measured] == [12, 24]
+    assert measured[-1]["val_top1"] == pytest.approx(result.scores.top1, abs=1e-9)  # type: ignore[union-attr]
+    assert measured[-1]["val_loss"] == pytest.approx(result.scores.nll, rel=1e-5)  # type: ignore[union-attr]

@@ -135,8 +135,9 @@ def _command(cwd: Path | None, arguments: Sequence[object]) -> None:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The result of a run."""
-    return load_file(folder / "model.safetensors")
+    """The result of a run, without the record of what it was trained on."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("vitrail.")}
 
 
 def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

@@ -456,14 +456,14 @@ def test_files_of_others_stay(tmp_path):
 def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
     data = DataLoader(samples(), batch_size=8)
 
-    def run(gain, **others):
-        monkeypatch.setattr(precision, "bf16_gain_on_cpu", lambda: gain)
+    def run(amx, **others):
+        monkeypatch.setattr(precision, "has_matrix_units", lambda: amx)
         overrides = ["train.steps=2"]
         vitrail.train(model=net(), objective=loss, source=data, out=tmp_path, overrides=overrides, **others)
 
-    run(0.5)
+    run(False)
     (tmp_path / "model.safetensors").unlink()
-    run(2.0, resume=True)
+    run(True, resume=True)
     assert tomllib.loads((tmp_path / "config.toml").read_text())["precision"]["compute"] == "fp32"
 
 

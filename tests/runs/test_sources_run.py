@@ -139,7 +139,7 @@ def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_pat
 def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, monkeypatch):
     weights = tmp_path / "model.safetensors"
     monkeypatch.setattr("vitrail.runs.tune.FEWEST", 1)
-    monkeypatch.setattr("vitrail.runs.tune.tune_tags", lambda *_: TagTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3))
+    monkeypatch.setattr("vitrail.runs.tune.tune_tags", lambda *_, **__: TagTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3))
     shutil.copy(run.weights, weights)
     before = Answering(thresholds=(0.2, 0.5, 0.7))
     replace_card(weights, read_card(weights).model_copy(update={"answering": before}))

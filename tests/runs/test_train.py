@@ -70,6 +70,27 @@ def test_metrics_are_rows_with_steps(trained):
     assert [row["step"] for row in rows if "val_top1" in row] == list(range(4, 41, 4))
 
 
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_the_last_line_and_the_result_are_one_number(photos, tmp_path, weights):
+    console = Console(file=io.StringIO(), width=200)
+    settings = [
+        "train.steps=20",
+        "optimizer.lr=1e-2",
+        "train.evaluate_every=10",
+        "train.ema=0.5",
+        "precision.compute=bf16",
+        "objective.label_smoothing=0",
+    ]
+    overrides = [*SMALL, *settings, f"precision.parameters={weights}"]
+    result = train(photos, recipe="scratch", out=tmp_path, overrides=overrides, console=console)
+    measured = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "val_top1" in row]
+    assert [row["step"] for row in measured] == [10, 20]
+    if weights == "fp32":
+        assert measured[-1]["val_top1"] == pytest.approx(result.scores.top1, abs=1e-9)
+        assert measured[-1]["val_loss"] == pytest.approx(result.scores.nll, rel=1e-5)
+    assert ("measured in float32" in console.file.getvalue()) == (weights == "bf16")
+
+
 def test_the_written_config_repeats_the_run_to_the_bit(trained, quiet, tmp_path):
     result, _ = trained
     config = tomllib.loads((result.folder / "config.toml").read_text())

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from bench.planted import CHANGES, generated
 from tests import ranks as processes
 from tests.runs.conftest import draw, vitrail
 from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
@@ -73,6 +74,21 @@ def test_no_test_image_is_learned_from(tmp_path, few):
     assert [set(one.digests.tolist()) for one in again] == digests
     with pytest.raises(UserError, match="comes without a split, and DTD has one"):
         thousand(data, task("dtd"))
+
+
+def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path, few):
+    """Four near-copies of each scene: the same draw by content alone tears most of them apart."""
+    root = tmp_path / "eurosat"
+    for number, scene in enumerate(generated(40, (48, 64))):
+        for copy, change in enumerate(("PNG", "JPEG quality 50", "WebP", "brighter")):
+            data, ending = CHANGES[change](scene)
+            place = root / "ab"[number % 2] / f"{number}-{copy}{ending}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+    train, val, _ = thousand(open_dataset(root, None), task("eurosat"))
+    assert (len(train), len(val)) == (16, 8)
+    scenes = [{one.name(row).split("/")[-1].partition("-")[0] for row in range(len(one))} for one in (train, val)]
+    assert not scenes[0] & scenes[1]
 
 
 def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):

@@ -11,32 +11,42 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def trial(monkeypatch):
-    """Sets what the trial process does; the outcome of an earlier trial is forgotten."""
+    """Sets what the trial process does, on a processor with or without AMX; an earlier trial is forgotten."""
 
-    def set_to(code):
-        precision.bf16_gain_on_cpu.cache_clear()
+    def set_to(code, amx=True):
+        precision.bf16_works_on_cpu.cache_clear()
         monkeypatch.setattr(precision, "TRIAL", code)
-        monkeypatch.setattr(precision.torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
 
     yield set_to
-    precision.bf16_gain_on_cpu.cache_clear()
+    precision.bf16_works_on_cpu.cache_clear()
 
 
 def test_an_illegal_instruction_in_the_trial_means_float32(trial):
     trial("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    assert choose_precision("auto", CPU) == ("fp32", "a trial of bfloat16 failed on this processor")
-
-
-def test_bfloat16_must_be_worth_it(trial):
-    trial("print(0.6)")
     assert choose_precision("auto", CPU)[0] == "fp32"
-    trial("print(1.9)")
-    assert choose_precision("auto", CPU) == ("bf16", "bfloat16 gives 1.9 times the speed on this processor")
+
+
+def test_the_processor_decides_and_not_the_time_that_the_trial_takes(trial):
+    slow, quick = "import time; time.sleep(0.3)", "pass"
+    for code in (slow, quick):
+        trial(code)
+        assert choose_precision("auto", CPU)[0] == "bf16"
+        trial(code, amx=False)
+        assert choose_precision("auto", CPU)[0] == "fp32"
+
+
+def test_a_trial_that_does_not_end_decides_nothing(trial, monkeypatch):
+    monkeypatch.setattr(precision, "TRIAL_SECONDS", 0.2)
+    for code in ("import time; time.sleep(9)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"):
+        trial(code)
+        with pytest.raises(UserError, match=r"precision\.compute"):
+            choose_precision("auto", CPU)
 
 
 def test_what_is_asked_for_must_work_but_not_pay(trial):
     assert choose_precision("fp32", CPU) == ("fp32", "as asked")
-    trial("print(0.6)")
+    trial("pass", amx=False)
     assert choose_precision("bf16", CPU) == ("bf16", "as asked")
     trial("raise SystemExit(132)")
     with pytest.raises(UserError, match="cannot compute in bfloat16"):

@@ -13,11 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import UserError
+from vitrail.images.splits import hold_out_groups
 
 HELD_OUT = 0.2
 EXACT = 1e-6  # largest gradient at which to stop: probabilities are within about 1e-5 of the optimum's
@@ -32,6 +34,7 @@ class Probe:
     bias: Tensor  # (K,)
     penalty: float
     tried: list[tuple[float, float]]  # (penalty, held-out accuracy); empty when there was nothing to choose or hold out
+    unmeasured: int  # classes that these accuracies leave out: all their images are one group
     seconds: float
 
 
@@ -44,9 +47,11 @@ def fit_probe(
     penalties: Sequence[float],
     iterations: int,
     seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> Probe:
     """Fit on (N, D) features and (N,) labels. The penalty is the one with the best accuracy on a stratified 20 % of
-    these features (the largest of equals, and the largest when nothing can be held out); then all are used."""
+    these features (the largest of equals, and the largest when nothing can be held out); then all are used. Images of
+    equal `groups` stand on one side of that split. A class that is all one group is not measured by it."""
     began = time.perf_counter()
     _check(features, labels, num_classes, penalties)
     device = torch.device("cpu") if features.device.type == "mps" else features.device  # MPS has no float64
@@ -54,7 +59,7 @@ def fit_probe(
     strongest_first = sorted(set(penalties), reverse=True)  # each solution is a good start for the next, weaker one
     penalty, start = strongest_first[0], None
     tried: list[tuple[float, float]] = []
-    held_out = _hold_out(y, seed)
+    held_out, unmeasured = _hold_out(y, groups, seed)
     if len(strongest_first) > 1 and held_out.any():
         solver = _Solver(x[~held_out], y[~held_out], num_classes, iterations)
         for candidate in strongest_first:
@@ -70,7 +75,7 @@ def fit_probe(
     weight, bias = solver.solve(penalty, EXACT)
     dtype = torch.promote_types(features.dtype, torch.float32)
     weight, bias = weight.to(features.device, dtype), bias.to(features.device, dtype)
-    return Probe(weight, bias, penalty, tried, time.perf_counter() - began)
+    return Probe(weight, bias, penalty, tried, unmeasured if tried else 0, time.perf_counter() - began)
 
 
 class _Solver:
@@ -137,16 +142,13 @@ class _Solver:
         return weight, self.bias - weight @ self.mean
 
 
-def _hold_out(labels: Tensor, seed: int) -> Tensor:
-    """(N,) mask of a fifth of each class, at least one image; a class with a single image keeps it for training."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique().cpu():
-        members = (labels.cpu() == label).nonzero()[:, 0]
-        if len(members) > 1:
-            take = max(1, round(HELD_OUT * len(members)))
-            mask[members[torch.randperm(len(members), generator=generator)[:take]]] = True
-    return mask.to(labels.device)
+def _hold_out(labels: Tensor, groups: np.ndarray | None, seed: int) -> tuple[Tensor, int]:
+    """(N,) mask of a fifth of each class; and how many classes with two images or more have none in it."""
+    own = labels.cpu().numpy()
+    mask = hold_out_groups(np.arange(len(own)) if groups is None else groups, own, HELD_OUT, seed)
+    names, sizes = np.unique(own, return_counts=True)
+    unmeasured = int((~np.isin(names[sizes > 1], own[mask])).sum())
+    return torch.from_numpy(mask).to(labels.device), unmeasured
 
 
 def _check(features: Tensor, labels: Tensor, num_classes: int, penalties: Sequence[float]) -> None:

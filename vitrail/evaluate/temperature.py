@@ -6,6 +6,7 @@ import numpy as np
 
 from vitrail.evaluate.metrics import chunks, log_softmax
 from vitrail.evaluate.tags import sigmoid
+from vitrail.images.splits import hold_out_groups
 
 COLDEST, HOTTEST = 0.02, 50.0
 STEPS = 60
@@ -39,18 +40,21 @@ def fit_temperature(logits: np.ndarray, truth: np.ndarray) -> float:
     return 1 / inverse if 1.01 / HOTTEST < inverse < 0.99 / COLDEST else 1.0
 
 
-def held_out_temperatures(logits: np.ndarray, truth: np.ndarray, seed: int = 0) -> np.ndarray:
+def held_out_temperatures(
+    logits: np.ndarray, truth: np.ndarray, seed: int = 0, groups: np.ndarray | None = None
+) -> np.ndarray:
     """(N,) temperatures, that of each half of the images fitted on the other half, so that its judgement is fair."""
     found = np.ones(len(logits))
-    for own, other in halves(len(logits), seed):
+    for own, other in halves(len(logits), seed, groups):
         found[own] = fit_temperature(logits[other], truth[other])
     return found
 
 
-def halves(n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Two random halves, as (this one, the other one); nothing can be held out of a single image."""
-    order = np.random.default_rng(seed).permutation(n)
-    first, second = order[: n // 2], order[n // 2 :]
+def halves(n: int, seed: int, groups: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Two random halves, as (this one, the other one), images of equal `groups` in one; a single image or group has
+    none."""
+    mask = hold_out_groups(np.arange(n) if groups is None else groups, None, 0.5, seed)
+    first, second = np.flatnonzero(mask), np.flatnonzero(~mask)
     return [(first, second), (second, first)] if len(first) else []
 
 

@@ -1,6 +1,7 @@
 """What can be made better after training without touching a weight: temperature, abstention, thresholds of labels.
 
-Each is fitted on all images there are, and judged by fits on one half of them measured on the other.
+Each is fitted on all images there are, and judged by fits on one half of them measured on the other; what belongs
+together is in one half.
 """
 
 from __future__ import annotations
@@ -59,12 +60,18 @@ class TagTuning:
 
 
 def tune(
-    logits: np.ndarray, labels: np.ndarray, accuracy: float | None = None, temperature: float = 1.0, seed: int = 0
+    logits: np.ndarray,
+    labels: np.ndarray,
+    accuracy: float | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> Tuning:
     """Fit (N, K) logits, divided by `temperature` already, to (N,) labels; `accuracy`: that answers shall have, for the
-    price of giving fewer."""
+    price of giving fewer. Images of equal `groups` are in one half."""
     found = _fit(logits, labels, temperature)
-    held_out = held_out_temperatures(logits, labels, seed)
+    held_out = held_out_temperatures(logits, labels, seed, groups)
+    parts = halves(len(labels), seed, groups)
     confidence, correct, nll = _answers(logits, labels, held_out)
     final, _, _ = _answers(logits, labels, np.full(len(labels), found / temperature))
     return Tuning(
@@ -72,16 +79,21 @@ def tune(
         nll=float(nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
         coverage=coverage_curve(final, correct),
-        abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, seed),
+        abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, parts),
     )
 
 
 def _abstention(
-    logits: np.ndarray, labels: np.ndarray, held_out: np.ndarray, final: np.ndarray, accuracy: float, seed: int
+    logits: np.ndarray,
+    labels: np.ndarray,
+    held_out: np.ndarray,
+    final: np.ndarray,
+    accuracy: float,
+    parts: list[tuple[np.ndarray, np.ndarray]],
 ) -> Abstention:
-    """`final`: the probabilities of all answers at the temperature that was fitted on all."""
+    """`parts`: the halves; `final`: the probabilities of all answers at the temperature that was fitted on all."""
     correct, answered = logits.argmax(axis=1) == labels, np.zeros(len(labels), bool)
-    for own, other in halves(len(labels), seed):
+    for own, other in parts:
         scale = np.full(len(labels), held_out[own[0]])  # what was fitted on the other half
         confidence, _, _ = _answers(logits, labels, scale)
         threshold = threshold_for(confidence[other], correct[other], accuracy)
@@ -95,17 +107,22 @@ def _abstention(
 
 
 def tune_tags(
-    logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray, temperature: float = 1.0, seed: int = 0
+    logits: np.ndarray,
+    truth: np.ndarray,
+    thresholds: np.ndarray,
+    temperature: float = 1.0,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> TagTuning:
     """Fit (N, K) logits, divided by `temperature` already, to (N, K) zeros and ones; `thresholds`: those in use until
     now, (K,)."""
     truth = truth.astype(bool)
     found = _fit(logits, truth, temperature)
-    held_out = held_out_temperatures(logits, truth, seed)[:, None]
+    held_out = held_out_temperatures(logits, truth, seed, groups)[:, None]
     decided = sigmoid(logits.astype(np.float64)) >= thresholds
     _, before = f1_scores(decided, truth)
     scaled = logits.astype(np.float64) / held_out
-    for own, other in halves(len(truth), seed):
+    for own, other in halves(len(truth), seed, groups):
         # The order within a label does not hang on the temperature: only the scale of the numbers does.
         best = best_thresholds(sigmoid(logits[other] / held_out[own[0]]), truth[other])
         decided[own] = sigmoid(scaled[own]) >= best

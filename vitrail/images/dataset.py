@@ -116,15 +116,13 @@ def open_dataset(
     if source.given_split or rule is None:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
+    areas = found.shapes[usable].astype(np.int64).prod(axis=1)
+    looks = found.looks[usable] if rule is None or rule.alike else None
+    pixels = images.first_pixels or [found.pixels[row].tobytes() for row in usable]
     return Dataset(
         root=os.path.normpath(given_path(path).absolute()),
         classes=names,
-        splits=_samples(
-            images,
-            names,
-            [digests, firsts, images.first_pixels or [found.pixels[row].tobytes() for row in usable]],
-            found.shapes[usable].astype(np.int64).prod(axis=1),
-        ),
+        splits=_samples(images, names, [digests, firsts, pixels], areas, looks),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,
@@ -224,7 +222,11 @@ def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) 
 
 
 def _samples(
-    images: Catalogue, classes: tuple[str, ...], digests: Sequence[list[bytes]], areas: np.ndarray
+    images: Catalogue,
+    classes: tuple[str, ...],
+    digests: Sequence[list[bytes]],
+    areas: np.ndarray,
+    looks: np.ndarray | None,
 ) -> dict[str, Samples]:
     """`digests`: of the content, of what it was before packing, and of the pixels of that."""
     index = {name: number for number, name in enumerate(classes)}
@@ -252,6 +254,8 @@ def _samples(
             first[rows],
             pixels[rows],
             areas[rows],
+            None if images.groups is None else Texts.of(images.groups[row] for row in rows),
+            None if looks is None else looks[rows],
         )
     return splits
 

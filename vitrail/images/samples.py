@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +56,14 @@ class Samples:
     firsts: np.ndarray  # uint64 (n,): the same before packing made the images smaller
     pixels: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
     areas: np.ndarray  # int64 (n,): height times width
+    groups: Texts | None = None  # names of what belongs together; none: the data has no such column
+    looks: np.ndarray | None = None  # int8 (n, 64), see `similar.look`; none: likeness does not count
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "looks": None}  # other processes read images, and need not compare them
 
     def __repr__(self) -> str:
         return f"<{len(self):,} images of {len(self.classes):,} classes>"
@@ -95,4 +101,6 @@ class Samples:
             firsts=self.firsts[chosen],
             pixels=self.pixels[chosen],
             areas=self.areas[chosen],
+            groups=None if self.groups is None else Texts.of(self.groups[i] for i in chosen),
+            looks=None if self.looks is None else self.looks[chosen],
         )

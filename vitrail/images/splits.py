@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from vitrail.errors import UserError
+from vitrail.images.samples import Samples
 from vitrail.images.similar import join, near_groups
 from vitrail.images.sources.catalogue import UNSPLIT, Catalogue, count, some
 
@@ -68,57 +69,92 @@ def hold_out(
     """
     splits = ["train" if split == UNSPLIT else split for split in images.splits]
     rows = [row for row, split in enumerate(splits) if split == "train"]
-    if images.groups is not None:
-        alike = None
-    elif alike is not None:
-        alike = _scenes(images, alike, rows, notes)
-    left = Counter(name for row in rows for name in images.labels[row])  # images of each class to learn from
-    frequent = Counter(left)
-    by_class: dict[str, list[_Unit]] = {}
-    for unit in _units(images, digests, alike, rows):
-        by_class.setdefault(_main_label(images, unit.rows, frequent), []).append(unit)
-    for units in by_class.values():
-        for unit in _chosen(units, share, seed, images, left):
-            for row in unit.rows:
-                splits[row] = "val"
+    labels, contents = [images.labels[row] for row in rows], [digests[row] for row in rows]
+    names = None if images.groups is None else [images.groups[row] for row in rows]
+    units = _units(contents, names, None if alike is None else alike[rows], labels, notes)
+    for place in _whole_units(units, labels, share, seed):
+        splits[rows[place]] = "val"
     _note_uneven(images, splits, share, notes)
     return replace(images, splits=splits)
 
 
-def _chosen(units: list[_Unit], share: float, seed: int, images: Catalogue, left: Counter[str]) -> list[_Unit]:
+def groups_of(samples: Samples, rows: np.ndarray | None = None) -> np.ndarray:
+    """What belongs together among some rows of a split, by the same rule as when images are held out: equal numbers,
+    uint64 (n,), which hang on the content alone."""
+    rows = np.arange(len(samples)) if rows is None else np.asarray(rows, np.int64)
+    contents = [digest.tobytes() for digest in samples.firsts[rows].astype(">u8")]
+    names = None if samples.groups is None else [samples.groups[int(row)] for row in rows]
+    labels = [(int(label),) for label in samples.labels[rows]]
+    if samples.sets is not None:
+        labels = [tuple(samples.sets[int(row)].tolist()) for row in rows]
+    alike = None if samples.looks is None or names is not None else near_groups(samples.looks[rows])
+    found = np.zeros(len(rows), np.uint64)
+    for unit in _units(contents, names, alike, labels, []):
+        found[unit.rows] = min(int.from_bytes(contents[place], "big") for place in unit.rows)
+    return found
+
+
+def hold_out_groups(groups: np.ndarray, labels: np.ndarray | None, share: float, seed: int) -> np.ndarray:
+    """The split inside of a measurement, as one that chooses a penalty has: a share of each class, bool (n,), with
+    each group whole. A class that is all one group, or one image, is left on the other side. Without `labels` all
+    images are one class."""
+    classes = [(0,)] * len(groups) if labels is None else [(int(label),) for label in labels]
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups.tolist()):
+        members.setdefault(group, []).append(row)
+    units = [_Unit(rows, str(group).encode()) for group, rows in members.items()]
+    mask = np.zeros(len(groups), bool)
+    mask[_whole_units(units, classes, share, seed)] = True
+    return mask
+
+
+def _whole_units(units: Sequence[_Unit], labels: Sequence[Sequence[Any]], share: float, seed: int) -> list[int]:
+    """The rows of a share of each class."""
+    left = Counter(name for own in labels for name in own)  # images of each class to learn from
+    frequent = Counter(left)
+    by_class: dict[Any, list[_Unit]] = {}
+    for unit in units:
+        by_class.setdefault(_main_label(labels, unit.rows, frequent), []).append(unit)
+    chosen = (unit for own in by_class.values() for unit in _chosen(own, share, seed, labels, left))
+    return [row for unit in chosen for row in unit.rows]
+
+
+def _chosen(
+    units: list[_Unit], share: float, seed: int, labels: Sequence[Sequence[Any]], left: Counter[Any]
+) -> list[_Unit]:
     """The units of a class to hold out: as near to its share as their sizes allow, and never the last of any class."""
     wanted = max(1, round(share * sum(map(len, units))))
     ranked = sorted(units, key=lambda unit: _rank(seed, unit.key))
     chosen: list[_Unit] = []
     taken = 0
     for unit in ranked:
-        if abs(taken + len(unit) - wanted) < abs(taken - wanted) and _spare(unit, images, left):
+        if abs(taken + len(unit) - wanted) < abs(taken - wanted) and _spare(unit, labels, left):
             chosen.append(unit)
             taken += len(unit)
     if not chosen:  # all are too large: the smallest is better than none
-        smallest = next((unit for unit in sorted(ranked, key=len) if _spare(unit, images, left)), None)
+        smallest = next((unit for unit in sorted(ranked, key=len) if _spare(unit, labels, left)), None)
         return [] if smallest is None else [smallest]
     return chosen
 
 
-def _spare(unit: _Unit, images: Catalogue, left: Counter[str]) -> bool:
+def _spare(unit: _Unit, labels: Sequence[Sequence[Any]], left: Counter[Any]) -> bool:
     """Whether every class keeps images to learn from without this unit; if so, it is taken off."""
-    own = Counter(name for row in unit.rows for name in images.labels[row])
+    own = Counter(name for row in unit.rows for name in labels[row])
     if any(left[name] <= number for name, number in own.items()):
         return False
     left.subtract(own)
     return True
 
 
-def _scenes(images: Catalogue, alike: np.ndarray, rows: list[int], notes: list[str]) -> np.ndarray:
+def _scenes(labels: Sequence[Sequence[Any]], alike: np.ndarray, notes: list[str]) -> np.ndarray:
     """The groups that look alike, without those that are most of a class: kept together, they would leave nothing to
     learn from or nothing to measure on."""
-    whole = Counter(name for row in rows for name in images.labels[row])
-    parts = Counter((int(alike[row]), name) for row in rows for name in images.labels[row])
+    whole = Counter(name for own in labels for name in own)
+    parts = Counter((group, name) for group, own in zip(alike.tolist(), labels, strict=True) for name in own)
     large = {group for (group, name), number in parts.items() if number > max(1, MOST_ALIKE * whole[name])}
     if not large:
         return alike
-    loose = [row for row in rows if int(alike[row]) in large]
+    loose = [row for row, group in enumerate(alike.tolist()) if group in large]
     kept = alike.copy()
     kept[loose] = alike.max() + 1 + np.arange(len(loose))
     notes.append(
@@ -154,36 +190,43 @@ class _Unit:
         return len(self.rows)
 
 
-def _units(images: Catalogue, digests: list[bytes], alike: np.ndarray | None, rows: list[int]) -> list[_Unit]:
-    """Rows joined by equal content, equal group or equal look."""
+def _units(
+    contents: Sequence[bytes],
+    names: Sequence[str] | None,
+    alike: np.ndarray | None,
+    labels: Sequence[Sequence[Any]],
+    notes: list[str],
+) -> list[_Unit]:
+    """Images joined by equal content and equal group; or, where the data names no groups, by equal look."""
+    alike = None if alike is None or names is not None else _scenes(labels, alike, notes)
     first: dict[object, int] = {}
     pairs: list[tuple[int, int]] = []
-    for row in rows:
-        keys: list[object] = [digests[row]]
-        if images.groups is not None and images.groups[row]:
-            keys.append(images.groups[row])
+    for row, content in enumerate(contents):
+        keys: list[object] = [content]
+        if names is not None and names[row]:
+            keys.append(names[row])
         if alike is not None:
             keys.append(int(alike[row]))
         pairs += [(first.setdefault(key, row), row) for key in keys]
-    joined = join(len(images.entries), *np.array(pairs, np.int64).reshape(-1, 2).T)
+    joined = join(len(contents), *np.array(pairs, np.int64).reshape(-1, 2).T)
     members: dict[int, list[int]] = {}
-    for row in rows:
-        members.setdefault(int(joined[row]), []).append(row)
-    return [_Unit(together, _key(images, digests, together)) for together in members.values()]
+    for row, group in enumerate(joined.tolist()):
+        members.setdefault(group, []).append(row)
+    return [_Unit(rows, _key(contents, names, rows)) for rows in members.values()]
 
 
-def _key(images: Catalogue, digests: list[bytes], rows: list[int]) -> bytes:
+def _key(contents: Sequence[bytes], names: Sequence[str] | None, rows: list[int]) -> bytes:
     """What ranks a unit: its smallest group name, else its smallest content."""
-    if images.groups is not None:
-        named = [images.groups[row] for row in rows if images.groups[row]]
+    if names is not None:
+        named = [names[row] for row in rows if names[row]]
         if named:
             return min(named).encode("utf-8", "surrogateescape")
-    return min(digests[row] for row in rows)
+    return min(contents[row] for row in rows)
 
 
-def _main_label(images: Catalogue, rows: list[int], frequent: Counter[str]) -> str:
+def _main_label(labels: Sequence[Sequence[Any]], rows: list[int], frequent: Counter[Any]) -> Any:
     """The class a unit is held out for: that of most of its images; of several on one image, the rarest."""
-    counts = Counter(min(images.labels[row], key=lambda name: (frequent[name], name), default="") for row in rows)
+    counts = Counter(min(labels[row], key=lambda name: (frequent[name], name), default="") for row in rows)
     return min(counts, key=lambda name: (-counts[name], name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -34,7 +35,7 @@ from vitrail.runs.plan import Plan
 from vitrail.training.interrupt import Interrupts
 from vitrail.training.loop import Evaluator
 from vitrail.training.parallel import Ranks
-from vitrail.training.precision import autocast
+from vitrail.training.precision import autocast, measured_in_float32, repeatable
 from vitrail.training.progress import TrainingProgress
 
 Targets = Callable[[Tensor], Tensor]  # labels -> (B, K)
@@ -137,29 +138,44 @@ def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets
 
 
 class _HeldOut:
-    """The validation images, each process taking a part of them."""
+    """The validation images, each process taking a part of them: on the way in the precision of the training, in the
+    end (`last`) as every other measurement, so that the last line of a run and its result are one number."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, interrupts: Interrupts):
-        self.plan, self.ranks = plan, ranks
+    def __init__(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]):
+        self.plan, self.ranks, self.last = plan, ranks, last
         self.cast = autocast(plan.config.precision.compute, plan.device)
         self.between = lambda _: interrupts.check(ranks)
-        reader = reader_of(plan.dataset.splits["val"], plan.preprocess, plan.config.data, ranks.beside)
+        data = plan.config.data.model_copy(update={"scaled_decoding": False})
+        reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
         size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
         place = Place(ranks.rank, ranks.world, ranks.beside)
-        self.loader = evaluation_loader(reader, size, plan.config.data.workers, plan.device, place)
+        self.loader = evaluation_loader(reader, size, data.workers, plan.device, place)
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        if self.last() and measured_in_float32(self.plan.config.precision):
+            compiled = self.plan.config.train.compile != "off"
+            eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+            with repeatable(self.plan.device), eager:
+                yield
+        else:
+            with self.cast():
+                yield
 
 
-def classification_evaluator(plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+def classification_evaluator(
+    plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
+) -> Evaluator:
     """Loss and accuracy on the validation images, during training. Only sums are kept: the logits of a million images
     would not fit in memory."""
-    held = _HeldOut(plan, ranks, interrupts)
+    held = _HeldOut(plan, ranks, interrupts, last)
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
         sums, found = torch.zeros(3, dtype=torch.float64), []
         for batch in held.loader:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            with held.cast():
+            with held.precision():
                 logits = model(pixels)
             readable = batch.weights > 0
             logits, labels = logits.float()[readable.to(plan.device)], batch.labels[readable]
@@ -183,9 +199,11 @@ def classification_evaluator(plan: Plan, objective: Classification, ranks: Ranks
     return evaluate
 
 
-def masked_evaluator(plan: Plan, objective: Objective, ranks: Ranks, interrupts: Interrupts) -> Evaluator:
+def masked_evaluator(
+    plan: Plan, objective: Objective, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
+) -> Evaluator:
     """Loss and share of right predictions over corrupted patches of the validation images, the same ones each time."""
-    held = _HeldOut(plan, ranks, interrupts)
+    held = _HeldOut(plan, ranks, interrupts, last)
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -194,7 +212,7 @@ def masked_evaluator(plan: Plan, objective: Objective, ranks: Ranks, interrupts:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
             weights = batch.weights.to(plan.device)
             prepared = Prepared(pixels, torch.empty(len(batch), 0), weights, batch.epoch, batch.sample)
-            with held.cast():
+            with held.precision():
                 found = objective(model, prepared)
             sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
             held.between(len(batch))

@@ -71,7 +71,7 @@ def train_custom(
             begin_folder(folder, said(config))
             size = sum(parameter.numel() for parameter in custom.model.parameters())
             what = f"{type(custom.model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
-            console.print(f"{escape(what)} -> [bold]{escape(str(folder))}[/]")
+            console.print(f"{escape(what)}, {config.precision.compute} -> [bold]{escape(str(folder))}[/]")
             return lock, config, None, False
 
         lock, config, saved, finished = ranks.share(begin)
@@ -125,7 +125,7 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
     how = choose_parallel(config.train.parallel, _held_bytes(module, config), ranks, device)
     batches = _Batches(repeatable_source(custom.source), config, device, ranks, launch.interrupts, how == "fsdp")
     measured = _measured(custom.evaluator, config, device, ranks) if custom.evaluator is not None else None
-    learning = Learning(config, device, how, CustomObjective(custom.objective), lambda _: batches, lambda: measured)
+    learning = Learning(config, device, how, CustomObjective(custom.objective), lambda _: batches, lambda _: measured)
     about = {"config": said(config), "environment": environment(device)}
     try:
         kept, _ = fit(learning, module, replace(launch, about=about), saved)

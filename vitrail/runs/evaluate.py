@@ -79,7 +79,7 @@ def evaluate(
             thresholds = card.answering.thresholds
             net, several, told = classifier.net, card.several, words + fitted_note(card, samples)
             found = judge(net, out, told, samples, card.preprocess, settings, several=several, thresholds=thresholds)
-            found = tuned(found, card.answering, target_accuracy)
+            found = tuned(found, samples, card.answering, target_accuracy)
             show_scores(console, found.scores, found.sentence)
             show_tuning(console, found.scores)
             answers = _answers(path)

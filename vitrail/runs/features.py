@@ -17,6 +17,7 @@ from vitrail.errors import UserError
 from vitrail.images.loading.loader import Place, evaluation_loader
 from vitrail.images.loading.reader import Reader
 from vitrail.images.samples import Samples
+from vitrail.images.splits import groups_of
 from vitrail.infer.features import PART, FeatureCache
 from vitrail.infer.forward import device_of, run_network
 from vitrail.infer.predict import Classifier
@@ -40,6 +41,11 @@ class Features:
         """Features and labels of some images, in their order."""
         values, found = self.cache.take(self.samples.digests[rows])
         return torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows][found])
+
+    def groups(self, rows: np.ndarray) -> np.ndarray:
+        """What belongs together among the images that `take` gives for these rows."""
+        _, found = self.cache.take(self.samples.digests[rows])
+        return groups_of(self.samples, rows[found])
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and labels of all images, a part at a time."""

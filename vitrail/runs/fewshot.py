@@ -202,7 +202,10 @@ def _least_squares(task: _Task, rows: np.ndarray, penalties: Sequence[float]) ->
 def _probe(task: _Task, rows: np.ndarray) -> _Counts:
     features, labels = task.train.take(rows)
     settings = ProbeConfig()
-    probe = fit_probe(features, labels, task.classes, penalties=settings.penalties, iterations=settings.iterations)
+    groups = task.train.groups(rows)
+    probe = fit_probe(
+        features, labels, task.classes, penalties=settings.penalties, iterations=settings.iterations, groups=groups
+    )
     right = tested = 0
     for values, truth in task.test.parts():
         right += int(((values @ probe.weight.T + probe.bias).argmax(dim=1) == truth).sum())

@@ -29,6 +29,7 @@ from vitrail.runs.tune import tuned
 from vitrail.runs.unseen import all_before, seen_before
 from vitrail.runs.written import ANSWERS, MODEL_CARD
 from vitrail.terminal import escape
+from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
 
@@ -44,6 +45,8 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     with interrupts.at_once():  # all that training made has been saved
         found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
     show_scores(console, found.scores, found.sentence)
+    if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):
+        console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
     to_beat = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
     if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:
@@ -51,7 +54,7 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
         console.print(f"[yellow]worse than the linear probe on {escape(to_beat['features'])}[/]: {advice}")
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
-    found = tuned(found)  # for the report; nothing of it is written into the weights without being asked for
+    found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
     place = _place(launch)
     history = read_metrics(place / "metrics.jsonl")
     card = _card(plan, found.sentence, metrics, about, history)

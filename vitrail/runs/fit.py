@@ -57,7 +57,7 @@ class Learning:
     parallel: Literal["none", "ddp", "fsdp"]
     objective: Objective
     batches: Callable[[TrainingProgress], Callable[[int, int], Iterable[Any]]]  # of a step and all after it
-    evaluator: Callable[[], Evaluator | None]
+    evaluator: Callable[[Callable[[], bool]], Evaluator | None]  # from what tells whether training is at its end
     rehearsal: Prepared | None = None  # a batch of the right shapes
     graphs: bool = False  # whether a step may be recorded as a CUDA graph
     flops_per_image: float = 0.0  # 0: not known
@@ -108,7 +108,8 @@ def fit(
         batches = learning.batches(progress)
         if ranks.world > 1 and state.step < learning.steps and learning.rehearsal is not None:
             update.rehearse(state, learning.rehearsal)
-        around = Surroundings(batches, learning.evaluator(), save, restore, progress, launch.interrupts, ranks)
+        measured = learning.evaluator(lambda: state.step == learning.steps)
+        around = Surroundings(batches, measured, save, restore, progress, launch.interrupts, ranks)
         try:
             run(state, GraphedUpdate(update, progress.message) if learning.graphs else update, when, around)
         except BaseException:

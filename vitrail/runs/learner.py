@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,13 +42,13 @@ class Task:
     targets: Targets
     labels: Classification | None  # none: nothing is classified
 
-    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts) -> Evaluator | None:
-        """None where no images are watched."""
+    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]) -> Evaluator | None:
+        """None where no images are watched. `last` tells whether training has come to its end."""
         if "val" not in plan.dataset.splits:
             return None
         if self.labels is None:
-            return masked_evaluator(plan, self.objective, ranks, interrupts)
-        return classification_evaluator(plan, self.labels, ranks, interrupts)
+            return masked_evaluator(plan, self.objective, ranks, interrupts, last)
+        return classification_evaluator(plan, self.labels, ranks, interrupts, last)
 
 
 def make_task(plan: Plan) -> Task:
@@ -83,7 +83,7 @@ def learning_of(plan: Plan, task: Task, ranks: Ranks, interrupts: Interrupts) ->
         parallel_for(plan, ranks),
         task.objective,
         lambda progress: TrainingBatches(plan, task.targets, ranks, progress),
-        lambda: task.evaluator(plan, ranks, interrupts),
+        lambda last: task.evaluator(plan, ranks, interrupts, last),
         pattern(plan, task.targets, settings.batch_size // ranks.world) if ranks.world > 1 else None,
         graphs,
         6.0 * macs(plan.model),

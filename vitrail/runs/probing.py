@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.config import Preprocess
 from vitrail.evaluate.probe import Probe, fit_probe
+from vitrail.images.splits import groups_of
 from vitrail.infer.forward import Outputs
 from vitrail.model.build import Network
 from vitrail.model.cost import macs
@@ -38,6 +39,15 @@ def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
     net.eval()
     train = _features(plan, "train", net.forward_features, plan.preprocess, plan.device, interrupts)
     return _fit(plan, train)
+
+
+def why_penalty(fitted: Probe) -> str:
+    """The reason for the penalty of a probe, with what was tried."""
+    if not fitted.tried:
+        return "the only one, or the strongest where no images can be held out to choose by"
+    tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
+    left_out = f"; without {fitted.unmeasured:,} classes whose images all belong together" if fitted.unmeasured else ""
+    return f"best on a fifth of the training images, what belongs together on one side{left_out} ({tried})"
 
 
 def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
@@ -90,6 +100,7 @@ def _features(
 
 def _fit(plan: Plan, train: Outputs) -> Probe:
     settings = plan.config.probe
+    groups = groups_of(plan.dataset.splits["train"], train.sample.numpy())
     return fit_probe(
         train.values,
         train.labels,
@@ -97,6 +108,7 @@ def _fit(plan: Plan, train: Outputs) -> Probe:
         penalties=settings.penalties,
         iterations=settings.iterations,
         seed=plan.config.train.seed,
+        groups=groups,
     )
 
 

@@ -39,7 +39,7 @@ from vitrail.runs.folder import (
 )
 from vitrail.runs.learner import Task, learner, learning_of, make_task, plain_network
 from vitrail.runs.plan import Plan, Request, make_plan
-from vitrail.runs.probing import Baseline, baseline, probe_network
+from vitrail.runs.probing import Baseline, baseline, probe_network, why_penalty
 from vitrail.runs.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
 from vitrail.runs.room import check_room, micro_batch_for
 from vitrail.runs.show import make_console, scanning, show_data, show_decisions
@@ -306,8 +306,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         with launch.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, launch.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-        tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
-        best = Decision("penalty", f"{fitted.penalty:g}", f"best on a split of the training data ({tried})")
+        best = Decision("penalty", f"{fitted.penalty:g}", why_penalty(fitted))
         plan.decisions.append(best)
         show_decisions(console, [best])
         seconds = time.monotonic() - started

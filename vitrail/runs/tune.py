@@ -16,6 +16,7 @@ from vitrail.evaluate.metrics import Scores
 from vitrail.evaluate.tags import THRESHOLD, TagScores, same_decisions
 from vitrail.evaluate.tuning import TagTuning, Tuning, tune, tune_tags
 from vitrail.images.dataset import Samples
+from vitrail.images.splits import groups_of
 from vitrail.report.tuning import abstention_sentence, temperature_sentence, thresholds_sentence
 from vitrail.runs.measure import Measurement
 from vitrail.terminal import escape
@@ -26,16 +27,22 @@ FEWEST = 50  # images to fit to before anything is written down
 SAME = 1e-3  # share of a temperature, by which a fit to the very same images may miss it
 
 
-def tuned(found: Measurement, answering: Answering | None = None, accuracy: float | None = None) -> Measurement:
-    """The measurement, with what temperature, abstention and thresholds would change. `answering`: what is in use;
-    `accuracy`: asked of answers."""
+def tuned(
+    found: Measurement, samples: Samples, answering: Answering | None = None, accuracy: float | None = None
+) -> Measurement:
+    """The measurement, with what temperature, abstention and thresholds would change. `samples`: the images measured
+    on; `answering`: what is in use; `accuracy`: asked of answers."""
     answering = answering or Answering()
     logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
-    scores = found.scores
+    scores, groups = found.scores, groups_of(samples, found.outputs.sample.numpy())
     if isinstance(scores, TagScores):
         now = np.array(answering.thresholds or [THRESHOLD] * logits.shape[1])
-        return replace(found, scores=replace(scores, tuned=tune_tags(logits, labels, now, answering.temperature)))
-    return replace(found, scores=replace(scores, tuned=tune(logits, labels, accuracy, answering.temperature)))
+        return replace(
+            found, scores=replace(scores, tuned=tune_tags(logits, labels, now, answering.temperature, groups=groups))
+        )
+    return replace(
+        found, scores=replace(scores, tuned=tune(logits, labels, accuracy, answering.temperature, groups=groups))
+    )
 
 
 def show_tuning(console: Console, scores: Scores | TagScores) -> None:
@@ -79,6 +86,8 @@ def write_answering(weights: str | Path, card: Card, found: Measurement, samples
     assert tuning is not None
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
+    if len(np.unique(groups_of(samples))) < 2:
+        return "nothing is written: the images are one group, and none of it can be held out to judge the fit by"
     changes, words = _thresholds(tuning, before) if isinstance(tuning, TagTuning) else _threshold(tuning, before)
     told = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]
     changes |= {"fitted_on": _identity(samples)}

@@ -21,6 +21,7 @@ from vitrail.evaluate.probe import Probe, fit_probe
 from vitrail.evaluate.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
 from vitrail.images.dataset import Dataset, Samples, open_dataset
 from vitrail.images.sources.clevr import read_clevr
+from vitrail.images.splits import groups_of
 from vitrail.infer.predict import load
 from vitrail.runs.features import Extractor, Features
 from vitrail.runs.show import make_console, scanning
@@ -35,6 +36,7 @@ READERS = {
     "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
     "clevr_dist": lambda place, notes: read_clevr(place, "distance", notes),
 }
+CANDIDATES = 3  # times the images to validate on, to choose those from that stand apart from training images
 NAMES = ("train", "val", "test")
 LISTS = "Read as a task of VTAB-1k with its published lists."
 
@@ -163,38 +165,49 @@ def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
     if dataset.several:
         raise UserError(f"the images of '{dataset.root}' have any number of labels, and those of {task.name} have one")
     if "all" in splits:
-        train, val, test = _parted(splits["all"], task, dataset)
+        images = splits["all"]
+        learned, watched, rest = _parted(images, task, dataset)
+        test = images.subset(rest)
     elif "train" in splits and "test" in splits:
-        train, test = splits["train"], splits["test"]
-        if "val" in splits:
-            val = splits["val"]
-        else:
-            order = _order(train)
-            last = int(len(order) * task.learned)
-            train, val = train.subset(order[:last]), train.subset(order[last:])
+        images, test = splits["train"], splits["test"]
+        learned = _order(images)
+        last = len(learned) if "val" in splits else int(len(learned) * task.learned)
+        learned, watched = learned[:last], learned[last:]
     else:
         raise UserError(f"'{dataset.root}' has the splits {', '.join(splits)}: {task.name} needs train and test")
-    if len(train) < TRAIN or len(val) < VAL:
+    given = splits["val"] if "all" not in splits and "val" in splits else None
+    to_validate = len(watched) if given is None else len(given)
+    if len(learned) < TRAIN or to_validate < VAL:
         raise UserError(
-            f"'{dataset.root}' has {len(train):,} images to train and {len(val):,} to validate on, and VTAB-1k takes "
-            f"{TRAIN} and {VAL}"
+            f"'{dataset.root}' has {len(learned):,} images to train and {to_validate:,} to validate on, and VTAB-1k "
+            f"takes {TRAIN} and {VAL}"
         )
-    return train.subset(_order(train)[:TRAIN]), val.subset(_order(val)[:VAL]), test
+    learned = learned[:TRAIN]
+    val = images.subset(_apart(images, learned, watched)) if given is None else given.subset(_order(given)[:VAL])
+    return images.subset(learned), val, test
 
 
-def _parted(samples: Samples, task: Task, dataset: Dataset) -> tuple[Samples, Samples, Samples]:
-    order = _order(samples)
+def _apart(images: Samples, learned: np.ndarray, watched: np.ndarray) -> np.ndarray:
+    """The first rows to validate on that belong together with none that is trained on; others only for want of such."""
+    candidates = watched[: CANDIDATES * VAL]
+    groups = groups_of(images, np.concatenate([learned, candidates]))
+    with_learned = np.isin(groups[len(learned) :], groups[: len(learned)])
+    return candidates[np.argsort(with_learned, kind="stable")][:VAL]
+
+
+def _parted(images: Samples, task: Task, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows to train, to validate and to test on."""
+    order = _order(images)
     if task.per_class:
-        own = [order[samples.labels[order] == label][: task.per_class] for label in range(len(samples.classes))]
+        own = [order[images.labels[order] == label][: task.per_class] for label in range(len(images.classes))]
         learned = np.concatenate(own)
-        learned = learned[_order(samples.subset(learned))]
+        learned = learned[_order(images.subset(learned))]
         last = int(len(learned) * task.learned)
-        rest = np.setdiff1d(order, learned)
-        return samples.subset(learned[:last]), samples.subset(learned[last:]), samples.subset(rest)
+        return learned[:last], learned[last:], np.setdiff1d(order, learned)
     if task.parts is None:
         raise UserError(f"'{dataset.root}' comes without a split, and {task.name} has one: {task.split}")
     first, second = (int(len(order) * share) for share in (task.parts[0], task.parts[0] + task.parts[1]))
-    return samples.subset(order[:first]), samples.subset(order[first:second]), samples.subset(order[second:])
+    return order[:first], order[first:second], order[second:]
 
 
 def _order(samples: Samples) -> np.ndarray:

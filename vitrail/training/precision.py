@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,24 +22,23 @@ from vitrail.model.encoder import Encoder
 Precision = Literal["fp32", "bf16"]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-# A processor may list bfloat16 instructions that a virtual machine then refuses (the process dies of an illegal
-# instruction), or have them and still be slower: only a trial in a process of its own tells.
+# A processor may list bfloat16 instructions that a virtual machine then refuses: the process dies of an illegal
+# instruction. So a process of its own tries them first, and compares what they give with float32.
 TRIAL = """
-import time, torch
+import torch
 torch.manual_seed(0)
-layer, x = torch.nn.Linear(384, 1536), torch.randn(2048, 384, requires_grad=True)
-def once(dtype):
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-        layer(x).float().sum().backward()
-def seconds(dtype):
-    once(dtype)
-    best = 1e9
-    for _ in range(5):
-        start = time.perf_counter(); once(dtype); best = min(best, time.perf_counter() - start)
-    return best
-print(seconds(None) / seconds(torch.bfloat16))
+layer, x = torch.nn.Linear(384, 1536), torch.randn(256, 384)
+def run(enabled):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        out = layer(x)
+        q, k, v = out.reshape(4, 64, 4, 6, 64).permute(3, 0, 2, 1, 4)[:3]
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v).float()
+        return [out, *torch.autograd.grad(out.square().sum(), layer.parameters())]
+close = all((a - b).norm() < 0.02 * b.norm() for a, b in zip(run(True), run(False)))
+raise SystemExit(0 if close else 1)
 """
-WORTH_IT = 1.2  # a smaller gain does not pay for the coarser numbers
+KILLED = -9
+TRIAL_SECONDS = 600.0  # it takes a few; so much longer says nothing about the processor
 
 
 def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
@@ -48,7 +46,7 @@ def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
     if asked == "fp32":
         return "fp32", "as asked"
     if asked == "bf16":
-        if device.type == "cpu" and bf16_gain_on_cpu() is None:
+        if device.type == "cpu" and not bf16_works_on_cpu():
             raise UserError("this processor cannot compute in bfloat16: use --set precision.compute=fp32, or auto")
         return "bf16", "as asked"
     if device.type == "cuda":
@@ -56,29 +54,31 @@ def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
         return ("bf16", "this GPU has it") if there else ("fp32", "this GPU has no bfloat16")
     if device.type != "cpu":
         return "fp32", f"bfloat16 is untested on {device.type}"
-    gain = bf16_gain_on_cpu()
-    if gain is None:
-        return "fp32", "a trial of bfloat16 failed on this processor"
-    if gain < WORTH_IT:
-        return "fp32", f"bfloat16 gives only {gain:.1f} times the speed on this processor"
-    return "bf16", f"bfloat16 gives {gain:.1f} times the speed on this processor"
+    if not has_matrix_units():
+        return "fp32", "this processor has no matrix units for bfloat16 (AMX)"
+    if not bf16_works_on_cpu():
+        return "fp32", "this processor lists bfloat16 (AMX), and a trial of it failed"
+    return "bf16", "this processor has matrix units for it (AMX)"
+
+
+def has_matrix_units() -> bool:
+    """Whether the CPU lists AMX. Other bfloat16 instructions (AVX512-BF16) are slower than float32."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 @functools.cache
-def bf16_gain_on_cpu() -> float | None:
-    """How many times faster bfloat16 is here, measured in a process of its own; none if that process fails."""
-    listed = platform.machine().lower() not in ("x86_64", "amd64") or torch.backends.cpu.get_cpu_capability() in (
-        "AVX512",
-        "AVX512_BF16",
-        "AMX",
-    )
-    if not listed:
-        return 0.0
+def bf16_works_on_cpu() -> bool:
+    """Whether bfloat16 gives what float32 gives, tried in a process of its own."""
     try:
-        trial = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=60)
-        return float(trial.stdout) if trial.returncode == 0 else None
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
+        code = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, timeout=TRIAL_SECONDS).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        code = KILLED
+    if code == KILLED:  # by a machine short of memory or time: this must not decide the numbers of a run
+        raise UserError(
+            "a trial of bfloat16 did not end on this machine, for want of memory or time: "
+            "run the command again, or with --set precision.compute=fp32"
+        )
+    return code == 0
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
@@ -101,6 +101,11 @@ def set_types(net: nn.Module, config: PrecisionConfig) -> None:
         for module in net.modules():
             if isinstance(module, Encoder):
                 module.residual = TYPES[config.residual]
+
+
+def measured_in_float32(config: PrecisionConfig) -> bool:
+    """Whether a network can be measured in float32 while it is trained: its own weights and stream have to be."""
+    return config.parameters == config.residual == "fp32"
 
 
 @contextlib.contextmanager

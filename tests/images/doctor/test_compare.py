@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -37,6 +39,43 @@ def test_the_same_shapes_in_other_colours_are_another_picture() -> None:
     pair = [np.stack([thumbnail(np.array(image))]) for image in (red, blue)]
     assert same_picture(*pair) == [0]
     assert same_picture(pair[0], pair[0]) > 0.999
+
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 200, 30),
+    "blue": (30, 30, 220),
+    "yellow": (230, 230, 40),
+    "orange": (240, 150, 20),
+    "purple": (150, 40, 200),
+    "brown": (120, 70, 30),
+    "pink": (250, 170, 190),
+    "black": (0, 0, 0),
+    "white": (255, 255, 255),
+}
+
+
+def _chequers(cell: int) -> list[np.ndarray]:
+    """One for each pair of colours."""
+    place = np.arange(128) // cell
+    first = ((place[:, None] + place) % 2 == 0)[..., None]
+    return [np.where(first, a, b).astype(np.uint8) for a, b in combinations(COLOURS.values(), 2)]
+
+
+@pytest.mark.parametrize("cell", [8, 16, 40])
+def test_chequers_of_different_colours_are_different_pictures(cell: int) -> None:
+    small = np.stack([thumbnail(image) for image in _chequers(cell)])
+    left, right = np.array(list(combinations(range(len(small)), 2))).T
+    assert len(left) == 990
+    assert (same_picture(small[left], small[right]) < SAME).all()
+
+
+@pytest.mark.parametrize("change", ["JPEG quality 50", "brighter", "less colour", "grey"])
+def test_a_changed_copy_of_a_chequer_is_still_one(change: str) -> None:
+    images = _chequers(16)
+    small = np.stack([thumbnail(image) for image in images])
+    copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(image))[0])) for image in images])
+    assert (same_picture(small, copies) >= SAME).mean() >= 0.95
 
 
 def test_one_picture_is_exactly_itself() -> None:

@@ -11,6 +11,11 @@ SIDE = 64  # pixels of a thumbnail
 SAME = 0.95  # correlation from which two thumbnails are one picture
 SAME_WITHOUT_COLOUR = 0.985  # the same for a colour picture and a grey one, which colour cannot tell apart
 SAME_COLOURS = 0.8  # correlation of the colours of one picture
+_CELLS = 16  # along a side of a thumbnail, whose colours are compared: small copies of a JPEG lose finer ones
+_OTHER_COLOURS, _OTHER_SHARE = 24.0, 0.25  # levels, or share of all colour, that they may differ by at most
+_PALER = 0.4  # times the saturation, at most
+_CONTRAST, _LIGHTER = 0.6, 64.0  # times the contrast, and levels of brightness, by which copies differ at most
+_CONTRAST_GREY, _LIGHTER_GREY = 0.75, 20.0  # the same for a colour picture and a grey one
 _HALF = SIDE // 2
 _PERHAPS = 0.8  # correlation from which it is worth to lay the left picture over the right one too
 _ROUGHLY = 0.9  # correlation of halved thumbnails below which the full ones are not compared
@@ -30,7 +35,8 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
 def same_picture(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """How well pairs of thumbnails (n, 64, 64, 3) agree, float32 (n,): with SAME or more they are one picture.
 
-    Allowed are a zoom and shift of a few per cent along each axis, and other brightness, contrast and saturation.
+    Allowed are a zoom and shift of a few per cent along each axis, another saturation, and a little more or less
+    light and contrast. A grey copy keeps the brightness of the coloured picture.
     """
     left, right = left.astype(np.float32), right.astype(np.float32)
     result = _laid_over(left, right)
@@ -87,18 +93,47 @@ def _warp(images: np.ndarray, fit: np.ndarray) -> np.ndarray:
 
 
 def _same_colours(left: np.ndarray, right: np.ndarray, fit: np.ndarray, fits: np.ndarray) -> np.ndarray:
-    """Differences of red and blue from the brightness agree up to their strength; or there are none to compare."""
-    product = left_power = right_power = np.zeros(len(left), np.float32)
-    weight = _inside(_HALF) / _inside(_HALF).sum()
-    for channel in (0, 2):
-        ours, theirs = (_halved(image[..., channel] - image @ _LUMINANCE) for image in (left, right))
-        theirs = _warp(theirs, fit)
-        product = product + (ours * theirs * weight).sum(axis=(1, 2))
-        left_power = left_power + (ours**2 * weight).sum(axis=(1, 2))
-        right_power = right_power + (theirs**2 * weight).sum(axis=(1, 2))
-    weak, strong = np.minimum(left_power, right_power) < _GREY**2, np.maximum(left_power, right_power) >= _GREY**2
-    agree = product >= SAME_COLOURS * np.sqrt(left_power * right_power)
-    return np.where(weak & strong, fits >= SAME_WITHOUT_COLOUR, weak | agree)
+    """Differences of red and blue from the brightness agree up to their strength, or there are none to compare; and
+    the brightness agrees up to a little light and contrast."""
+    ours, theirs = _colours(left), _colours(right)
+    theirs = _warp(theirs.reshape(-1, _HALF, _HALF), np.repeat(fit, 3, axis=0)).reshape(ours.shape)
+    grey, weight = (ours[:, 2], theirs[:, 2]), _inside(_HALF) / _inside(_HALF).sum()
+    light = [(image * weight).sum(axis=(1, 2)) for image in grey]
+    contrast = [
+        np.sqrt(((image - mean[:, None, None]) ** 2 * weight).sum(axis=(1, 2)))
+        for image, mean in zip(grey, light, strict=True)
+    ]
+    lighter = np.abs(light[0] - light[1])
+    flatter = np.minimum(*contrast) / np.maximum(np.maximum(*contrast), 1e-6)
+
+    product, weaker, stronger = _agreement(ours[:, :2], theirs[:, :2], weight)
+    agree = product >= SAME_COLOURS * np.sqrt(weaker * stronger)
+    size = _HALF // _CELLS
+    few = [image[:, :2].reshape(-1, 2, _CELLS, size, _CELLS, size).mean(axis=(3, 5)) for image in (ours, theirs)]
+    product, low, high = _agreement(few[0], few[1], weight.reshape(_CELLS, size, _CELLS, size).sum(axis=(1, 3)))
+    power = np.maximum(np.sqrt(low * high), 1e-6)
+    left_over = power - np.maximum(product, 0) ** 2 / power  # whatever the saturation is multiplied by
+    agree &= left_over <= np.maximum(_OTHER_COLOURS**2, _OTHER_SHARE**2 * power)
+    agree &= low >= _PALER**2 * high
+
+    weak, strong = weaker < _GREY**2, stronger >= _GREY**2
+    alone = (fits >= SAME_WITHOUT_COLOUR) & (lighter <= _LIGHTER_GREY) & (flatter >= _CONTRAST_GREY)
+    return (lighter <= _LIGHTER) & (flatter >= _CONTRAST) & np.where(weak & strong, alone, weak | agree)
+
+
+def _colours(images: np.ndarray) -> np.ndarray:
+    """Red and blue without the brightness, and the brightness, of halved pictures, (n, 3, s, s)."""
+    grey = images @ _LUMINANCE
+    return np.stack([_halved(plane) for plane in (images[..., 0] - grey, images[..., 2] - grey, grey)], axis=1)
+
+
+def _agreement(ours: np.ndarray, theirs: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The inner product of colours (n, 2, s, s), and the smaller and larger of their own, (n,) each."""
+    product, own, other = (
+        (one * another * weight).sum(axis=(1, 2, 3))
+        for one, another in ((ours, theirs), (ours, ours), (theirs, theirs))
+    )
+    return product, np.minimum(own, other), np.maximum(own, other)
 
 
 def _details(images: np.ndarray, fine: float, coarse: float) -> np.ndarray:
