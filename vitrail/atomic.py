@@ -18,7 +18,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode  # what the umask allows; some writers would let only the owner read
+        there = path if path.is_file() and not path.is_symlink() else temporary
+        mode = there.stat().st_mode  # as it was, else what the umask allows; some writers let only the owner read
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb+") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from vitrail.images.doctor.check import check
 from vitrail.images.doctor.findings import Findings
 from vitrail.images.files import FolderFiles, ZipFiles
 from vitrail.images.formats import CAN_READ_HEIF, ENDINGS, HEAD_BYTES, RAW, kind_of
+from vitrail.images.quarantine import Quarantine
 from vitrail.images.sources.layout import read_folders
+from vitrail.images.sources.read import read_source
 
 heif = pytest.mark.skipif(not CAN_READ_HEIF, reason="needs pillow-heif")
 PICTURE = photo(30, 44)
@@ -350,3 +353,40 @@ def test_a_zip_reads_the_first_bytes_of_each_member_once(tmp_path: Path, monkeyp
     monkeypatch.setattr(archive, "open", lambda member, *rest: opened.append(member.filename) or open_member(member))
     assert len(read_folders(files, "photos.zip", notes).entries) == 7
     assert sorted(opened) == ["photos/a/words.txt", "photos/a/x.dat"]
+
+
+def test_files_that_are_no_pictures_are_ignored_however_many(tmp_path):
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for n in range(3):
+            (tmp_path / label / f"{n}.png").write_bytes(image_bytes(n))
+            for ending in ("mp4", "npy", "mov", "zip"):
+                (tmp_path / label / f"x{n}.{ending}").write_bytes(b"\0\1\2\3" * 9)
+    notes: list[str] = []
+    found = read_source(tmp_path, notes)
+    assert len(found.entries) == 6 and not found.unreadable and any("24 files" in note for note in notes)
+
+
+@pytest.mark.parametrize("text", [b"P1 34 1\nP2 40 0\n", b"P2 # ids\n", b"P3 1 2\n"])
+def test_a_list_that_begins_as_a_picture_in_digits_is_text(text):
+    assert kind_of(text, "labels.txt") == "" and kind_of(text, "x.pgm") == "PPM"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "f.png")
+    with pytest.raises(OSError, match="no regular file"):
+        FolderFiles(str(tmp_path)).read("f.png")
+    with pytest.raises(UserError, match="no regular file"):
+        Quarantine.read(tmp_path / "f.png")
+
+
+def test_what_vitrail_wrote_among_the_images_is_no_data(tmp_path):
+    fill(tmp_path, numbered({"a": 2, "b": 2}))
+    names = ["config.toml", "metrics.jsonl", "model.safetensors", "curves.svg", "samples/1.png"]
+    fill(tmp_path / "runs/photos", {name: image_bytes(1) for name in names})
+    fill(tmp_path / "explained", {name: image_bytes(1) for name in ("explain.html", "explain.json", "figures/1.png")})
+    notes: list[str] = []
+    found = read_source(tmp_path, notes)
+    assert {label for (label,) in found.labels} == {"a", "b"} and not found.unreadable
+    assert any("2 folders that vitrail wrote" in note and "runs/photos" in note for note in notes)

@@ -26,13 +26,13 @@ from vitrail.runs.check import check
 from vitrail.runs.demo import demo
 from vitrail.runs.evaluate import evaluate
 from vitrail.runs.explain import explain
-from vitrail.runs.folder import check_free, claimed
+from vitrail.runs.folder import check_free, claimed, take_place
 from vitrail.runs.pack import pack
 from vitrail.runs.train import train
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
-from vitrail.weights.bundle import read_bundle
+from vitrail.weights.bundle import read_bundle, read_card, replace_card
 from vitrail.weights.place import free_place, staged
 from vitrail.weights.write import TARGETS
 
@@ -180,6 +180,84 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
     assert contents(run) == before
     start(run, *(["train.seed=3"] if not probe else []), recipe="probe" if probe else "scratch", overwrite=True)
     assert contents(run)["model.safetensors"] != before["model.safetensors"]
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_kept_until_the_next_is_finished(start, run, photos, monkeypatch):
+    """A new run that diverges, is stopped or cannot write leaves the old one whole, though it has saved."""
+    before = {name: value for name, value in contents(run).items() if name != ".lock"}
+    with pytest.raises(UserError):
+        start(run, "optimizer.lr=1e30", "train.bad_steps=1", "train.rollbacks=0", overwrite=True)
+    old = run / ".vitrail-old"
+    assert {name: value for name, value in contents(old).items() if name != ".lock"} == before
+    with pytest.raises(UserError), monkeypatch.context() as patch:  # the next one fails as well
+        patch.setattr(fit, "_update", lambda *_: _fails())
+        start(run, overwrite=True)
+    assert (old / "model.safetensors").read_bytes() == before["model.safetensors"]
+    start(run, overwrite=True)
+    assert not old.exists() and not (run / ".vitrail-new").exists() and (run / "model.safetensors").is_file()
+
+
+def _fails() -> None:
+    raise UserError("it fails")
+
+
+@pytest.mark.parametrize("fails_at", [1, 4, 8])
+def test_a_run_that_cannot_be_moved_stays_where_it_was(run, monkeypatch, fails_at):
+    (run / ".vitrail-new/checkpoints").mkdir(parents=True)
+    for name in ("config.toml", "metrics.jsonl", "checkpoints/step_000000000.safetensors"):
+        origin = next((run / "checkpoints").iterdir()) if "/" in name else run / name
+        shutil.copy(origin, run / ".vitrail-new" / name)
+    before, moved, replace = contents(run), [], Path.replace
+
+    def move(path: Path, target: Path) -> Path:
+        moved.append(path)
+        if len(moved) == fails_at:
+            raise OSError(5, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", move)
+    with pytest.raises(UserError, match="Input/output error"):
+        take_place(run)
+    monkeypatch.undo()
+    kept = {name: value for name, value in contents(run).items() if not name.startswith(".vitrail-old")}
+    assert kept == before
+    assert take_place(run) and contents(run / ".vitrail-old")["model.safetensors"] == before["model.safetensors"]
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("metrics.jsonl", '{"step": 1, "tool": "another"}\n'), ("metrics.jsonl", '{"notes": 1}'),
+    ("excluded.csv", "name,reason\r\na.jpg,blurred\r\n"),
+    ("answers.csv", "name,label,answer,probability,label probability,rather\r\n"),
+])  # fmt: skip
+def test_what_other_programs_write_too_is_ours_only_in_a_run(tmp_path, name, text):
+    (tmp_path / name).write_bytes(text.encode())
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        check_free(tmp_path, overwrite=True)
+
+
+def test_a_table_with_another_column_is_not_replaced(run):
+    text = (run / "answers.csv").read_text().replace("rather", "rather,my review", 1)
+    (run / "answers.csv").write_text(text)
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        check_free(run, overwrite=True)
+
+
+def test_the_recipe_of_a_run_is_not_overwritten(start, run):
+    text = (run / "config.toml").read_text()
+    with pytest.raises(UserError, match="holds the recipe"):
+        start(run, recipe=str(run / "config.toml"), overwrite=True)
+    assert (run / "config.toml").read_text() == text
+
+
+def test_a_new_card_keeps_the_mode_of_a_file_and_links_to_it(run, tmp_path):
+    path, link = run / "model.safetensors", tmp_path / "link.safetensors"
+    path.chmod(0o600)
+    link.symlink_to(path)
+    card = read_card(path)
+    replace_card(link, card.model_copy(update={"licence": "other"}))
+    assert link.is_symlink() and read_card(path).licence == "other"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.slow

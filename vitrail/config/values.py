@@ -94,7 +94,10 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         path = given_path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UserError(f"recipe file '{name}' cannot be read: {error.strerror}") from None
     else:
         known = recipe_names()
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")

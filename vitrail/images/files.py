@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from vitrail.errors import UserError
-from vitrail.images.formats import ENDINGS, HEAD_BYTES, is_image_name, kind_of, why_not_read
+from vitrail.images.formats import ENDINGS, HEAD_BYTES, NO_PICTURES, ending_of, is_image_name, kind_of, why_not_read
 
 MAX_FILE_BYTES = 500_000_000
 MISSING = "the file cannot be found"
@@ -26,6 +26,13 @@ ABSENT = (MISSING, NAMED, GONE)  # how a reason begins where there is no file, r
 _SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+# Files of the folders that vitrail writes, each of which a run, a check or an explanation has; the pictures in them are
+# no data.
+OWN_FOLDERS = (
+    frozenset({"config.toml", "metrics.jsonl", "model.safetensors"}),
+    frozenset({"quarantine.csv", "report.json", "report.html"}),
+    frozenset({"explain.html", "explain.json"}),
+)
 _PART = 256  # files whose first bytes one thread reads at a time
 
 
@@ -48,6 +55,7 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason); pictures of other formats, too
     hidden: int = 0  # dot-files, dot-folders and what operating systems leave behind
+    own: list[str] = field(default_factory=list)  # folders that vitrail wrote: runs, checks, explanations
     others: list[str] = field(default_factory=list)  # files that are no pictures
     unknown: list[str] = field(default_factory=list)  # pictures of formats that are not read, and others but text
     relinked: int = 0  # links to folders that were already read, or around all of them
@@ -75,8 +83,23 @@ class Listing:
             self.unknown.append(entry.name)
         else:
             self.others.append(entry.name)
-            if _NOT_TEXT.search(head):
+            if _NOT_TEXT.search(head) and ending_of(entry.name) not in NO_PICTURES:
                 self.unknown.append(entry.name)
+
+
+def read_file(path: str | Path) -> bytes:
+    """All of a regular file; nothing that would wait for a writer or never end."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise OSError(f"the file is larger than {MAX_FILE_BYTES:,} bytes")
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class Files(Protocol):
@@ -102,10 +125,7 @@ class FolderFiles:
         return self.root, "folder"
 
     def read(self, name: str) -> bytes:
-        with open(os.path.join(self.root, name), "rb") as file:  # noqa: PTH118, called for every sample
-            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-                raise OSError(f"the file is larger than {MAX_FILE_BYTES:,} bytes")
-            return file.read()
+        return read_file(os.path.join(self.root, name))  # noqa: PTH118, called for every sample
 
     def list(self) -> Listing:
         """Real folders come first and links after them, each real place once, so that loops of links end."""
@@ -129,6 +149,10 @@ class FolderFiles:
                 children = sorted(os.scandir(place), key=lambda child: child.name)
             except OSError as error:
                 found.unreadable.append((folder or ".", f"the folder cannot be opened: {error.strerror}"))
+                continue
+            names = {child.name for child in children}
+            if folder and any(own <= names for own in OWN_FOLDERS):
+                found.own.append(found.folders.pop())
                 continue
             for child in children:
                 name = f"{folder}/{child.name}" if folder else child.name

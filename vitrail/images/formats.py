@@ -58,6 +58,45 @@ _NOT_READ = {
     ".fits": "FITS image",
     ".djvu": "DjVu scan",
 }
+# Files that people keep beside pictures: ignored and counted, however many there are.
+NO_PICTURES = frozenset(
+    (
+        *(
+            ".mp4",
+            ".mov",
+            ".m4v",
+            ".avi",
+            ".mkv",
+            ".webm",
+            ".mpg",
+            ".mpeg",
+            ".wmv",
+            ".3gp",
+            ".mp3",
+            ".m4a",
+            ".wav",
+            ".flac",
+        ),
+        *(".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors"),
+        *(
+            ".pdf",
+            ".zip",
+            ".gz",
+            ".tar",
+            ".7z",
+            ".rar",
+            ".doc",
+            ".docx",
+            ".xls",
+            ".xlsx",
+            ".odt",
+            ".ods",
+            ".ppt",
+            ".pptx",
+        ),
+        *(".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae"),
+    )
+)
 _HEIF_BRANDS = rb"heic|heix|heim|heis|hevc|hevx|hevm|hevs|mif1|msf1"
 # The first bytes -> a format that is read, or what else it is. The first that matches counts.
 _FIRST_BYTES = tuple(
@@ -109,6 +148,8 @@ def kind_of(head: bytes, name: str = "") -> str:
     named = _NOT_READ.get(ending_of(name), "")
     if kind == "TIFF" and named == RAW:  # most kinds of RAW are TIFF files, with a thumbnail where a picture would be
         return RAW
+    if kind == "PPM" and head[1:2] in b"123" and ending_of(name) not in ("", *ENDINGS["PPM"]):
+        return named  # a picture in digits has the name of one: many a list of numbers begins alike
     return kind or named
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError, given_path
-from vitrail.images.files import Entry
+from vitrail.images.files import Entry, read_file
 from vitrail.images.sources.catalogue import count, some
 from vitrail.spreadsheet import csv_table, plain_cell
 
@@ -45,9 +45,9 @@ class Quarantine:
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
         try:
-            text = given_path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
+            text = read_file(given_path(path)).decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror}") from None
+            raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror or error}") from None
         mark = max(",;\t", key=text.split("\n", 1)[0].count)  # a spreadsheet may have written it again
         try:
             rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row]

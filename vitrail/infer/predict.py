@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.config import Preprocess, Size
 from vitrail.errors import UserError, check_whole
 from vitrail.images.decode import BadImage, decode
+from vitrail.images.files import read_file
 from vitrail.images.formats import is_image_name
 from vitrail.images.preprocess import normalise, prepare
 from vitrail.infer.device import choose_device
@@ -89,7 +90,7 @@ class Classifier:
             raise UserError(f"{_IMAGE}, not {type(image).__name__}")
         name = "the image" if isinstance(image, bytes) else str(image)
         try:
-            data = image if isinstance(image, bytes) else Path(image).read_bytes()
+            data = image if isinstance(image, bytes) else read_file(image)
             decoded = decode(data, channels=self.preprocess.channels, background=self.preprocess.background)
         except (OSError, BadImage, ValueError) as error:  # ValueError: a path that none can be
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -55,7 +55,7 @@ def check(
 def _refuse_others(folder: Path) -> None:
     """What is written takes the place of an earlier check, and of nothing else: not of a list that was edited."""
     kinds = {"quarantine.csv": "", "report.json": "", "report.html": "check"}
-    advice = "move it, or choose another --out (a list that was edited counts as yours)"
+    advice = "move it, or choose another --out (a list that was edited, or lost its report.json, counts as yours)"
     try:
         refuse_others([(folder / name, kind) for name, kind in kinds.items()], advice)
     except OSError as error:

@@ -23,7 +23,16 @@ from vitrail.infer.device import choose_device
 from vitrail.objectives.custom import CustomBatch, CustomObjective
 from vitrail.runs.custom_plan import Custom, said, settle
 from vitrail.runs.fit import Launch, Learning, fit
-from vitrail.runs.folder import Lock, begin_folder, check_free, check_there, claimed, refuse_links, where_it_stopped
+from vitrail.runs.folder import (
+    Lock,
+    begin_folder,
+    check_free,
+    check_there,
+    claimed,
+    forget_earlier,
+    refuse_links,
+    where_it_stopped,
+)
 from vitrail.runs.resume import (
     changed_settings,
     environment,
@@ -142,6 +151,7 @@ def _write(launch: Launch, kept: dict[str, Tensor], config: RunConfig) -> None:
     try:
         with whole_file(path) as temporary:
             save_file(kept, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
+        forget_earlier(launch.folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}; go on with resume=True when there is room") from error
 

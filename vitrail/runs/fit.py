@@ -20,7 +20,8 @@ from vitrail.images.randomness import step_seed
 from vitrail.model.estimate import peak_of
 from vitrail.objectives.batch import Objective, Prepared
 from vitrail.report.plots import draw_curves
-from vitrail.runs.folder import NEW, Lock, check_there, take_place
+from vitrail.runs.folder import NEW, OLD, Lock, check_there, take_place
+from vitrail.terminal import escape
 from vitrail.training.average import Average
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.events import Events, told_if_it_fails
@@ -99,7 +100,8 @@ def fit(
         _take(state, saved)
     else:  # a run killed before its first checkpoint can go on too; and only now an earlier one is replaced
         first.save(state, about())
-        ranks.share(lambda: take_place(launch.folder))
+        if ranks.share(lambda: take_place(launch.folder)):
+            launch.console.print(f"the earlier run is kept in {escape(str(launch.folder / OLD))} until this one ends")
     update = _update(learning, ranks)
     with (
         _progress(learning, launch, state.step) as progress,

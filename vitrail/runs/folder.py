@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +44,9 @@ FOLDERS = {"checkpoints": NAME, "tensorboard": re.compile(rf"events\.out\.tfeven
 PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # what a killed process leaves of a file it was writing
 LOCK = ".lock"
 NEW = ".vitrail-new"  # where a run lies until it has saved for the first time
+OLD = ".vitrail-old"  # where the run that was there before lies until the new one is finished
+REPLACED = "replaced"  # in NEW: an unfinished run that is replaced, while OLD holds a finished one
+WEAK = ("metrics.jsonl", ANSWERS, EXCLUDED)  # such files other programs write, too
 Lock = tuple[int, int]  # which file it is
 
 
@@ -74,7 +77,7 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
         return
 
 
-def check_inputs(folder: Path, plan: Plan) -> None:
+def check_inputs(folder: Path, plan: Plan, recipe: str) -> None:
     """That a run does not write among its own images, or over anything it reads."""
     place, root, config = folder.resolve(), Path(plan.dataset.root).resolve(), plan.config
     inside = root.is_dir() and root in place.parents
@@ -87,6 +90,7 @@ def check_inputs(folder: Path, plan: Plan) -> None:
     for what, path in (
         ("the images to train on", root),
         ("the weights to start from", local_path(config.model.weights) if config.model.weights else None),
+        ("the recipe", Path(recipe).expanduser() if recipe.endswith(".toml") else None),
         ("the quarantine list", Path(config.data.quarantine).expanduser() if config.data.quarantine else None),
     ):
         own = path.resolve() if path is not None else None
@@ -97,10 +101,10 @@ def check_inputs(folder: Path, plan: Plan) -> None:
 def earlier_run(folder: Path) -> list[Path]:
     """The files of a run in a folder, which a new one replaces; links at their names are there, too, and are never
     followed. A file of somebody else's with such a name is refused, and all others are left alone."""
-    found = []
+    found, run = [], is_ours(folder / "config.toml")
     for name in FILES:
         path = folder / name
-        if path.is_symlink() or is_ours(path):
+        if path.is_symlink() or (is_ours(path) and (run or name not in WEAK)):
             found.append(path)
         elif path.exists():
             _refuse(path)
@@ -159,35 +163,62 @@ def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tupl
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-def take_place(folder: Path) -> None:
-    """From here on the folder holds the run that was begun, and no earlier one."""
-    new = folder / NEW
-    names = [name for name in ("config.toml", *FOLDERS, *reversed(FILES)) if (new / name).exists()]
+def take_place(folder: Path) -> bool:
+    """From here on the folder holds the run that was begun. The one before it, if there was one, is kept in OLD until
+    `forget_earlier`; of several, the newest that was finished. If a file cannot be moved, all stay where they were."""
+    new, old = folder / NEW, folder / OLD
     try:
-        _remove(folder, but=names)
-        for name in dict.fromkeys(names):
-            if name in FOLDERS:
-                (folder / name).mkdir(exist_ok=True)
-                for path in sorted((new / name).iterdir()):
-                    path.replace(folder / name / path.name)
-                (new / name).rmdir()
-            else:
-                (new / name).replace(folder / name)
-        new.rmdir()
+        earlier = earlier_run(folder)
+        kept = old if is_ours(folder / "model.safetensors") or not os.path.lexists(old) else new / REPLACED
+        if earlier and kept == old:
+            _remove(old)
+        moves = [(path, kept / path.relative_to(folder)) for path in earlier]
+        for name in ("config.toml", *FOLDERS, *reversed(FILES)):
+            if name in FOLDERS and (new / name).is_dir():
+                moves += [(path, folder / name / path.name) for path in sorted((new / name).iterdir())]
+            elif (new / name).is_file():
+                moves.append((new / name, folder / name))
+        _move(dict(moves))
+        _remove(new / REPLACED)
+        for place in (*(place / name for place in (new, folder) for name in FOLDERS), new):
+            with contextlib.suppress(OSError):  # not there, or not empty
+                place.rmdir()
         sync_folder(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return bool(earlier) and kept == old
 
 
-def _remove(folder: Path, but: Collection[str] = ()) -> None:
-    """What a run wrote there, links as links, and the folders that are empty then. `but`: what is replaced anyway."""
-    if folder.name == NEW and folder.is_symlink():
+def _move(moves: dict[Path, Path]) -> None:
+    """All of them or none."""
+    done: list[Path] = []
+    try:
+        for source, target in moves.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+            done.append(source)
+    except OSError:
+        for source in reversed(done):
+            with contextlib.suppress(OSError):
+                moves[source].replace(source)
+        raise
+
+
+def forget_earlier(folder: Path) -> None:
+    """The new run is finished: the one before it is not needed any more."""
+    with contextlib.suppress(OSError, UserError):
+        _remove(folder / OLD)
+
+
+def _remove(folder: Path) -> None:
+    """What a run wrote there, links as links, and the folders that are empty then."""
+    own = folder.name in (NEW, OLD, REPLACED)
+    if own and folder.is_symlink():
         folder.unlink()
         return
     for path in earlier_run(folder):
-        if path.name not in but or path.is_symlink():
-            path.unlink()
-    for place in (*(folder / name for name in FOLDERS), *([folder] if folder.name == NEW else [])):
+        path.unlink()
+    for place in (*(folder / name for name in FOLDERS), *([folder] if own else [])):
         if place.is_symlink():
             place.unlink()
         elif place.is_dir():
@@ -214,7 +245,8 @@ def where_it_stopped(folder: Path, command: str) -> str:
         return " before anything was saved"
     if not (folder / "config.toml").is_file() or not Checkpoints(folder / "checkpoints", 1).steps():
         return f", and nothing is saved: {folder} was removed or emptied while the run was at work"
-    return f" and saved; {command}"
+    kept = f" (the run before it is in {folder / OLD})" if (folder / OLD).is_dir() else ""
+    return f" and saved; {command}{kept}"
 
 
 def choose_folder(out: str | Path | None, root: str) -> Path:

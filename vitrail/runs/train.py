@@ -32,6 +32,7 @@ from vitrail.runs.folder import (
     check_inputs,
     choose_folder,
     claimed,
+    forget_earlier,
     newest_folder,
     refuse_links,
     take_place,
@@ -133,7 +134,7 @@ def train(
                 own.append(make_plan(request, scanned, ranks.world, console.print))
             check_room(own[0], ranks.world, ranks.beside)
             folder = choose_folder(out, own[0].dataset.root)
-            check_inputs(folder, own[0])
+            check_inputs(folder, own[0], request.recipe or "")
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
             show_data(console, own[0].dataset)
             show_decisions(console, own[0].decisions)
@@ -269,9 +270,12 @@ def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float
     net, folder = plain_network(plan, state), launch.folder
     if plan.config.kind == "masked":
         found = finish_masked(plan, net, launch)
-        return TrainResult(folder, folder / "model.safetensors", None, found)
-    net.to(plan.device)
-    return _classifier(plan, net, launch, seconds)
+        result = TrainResult(folder, folder / "model.safetensors", None, found)
+    else:
+        net.to(plan.device)
+        result = _classifier(plan, net, launch, seconds)
+    forget_earlier(folder)
+    return result
 
 
 def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> TrainResult:
@@ -314,6 +318,7 @@ def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
         begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
         found = _classifier(plan, net, replace(launch, about=about), seconds)
         take_place(launch.folder)
+        forget_earlier(launch.folder)
         return found
 
     return launch.ranks.share(work)

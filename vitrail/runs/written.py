@@ -20,7 +20,7 @@ from vitrail.weights.bundle import MAX_HEADER
 ANSWERS, EXCLUDED, MODEL_CARD = "answers.csv", "excluded.csv", "model_card.md"
 EXCLUDED_TITLES = ("name", "reason")
 SETTINGS = {"kind", "optimizer", "precision", "schedule", "train"}  # sections that config.toml of any run has
-ANSWER_TITLES = ("name,label,answer,", "name,labels,answers")
+ANSWER_TITLES = ("name,label,answer,probability,label probability,rather\r\n", "name,labels,answers\r\n")
 
 
 def is_ours(path: Path, kind: str = "") -> bool:
@@ -28,7 +28,9 @@ def is_ours(path: Path, kind: str = "") -> bool:
     test = TESTS[kind or path.name]
     try:
         return not path.is_symlink() and path.is_file() and test(path)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # unreadable, or something else
+    except PermissionError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # something else
         return False
 
 
@@ -57,8 +59,9 @@ def _is_run_config(path: Path) -> bool:
 
 def _is_log(path: Path) -> bool:
     """Rows with a step each; a crash may have cut the last one."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return all("step" in json.loads(line) for line in lines)
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    rows = [json.loads(line) for line in lines]
+    return all(isinstance(row, dict) and "step" in row for row in rows) and (bool(rows) or not path.stat().st_size)
 
 
 def _begins(*words: str) -> Callable[[Path], bool]:
@@ -103,7 +106,7 @@ TESTS: dict[str, Callable[[Path], bool]] = {
     "metrics.jsonl": _is_log,
     "model.safetensors": has_our_header,
     ANSWERS: _begins(*ANSWER_TITLES),
-    EXCLUDED: _begins(",".join(EXCLUDED_TITLES)),
+    EXCLUDED: _begins(",".join(EXCLUDED_TITLES) + "\r\n"),
     MODEL_CARD: _begins("---\nlibrary_name: vitrail"),
     "report.html": _page("classification report"),
     "check": _page("data check"),

@@ -87,7 +87,11 @@ class Checkpoints:
     def steps(self) -> list[tuple[int, list[Path]]]:
         """Step and parts of what is complete, oldest first; unfinished writes do not count."""
         found: dict[tuple[int, int], dict[int, Path]] = {}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+        try:
+            paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        except PermissionError as error:
+            raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
+        for path in paths:
             match = NAME.fullmatch(path.name)
             if match:
                 step, part, count = int(match[1]), int(match[2] or 1), int(match[3] or 1)

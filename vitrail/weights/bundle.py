@@ -383,6 +383,7 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
 
 def replace_card(path: str | Path, card: Card) -> None:
     """Give a weights file another card; its tensors stay as they are, to the byte."""
+    path = Path(path).resolve()  # through a link, what it leads to
     header = read_header(path)
     sums = _document(header, path)[1]
     if sums is None:

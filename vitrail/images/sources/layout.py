@@ -125,6 +125,7 @@ def note_ignored(listing: Listing, notes: list[str]) -> None:
         (listing.hidden, "hidden item", ""),
         (len(listing.others), "file", f" without an image{kinds}"),
         (listing.relinked, "link", " to folders already read"),
+        (len(listing.own), "folder", f" that vitrail wrote: {some(listing.own)}"),
     ):
         if number:
             notes.append(f"Ignored {count(number, noun)}{what}.")
