@@ -87,7 +87,7 @@ def train(
     accept_changes
         Go on with --resume though the images or the config.toml of the run have changed.
     overwrite
-        Replace the run in --out, once the new one has saved for the first time. Only files that a run wrote go.
+        Replace the run in --out once the new one is finished. Only files that a run wrote are removed.
     """
     from vitrail.runs.train import train
     from vitrail.training.parallel import end_process, is_first
