@@ -98,7 +98,7 @@ def fit(
 
     if saved is not None:
         _take(state, saved)
-    else:  # a run killed before its first checkpoint can go on too; and only now an earlier one is replaced
+    else:  # a run killed before its first checkpoint can resume too; only now an earlier one is moved aside
         first.save(state, about())
         if ranks.share(lambda: take_place(launch.folder)):
             launch.console.print(f"the earlier run is kept in {escape(str(launch.folder / OLD))} until this one ends")

@@ -150,7 +150,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
-    """Begin a run in a place of its own: what the folder holds is replaced when the new run has saved something. Its
+    """Begin a run in a place of its own: an earlier one moves aside when the new run has saved something. Its
     settings go to config.toml, the files it does not use to excluded.csv, each with the reason."""
     try:
         _remove(folder / NEW)
