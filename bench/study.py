@@ -147,7 +147,7 @@ def run(study: Study, options: argparse.Namespace) -> None:
     kept = Lock()
 
     def do(job: Job) -> None:
-        found = _measure(job)
+        found = measure(job)
         with kept:
             results["cells"][job.cell]["runs"].append(found)
             results["summary"] = summary(results["cells"], study.baseline)
@@ -181,7 +181,7 @@ def _job(study: Study, options: argparse.Namespace, cell: str, seed: int) -> Job
     return Job(cell, seed, folder, train, [*few, "--json"] if options.fewshot else [])
 
 
-def _measure(job: Job) -> dict[str, Any]:
+def measure(job: Job) -> dict[str, Any]:
     """The numbers of one run, or the end of what it printed when it failed."""
     started = time.monotonic()
     job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -223,13 +223,15 @@ def summary(cells: dict[str, Any], baseline: str) -> dict[str, Any]:
             if found and values[baseline]:
                 row["difference"] = row["mean"] - statistics.fmean(values[baseline])
                 if pooled is not None and cell != baseline:
-                    half = (
-                        float(stats.t.ppf(0.975, free)) * pooled * math.sqrt(1 / len(found) + 1 / len(values[baseline]))
-                    )
-                    row["half_width"] = half
+                    row["half_width"] = half_width(pooled, free, len(found), len(values[baseline]))
             rows[cell] = row
         result[measure] = {"deviation": pooled, "degrees_of_freedom": free, "cells": rows}
     return result
+
+
+def half_width(deviation: float, free: int, count: int, others: int) -> float:
+    """Of the 95 % interval of a difference between means of so many runs."""
+    return float(stats.t.ppf(0.975, free)) * deviation * math.sqrt(1 / count + 1 / others)
 
 
 def _values(runs: list[dict[str, Any]], measure: str) -> list[float]:
