@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.harness import Contestant, Effort, cuda_clock, race
 from bench.record import RESULTS, machine_facts, table, write_results
-from vitrail.model.short import is_short, short_attention
+from vitrail.models.kernels.short_attention import is_short, short_attention
 
 SHAPES = {  # images, tokens, heads
     "S/4 at 32 px": (512, 64, 6),

@@ -24,9 +24,9 @@ from torch import Tensor
 from bench.harness import Contestant, Effort, Race, cuda_clock, processor_clock, race
 from bench.record import RESULTS, installed, machine_facts, table, write_results
 from vitrail.config import AugmentConfig
-from vitrail.images.augment.batch import augment_batch
-from vitrail.images.augment.distort import FILL
-from vitrail.images.augment.policy import Layer, Op, layers_for
+from vitrail.data.augment.batch import augment_batch
+from vitrail.data.augment.distort import FILL
+from vitrail.data.augment.policy import Layer, Op, layers_for
 
 SIZE = 224
 POLICIES = {

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.record import RESULTS, machine_facts, write_results
-from vitrail.evaluate.metrics import Scores
-from vitrail.runs.evaluate import evaluate
+from vitrail.commands.evaluate import evaluate
+from vitrail.metrics.accuracy import Scores
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import bundled_file
 

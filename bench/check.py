@@ -27,10 +27,10 @@ from rich.table import Table
 
 from bench.planted import CHANGES, Planted, generated, plant
 from bench.record import RESULTS, machine_facts, write_results
-from vitrail.images.decode import decode
-from vitrail.images.doctor.check import check
-from vitrail.images.doctor.findings import Findings
-from vitrail.images.sources.read import read_source
+from vitrail.data.decode import decode
+from vitrail.data.sources.read import read_source
+from vitrail.doctor.check import check
+from vitrail.doctor.findings import Findings
 
 
 def real(path: str) -> Iterator[Image.Image]:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bench.harness import Contestant, Effort, cuda_clock, processor_clock, race
 from bench.record import RESULTS, machine_facts, table, write_results
-from vitrail.explain.relevance import relevance
-from vitrail.explain.rollout import rollout
-from vitrail.model.build import create
-from vitrail.model.vit import VisionTransformer
+from vitrail.interpret.relevance import relevance
+from vitrail.interpret.rollout import rollout
+from vitrail.models.build import create
+from vitrail.models.vit import VisionTransformer
 
 BATCH = 8
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from bench.record import RESULTS, machine_facts, write_results
-from vitrail.evaluate.fewshot import GRID, SHOTS, LeastSquares
+from vitrail.metrics.fewshot import GRID, SHOTS, LeastSquares
 
 
 def main() -> None:

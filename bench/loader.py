@@ -35,15 +35,15 @@ from bench.harness import Contestant, Spread, order
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
 from vitrail.config import AugmentConfig, Preprocess
-from vitrail.images.augment.batch import augment_batch
-from vitrail.images.dataset import open_dataset
-from vitrail.images.decode import MAX_PIXELS
-from vitrail.images.loading.cache import PixelCache
-from vitrail.images.loading.loader import Loader, training_loader
-from vitrail.images.loading.reader import Reader
-from vitrail.images.preprocess import normalise
-from vitrail.images.samples import Samples
-from vitrail.weights.peers import let_torchvision_import
+from vitrail.data.augment.batch import augment_batch
+from vitrail.data.dataset import open_dataset
+from vitrail.data.decode import MAX_PIXELS
+from vitrail.data.loader.cache import PixelCache
+from vitrail.data.loader.loader import Loader, training_loader
+from vitrail.data.loader.reader import Reader
+from vitrail.data.samples import Samples
+from vitrail.data.transforms import normalise
+from vitrail.weights.reference_models import let_torchvision_import
 
 SIDE, BATCH, WORKERS = 224, 64, 2
 SPEC = Preprocess(size=(SIDE, SIDE))

@@ -25,8 +25,8 @@ from bench.renaming import (
     split_qkv,
 )
 from vitrail.config import GROUPS, ModelConfig, NetworkConfig, ResNetConfig, StemConfig
-from vitrail.model.build import Network, build
-from vitrail.weights.peers import let_torchvision_import
+from vitrail.models.build import Network, build
+from vitrail.weights.reference_models import let_torchvision_import
 
 
 class NotComparable(Exception):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.images.dataset import bundled_images
-from vitrail.images.decode import decode
+from vitrail.data.dataset import bundled_images
+from vitrail.data.decode import decode
 
 SIZE = (375, 500)  # (height, width): the middle of ImageNet's photographs
 QUALITY = 90

@@ -31,9 +31,9 @@ from rich.table import Table
 from bench.record import RESULTS, machine_facts, write_results
 from bench.study import Job, half_width, measure, summary
 from vitrail.config import NetworkConfig, Preprocess
-from vitrail.model.build import build
-from vitrail.model.cost import macs, parameters
-from vitrail.model.variants import configure
+from vitrail.models.build import build
+from vitrail.models.flops import macs, parameters
+from vitrail.models.variants import configure
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
 CLAIM = "Tables 2 and 5: pre-training on more images pays, and a ViT gains more by it than a ResNet"

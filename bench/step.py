@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from vitrail.config import ObjectiveConfig, OptimizerConfig, parse_overrides
-from vitrail.model.build import build
-from vitrail.model.variants import configure
-from vitrail.objectives.batch import Prepared
-from vitrail.objectives.classification import Classification
+from vitrail.inference.device import autocast, repeatable
+from vitrail.models.build import build
+from vitrail.models.variants import configure
+from vitrail.tasks.batch import Prepared
+from vitrail.tasks.classification import Classification
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.precision import autocast, repeatable
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 

@@ -36,11 +36,11 @@ from bench.record import RESULTS, machine_facts, ratio_cell, write_results
 from bench.variants import variant
 from vitrail.config import ObjectiveConfig, OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.model.estimate import peak_of, training_flops
-from vitrail.objectives.batch import Prepared
-from vitrail.objectives.classification import Classification
+from vitrail.inference.device import autocast, repeatable
+from vitrail.models.estimate import peak_of, training_flops
+from vitrail.tasks.batch import Prepared
+from vitrail.tasks.classification import Classification
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.precision import autocast, repeatable
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
 from vitrail.errors import UserError
-from vitrail.model.variants import configure
+from vitrail.models.variants import configure
 
 # Each as the models that timm has with it: DINOv2's registers have no positions.
 CHANGES: dict[str, dict[str, Any]] = {

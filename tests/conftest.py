@@ -15,7 +15,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from tests.ranks import Crashed
-from vitrail.weights.peers import let_torchvision_import
+from vitrail.weights.reference_models import let_torchvision_import
 
 let_torchvision_import()
 

@@ -22,7 +22,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "vitrail.cli.main",
-        "vitrail.runs.train",
+        "vitrail.workflows.train_run",
         "vitrail.report.page",
         "matplotlib.backends.backend_svg",
         "torch._dynamo",  # torch imports it with the first optimizer
@@ -135,10 +135,10 @@ def _work(
 
 def vitrail(*arguments: object) -> None:
     """The command line, in this process."""
+    from vitrail import distributed
     from vitrail.cli.main import main
-    from vitrail.training import parallel
 
-    parallel.end_process = lambda: None
+    distributed.end_process = lambda: None
     sys.argv = ["vitrail", *map(str, arguments)]
     warnings.filterwarnings("ignore", message="Cyclopts application invoked without tokens")  # it sees pytest here
     try:

@@ -1,6 +1,6 @@
 """Networks small enough for whole runs in tests, known by their names wherever this is imported."""
 
-from vitrail.model.variants import RESNETS, SIZES
+from vitrail.models.variants import RESNETS, SIZES
 
 SIZES["Toy"] = (48, 2, 96, 3)
 RESNETS["8"] = (1, 1)

@@ -2,7 +2,7 @@ import pytest
 
 from vitrail.config import ModelConfig, RunConfig, merge, parse_overrides, read_recipe, validate
 from vitrail.errors import UserError
-from vitrail.model.variants import configure
+from vitrail.models.variants import configure
 
 
 def test_a_recipe_is_laid_over_its_base(tmp_path):

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import ranks as processes
-from tests.runs.conftest import draw, vitrail
+from tests.commands.conftest import draw, vitrail
 from tests.small import SMALL
 
 ROOT = Path(__file__).parents[1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from vitrail.commands.models import EVERY_DAY, FAMILIES, family, show_recipes
 from vitrail.config import (
     RunConfig,
     merge,
@@ -19,9 +20,8 @@ from vitrail.config import (
     validate,
 )
 from vitrail.errors import UserError
-from vitrail.model.estimate import training_flops
-from vitrail.runs.catalogue import EVERY_DAY, FAMILIES, family, show_recipes
-from vitrail.runs.network import new_network
+from vitrail.models.estimate import training_flops
+from vitrail.workflows.network import new_network
 
 NAMES = recipe_names()
 SHARED = {"paper-pretrain", "paper-finetune"}  # what rows have in common, and no row themselves

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.folders import contents, fill
-from vitrail.images.dataset import open_dataset
-from vitrail.images.files import Entry
-from vitrail.images.quarantine import Quarantine, Quarantined, write_quarantine
-from vitrail.runs.predict import find_images
+from tests.data.folders import contents, fill
+from vitrail.data.dataset import open_dataset
+from vitrail.data.files import Entry
+from vitrail.data.quarantine import Quarantine, Quarantined, write_quarantine
 from vitrail.spreadsheet import SafeTable, plain_cell, safe_cell
+from vitrail.workflows.inputs import find_images
 
 NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg",
          "x;=j.jpg", "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg",

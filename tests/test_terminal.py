@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.hostile import NASTY, RAW
-from vitrail.runs.show import make_console
-from vitrail.terminal import SafeConsole, escape, is_plain, visible, visible_json, visible_text
+from vitrail.terminal import SafeConsole, escape, is_plain, make_console, visible, visible_json, visible_text
 
 LEGIT = ["ملف.png", "文件.png", "é.png", "👨‍👩‍👧.png", "می‌خواهم", "naïve café", "שלום", "हिन्दी"]
 

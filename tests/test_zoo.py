@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from tests.images.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
-from tests.runs.conftest import vitrail
+from tests.commands.conftest import vitrail
+from tests.data.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
 from tests.small import SMALL
-from vitrail.images.dataset import open_dataset
-from vitrail.images.doctor.check import check
-from vitrail.images.scan import see
-from vitrail.runs.train import train
+from vitrail.data.dataset import open_dataset
+from vitrail.data.scan import see
+from vitrail.doctor.check import check
+from vitrail.workflows.train_run import train
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,16 @@ __version__ = "0.1.0"
 __all__ = ["create", "load", "train"]
 
 if TYPE_CHECKING:
-    from vitrail.infer.predict import load
-    from vitrail.model.build import create
-    from vitrail.runs.train import train
+    from vitrail.inference.classifier import load
+    from vitrail.models.build import create
+    from vitrail.workflows.train_run import train
 
 
-_HOME = {"create": "vitrail.model.build", "load": "vitrail.infer.predict", "train": "vitrail.runs.train"}
+_HOME = {
+    "create": "vitrail.models.build",
+    "load": "vitrail.inference.classifier",
+    "train": "vitrail.workflows.train_run",
+}
 
 
 def __getattr__(name: str) -> Any:

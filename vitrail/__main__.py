@@ -1,6 +1,6 @@
 """`vitrail`, and `python -m vitrail`."""
 
-from vitrail.training.interrupt import ended_by_signals
+from vitrail.interrupt import ended_by_signals
 
 
 def main() -> None:

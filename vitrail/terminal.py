@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
 
 from rich import markup
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -65,3 +67,58 @@ class SafeConsole(Console):
                 yield part
             else:
                 yield Segment(visible_text(part.text), part.style)
+
+
+class _Console(SafeConsole):
+    def on_broken_pipe(self) -> None:
+        """The reader of our output went away, as `head` does: that is for `main` to take, and no failure."""
+        raise BrokenPipeError
+
+
+class _Lasting:
+    """A stream that takes words also when the terminal was closed, the reader is gone or the disk is full."""
+
+    def __init__(self, stream: IO[str]):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with self._or_never_again():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._or_never_again():
+            self.stream.flush()
+
+    @contextmanager
+    def _or_never_again(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:  # a reader that is slow for a moment
+            return
+        except (OSError, ValueError):  # ValueError: closed by ourselves
+            with suppress(OSError, ValueError, AttributeError):  # a stream without a file
+                number = self.stream.fileno()
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _LastingConsole(SafeConsole):
+    @property
+    def file(self) -> IO[str]:
+        return cast(IO[str], _Lasting(super().file))
+
+    @file.setter
+    def file(self, new: IO[str]) -> None:
+        self._file = new
+
+
+def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
+    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut, and
+    nothing out of a file acts on the terminal.
+    `lasting`: for work that is worth more than what is said of it, and goes on when nobody can read that any more."""
+    return (_LastingConsole if lasting else _Console)(stderr=stderr, soft_wrap=True)

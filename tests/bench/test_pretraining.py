@@ -12,9 +12,9 @@ from scipy import stats
 
 from bench import pretraining
 from bench.pretraining import FAMILIES, LENGTHS, PRETRAINED, RATES, RECIPES, SCRATCH, main, network, summarise
-from tests.images.folders import fill, image_bytes
+from tests.data.folders import fill, image_bytes
 from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
-from vitrail.model.cost import macs
+from vitrail.models.flops import macs
 from vitrail.weights.bundle import read_card
 
 

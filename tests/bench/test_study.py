@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from bench.study import STUDIES, main, summary
-from tests.images.folders import fill, image_bytes
+from tests.data.folders import fill, image_bytes
 from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
 
 

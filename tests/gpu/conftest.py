@@ -12,8 +12,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import pytest
 import torch
 
-from vitrail.model.build import Network, build
-from vitrail.model.variants import configure
+from vitrail.models.build import Network, build
+from vitrail.models.variants import configure
 
 
 @pytest.fixture(autouse=True)

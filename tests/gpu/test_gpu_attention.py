@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.model import short
-from vitrail.model.short import is_short, short_attention
+from vitrail.models.kernels import short_attention as short
+from vitrail.models.kernels.short_attention import is_short, short_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

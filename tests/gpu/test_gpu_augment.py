@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from vitrail.config import AugmentConfig
-from vitrail.images.augment.batch import augment_batch, erase
-from vitrail.images.augment.mix import mix
-from vitrail.training.precision import repeatable
+from vitrail.data.augment.batch import augment_batch, erase
+from vitrail.data.augment.mix import mix
+from vitrail.inference.device import repeatable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vitrail
-from vitrail.model.build import build
-from vitrail.model.variants import configure
+from vitrail.models.build import build
+from vitrail.models.variants import configure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

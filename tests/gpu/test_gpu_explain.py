@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.explain.nets import KINDS, noise, random_net
-from vitrail.explain.distance import attention_distances
-from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.pointing import paste
-from vitrail.explain.relevance import relevance
-from vitrail.explain.rollout import rollout
-from vitrail.explain.similarity import position_similarity
+from tests.interpret.nets import KINDS, noise, random_net
+from vitrail.interpret.distance import attention_distances
+from vitrail.interpret.faithfulness import faithfulness
+from vitrail.interpret.pointing import paste
+from vitrail.interpret.relevance import relevance
+from vitrail.interpret.rollout import rollout
+from vitrail.interpret.similarity import position_similarity
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from bench.step import measure_step
-from vitrail.model.estimate import ACCELERATORS, training_step
-from vitrail.model.variants import configure
+from vitrail.models.estimate import ACCELERATORS, training_step
+from vitrail.models.variants import configure
 
 pytestmark = [
     pytest.mark.gpu,

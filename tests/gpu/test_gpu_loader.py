@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.images.pictures import Pictures
+from tests.data.pictures import Pictures
 from vitrail.config import AugmentConfig, Preprocess
-from vitrail.images.loading.cache import shared_bytes
-from vitrail.images.loading.device import pinned
-from vitrail.images.loading.loader import training_loader
-from vitrail.images.loading.reader import Reader
+from vitrail.data.loader.cache import shared_bytes
+from vitrail.data.loader.device import pinned
+from vitrail.data.loader.loader import training_loader
+from vitrail.data.loader.reader import Reader
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import ranks as processes
-from vitrail.images.dataset import bundled_images
+from vitrail.data.dataset import bundled_images
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import read_metrics
 

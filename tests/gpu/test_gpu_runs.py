@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from tests.runs.conftest import stopped_at
-from vitrail.images.dataset import bundled_images
-from vitrail.runs.evaluate import evaluate
-from vitrail.runs.train import train
+from tests.commands.conftest import stopped_at
+from vitrail.commands.evaluate import evaluate
+from vitrail.data.dataset import bundled_images
 from vitrail.training.progress import read_metrics
+from vitrail.workflows.train_run import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -60,7 +60,7 @@ def test_small_images_kept_on_the_gpu_change_nothing(tmp_path: Path, monkeypatch
     few = ("model.name=Ti/8", "model.image_size=[32, 32]", *SETTINGS[2:])
     few = (*few, "augment.crop=shift", "augment.randaugment_layers=2", "train.compile=off")
     kept = run(tmp_path / "kept", data=bundled_images(), overrides=few)
-    monkeypatch.setattr("vitrail.runs.batches.RESIDENT", 0)
+    monkeypatch.setattr("vitrail.workflows.batches.RESIDENT", 0)
     loaded = run(tmp_path / "loaded", data=bundled_images(), overrides=few)
     assert [name for name in kept if not torch.equal(kept[name], loaded[name])] == []
 

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig
-from vitrail.objectives.batch import Prepared
-from vitrail.objectives.classification import Classification
-from vitrail.training.average import Average
-from vitrail.training.graph import GraphedUpdate
+from vitrail.inference.device import autocast
+from vitrail.tasks.batch import Prepared
+from vitrail.tasks.classification import Classification
+from vitrail.training.cuda_graph import GraphedUpdate
+from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.precision import autocast, set_types
+from vitrail.training.precision import set_types
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 

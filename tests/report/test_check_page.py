@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.planted import encode, generated
-from tests.images.folders import fill
+from tests.data.folders import fill
 from tests.report.test_page import EVIL, Reader
-from vitrail.images.doctor.check import check
+from vitrail.doctor.check import check
 from vitrail.report.check_page import MOST_PICTURES, render, write_check_page
 
 DATA = [encode(photo, "PNG") for photo in generated(80, (40, 50))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.explain.distance import Distances
-from vitrail.explain.faithfulness import Curves, Gain
+from vitrail.interpret.distance import Distances
+from vitrail.interpret.faithfulness import Curves, Gain
 from vitrail.report.explain_plots import draw_side_by_side, glow
 from vitrail.report.explain_summary import Pointing, distance_sentences, rank_correlation, trust, trust_sentences
 from vitrail.report.raster import lit, mosaic, rgb

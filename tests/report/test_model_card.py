@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.report.test_page import EVIL, bare, full, tags
-from vitrail.evaluate.tuning import tune
+from vitrail.metrics.tuning import tune
 from vitrail.report.model_card import model_card, write_model_card
 from vitrail.report.page import ReportFacts, render
 from vitrail.report.summary import percent

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.evaluate.abstain import coverage_curve
-from vitrail.evaluate.calibration import reliability
-from vitrail.evaluate.metrics import score, softmax
-from vitrail.evaluate.tags import score_tags, tag_reliability
-from vitrail.evaluate.tuning import tune, tune_tags
+from vitrail.metrics.abstain import coverage_curve
+from vitrail.metrics.accuracy import score, softmax
+from vitrail.metrics.calibration import reliability
+from vitrail.metrics.multilabel import score_tags, tag_reliability
+from vitrail.metrics.tuning import tune, tune_tags
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, write_report
 from vitrail.report.summary import percent, summarise, suspicion_sentence, verdict

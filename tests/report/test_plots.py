@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.evaluate.abstain import coverage_curve
-from vitrail.evaluate.calibration import bin_confidence
+from vitrail.metrics.abstain import coverage_curve
+from vitrail.metrics.calibration import bin_confidence
 from vitrail.report import plots
 
 pytestmark = pytest.mark.slow  # pictures are drawn

@@ -6,9 +6,9 @@ import torch
 
 from vitrail.config import ModelConfig, OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.model.build import build
-from vitrail.training.average import Average
+from vitrail.models.build import build
 from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from vitrail.config import OptimizerConfig
+from vitrail.distributed import ALONE
 from vitrail.errors import UserError
-from vitrail.objectives.batch import Loss, Prepared
-from vitrail.training.interrupt import Interrupted, Interrupts
+from vitrail.inference.device import autocast
+from vitrail.interrupt import Interrupted, Interrupts
+from vitrail.tasks.batch import Loss, Prepared
 from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import ALONE
-from vitrail.training.precision import autocast
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 

@@ -8,8 +8,8 @@ import torch
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig
 from vitrail.errors import UserError
-from vitrail.model.build import build
-from vitrail.model.lora import add_lora
+from vitrail.models.build import build
+from vitrail.models.lora import add_lora
 from vitrail.training.muon import Muon, orthogonal
 from vitrail.training.optimizer import build_optimizer, set_learning_rate
 

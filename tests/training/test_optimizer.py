@@ -5,10 +5,10 @@ from torch import nn
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig, ScheduleConfig
 from vitrail.errors import UserError
-from vitrail.model.build import build, create
-from vitrail.model.lora import add_lora
-from vitrail.model.masked import MaskedPatchNetwork
-from vitrail.training.average import Average
+from vitrail.models.build import build, create
+from vitrail.models.lora import add_lora
+from vitrail.models.masked import MaskedPatchNetwork
+from vitrail.training.ema import Average
 from vitrail.training.optimizer import (
     build_optimizer,
     count_blocks,

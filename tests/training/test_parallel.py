@@ -10,15 +10,16 @@ from safetensors.torch import load_file, save_file
 
 from tests import ranks as processes
 from vitrail.config import ModelConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig
+from vitrail.distributed import ALONE, Ranks, joined
 from vitrail.errors import UserError
-from vitrail.model.build import build
-from vitrail.objectives.batch import Prepared
-from vitrail.objectives.classification import Classification
-from vitrail.training.average import Average
+from vitrail.inference.device import autocast
+from vitrail.models.build import build
+from vitrail.tasks.batch import Prepared
+from vitrail.tasks.classification import Classification
 from vitrail.training.checkpoint import HEADER, Checkpoints, digest
+from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import ALONE, Ranks, choose_parallel, distribute, joined, whole
-from vitrail.training.precision import autocast
+from vitrail.training.parallel import choose_parallel, distribute, whole
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from vitrail.errors import UserError
-from vitrail.infer.device import choose_device
+from vitrail.inference.device import autocast, choose_device
 from vitrail.training import precision
-from vitrail.training.precision import autocast, choose_precision
+from vitrail.training.precision import choose_precision
 
 CPU = torch.device("cpu")
 

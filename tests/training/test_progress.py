@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from vitrail.errors import UserError
-from vitrail.model.estimate import ACCELERATORS, peak_of
+from vitrail.models.estimate import ACCELERATORS, peak_of
 from vitrail.training import progress as module
-from vitrail.training.events import Events
 from vitrail.training.progress import MetricsLog, TrainingProgress, few_points, read_metrics
+from vitrail.training.tensorboard import Events
 
 ROW = {
     "step": 1200,
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.modules['tensorflow'] = None\n"
-        "from vitrail.training.events import Events\n"
+        "from vitrail.training.tensorboard import Events\n"
         f"events = Events(pathlib.Path({str(tmp_path)!r})); events.write({{'step': 1, 'loss': 2.0}}); events.close()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

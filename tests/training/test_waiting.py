@@ -9,15 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.images.pictures import Pictures
+from tests.data.pictures import Pictures
 from vitrail.config import AugmentConfig, DataConfig, Preprocess
-from vitrail.images.loading.cache import PixelCache
-from vitrail.images.loading.loader import training_loader
-from vitrail.images.loading.reader import Reader
-from vitrail.runs import outputs
-from vitrail.training.pace import Pace
+from vitrail.data.loader.cache import PixelCache
+from vitrail.data.loader.loader import training_loader
+from vitrail.data.loader.reader import Reader
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import Done
+from vitrail.training.throughput import Pace
+from vitrail.workflows import outputs
 
 ONE = torch.tensor(1.0)
 DONE = Done(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, StemConfig
-from vitrail.model.build import build
+from vitrail.models.build import build
 from vitrail.weights.bundle import Card
 
 SMALL: dict[str, Any] = {

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess, network_config
-from vitrail.model.build import build
-from vitrail.model.vit import VisionTransformer
+from vitrail.models.build import build
+from vitrail.models.vit import VisionTransformer
 from vitrail.weights.bundle import Card, write_bundle
 from vitrail.weights.read import Weights
 

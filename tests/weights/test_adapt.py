@@ -8,7 +8,7 @@ import torch
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.model.vit import VisionTransformer
+from vitrail.models.vit import VisionTransformer
 from vitrail.weights.resize import adapt
 
 OLD = ModelConfig(

@@ -10,8 +10,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import vitrail
-from vitrail.images.dataset import bundled_images, open_dataset
-from vitrail.images.preprocess import normalise
+from vitrail.data.dataset import bundled_images, open_dataset
+from vitrail.data.transforms import normalise
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import bundled_file
 

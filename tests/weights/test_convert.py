@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.weights.configs import PLACES, SMALL, card_of, random_state
+from vitrail.commands.convert import describe
 from vitrail.config import ModelConfig, StemConfig
-from vitrail.model.variants import configure
-from vitrail.runs.convert import describe
-from vitrail.weights import peers
+from vitrail.models.variants import configure
+from vitrail.weights import reference_models as peers
 from vitrail.weights.layout import Layout
 from vitrail.weights.read import read_weights
 

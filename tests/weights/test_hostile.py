@@ -17,11 +17,11 @@ import vitrail
 from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.runs.provenance import provenance
-from vitrail.runs.unseen import Trained, trained_before
+from vitrail.report.provenance import provenance
 from vitrail.weights import to_timm
 from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_header, read_trained_on, write_bundle
 from vitrail.weights.read import read_weights
+from vitrail.workflows.train_test_overlap import Trained, trained_before
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def nested(key: str) -> Callable[[dict[str, Any]], None]:
          "preprocess": {"size": [100_000, 100_000]}},
         {"model": {**SMALL, "depth": 10**30}}, {"model": {**SMALL, "kind": ["vit"]}},
     ],
-    ids=lambda change: str(change)[:40],
+    ids=lambda change: change.__name__ if callable(change) else str(change)[:40],
 )  # fmt: skip
 def test_a_card_that_lies_is_refused(whole, tmp_path, change):
     header, document, data = parts(whole)

@@ -13,10 +13,10 @@ from tests.weights.test_huggingface_layout import LABELS, assert_same, edit
 from tests.weights.test_written import assert_same as assert_same_as_ours
 from vitrail.config import ResNetConfig
 from vitrail.errors import UserError
-from vitrail.model.variants import configure
+from vitrail.models.variants import configure
 from vitrail.weights import to_huggingface
-from vitrail.weights.peers import transformers_folder
 from vitrail.weights.read import read_weights
+from vitrail.weights.reference_models import transformers_folder
 
 pytestmark = pytest.mark.slow  # networks of transformers are built
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.weights.configs import card_of, random_state
 from vitrail.config import ModelConfig, Preprocess
+from vitrail.data.transforms import normalise, prepare
 from vitrail.errors import UserError
-from vitrail.images.preprocess import normalise, prepare
 from vitrail.weights.bundle import write_bundle
 from vitrail.weights.read import read_weights
 

@@ -11,10 +11,10 @@ from PIL import Image
 
 from tests.weights.configs import card_of, outputs, pixels_for, random_state
 from vitrail.config import ModelConfig, ResNetConfig, StemConfig
-from vitrail.images.preprocess import normalise, prepare
-from vitrail.model.variants import configure
+from vitrail.data.transforms import normalise, prepare
+from vitrail.models.variants import configure
 from vitrail.weights import to_google, to_huggingface, to_timm
-from vitrail.weights.peers import timm_folder, timm_npz, transformers_folder
+from vitrail.weights.reference_models import timm_folder, timm_npz, transformers_folder
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")

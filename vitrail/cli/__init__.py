@@ -1,1 +1,1 @@
-"""The command line: thin subcommands over `vitrail.runs`."""
+"""The command line: thin subcommands over `vitrail.commands`."""

@@ -30,8 +30,8 @@ def check(data: str, /, *, out: str | None = None, no_follow: NoFollow = False, 
     json
         Print what is found as JSON.
     """
-    from vitrail.runs.check import check
-    from vitrail.runs.show import make_console
+    from vitrail.commands.check import check
+    from vitrail.terminal import make_console
 
     found = check(data, out=out, follow_links=not no_follow, console=make_console(stderr=json))
     if json:
@@ -76,6 +76,6 @@ def pack(
     shard_mb
         Megabytes of images in a shard.
     """
-    from vitrail.runs.pack import pack
+    from vitrail.commands.pack import pack
 
     pack(data, out, resize=resize, quality=quality, shard_mb=shard_mb, follow_links=not no_follow)

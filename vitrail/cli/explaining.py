@@ -80,8 +80,8 @@ def explain(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.explain import explain
-    from vitrail.runs.show import make_console
+    from vitrail.commands.explain import explain
+    from vitrail.terminal import make_console
 
     numbers = explain(
         weights,
@@ -138,6 +138,6 @@ def paper(
     device
         cpu, cuda, or auto.
     """
-    from vitrail.runs.paper import paper
+    from vitrail.commands.paper import paper
 
     paper(name, weights, images, out=out, image_size=image_size, device=device)

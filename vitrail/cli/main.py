@@ -1,4 +1,4 @@
-"""The command line: thin subcommands over `vitrail.runs`. Nothing heavy is imported before a command needs it."""
+"""The command line: thin subcommands over `vitrail.commands`. Nothing heavy is imported before a command needs it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rich import markup
 from vitrail import __version__
 from vitrail.cli import data, explaining, measuring, networks, tasks, training
 from vitrail.errors import Note, UserError
+from vitrail.interrupt import ended_by_signals
 from vitrail.terminal import SafeConsole, escape
-from vitrail.training.interrupt import ended_by_signals
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
 NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # as torch and the system put it

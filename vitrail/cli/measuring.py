@@ -59,9 +59,9 @@ def evaluate(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.evaluate import evaluate
-    from vitrail.runs.show import make_console
-    from vitrail.training.parallel import end_process
+    from vitrail.commands.evaluate import evaluate
+    from vitrail.distributed import end_process
+    from vitrail.terminal import make_console
 
     console = make_console(stderr=json)
     scores = evaluate(
@@ -112,9 +112,9 @@ def compare(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.compare import compare
-    from vitrail.runs.show import make_console
-    from vitrail.training.parallel import end_process
+    from vitrail.commands.compare import compare
+    from vitrail.distributed import end_process
+    from vitrail.terminal import make_console
 
     found = compare(runs, data=data, split=split, device=device, console=make_console(stderr=json))
     if json:

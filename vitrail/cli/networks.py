@@ -45,8 +45,8 @@ def plan(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.estimate import plan
-    from vitrail.runs.show import make_console
+    from vitrail.commands.plan import plan
+    from vitrail.terminal import make_console
 
     console = make_console()
     plan(
@@ -110,7 +110,7 @@ def convert(
     overwrite
         Replace what stands at the target.
     """
-    from vitrail.runs.convert import convert
+    from vitrail.commands.convert import convert
 
     convert(
         source,
@@ -133,8 +133,8 @@ def models(*, json: bool = False) -> None:
     json
         Print the list as JSON.
     """
-    from vitrail.runs.catalogue import list_models, show_models
-    from vitrail.runs.show import make_console
+    from vitrail.commands.models import list_models, show_models
+    from vitrail.terminal import make_console
 
     if json:
         from vitrail import strict_json
@@ -152,7 +152,7 @@ def recipes(name: str | None = None, /) -> None:
     name
         The recipe to show.
     """
-    from vitrail.runs.catalogue import show_recipes
-    from vitrail.runs.show import make_console
+    from vitrail.commands.models import show_recipes
+    from vitrail.terminal import make_console
 
     show_recipes(make_console(), name)

@@ -54,9 +54,9 @@ def fewshot(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.fewshot import fewshot, to_json
-    from vitrail.runs.show import make_console
-    from vitrail.training.parallel import end_process
+    from vitrail.commands.fewshot import fewshot, to_json
+    from vitrail.distributed import end_process
+    from vitrail.terminal import make_console
 
     if not data:
         raise UserError("say which images to measure on: vitrail fewshot WEIGHTS DATA...")
@@ -100,9 +100,9 @@ def knn(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.fewshot import fewshot, to_json
-    from vitrail.runs.show import make_console
-    from vitrail.training.parallel import end_process
+    from vitrail.commands.fewshot import fewshot, to_json
+    from vitrail.distributed import end_process
+    from vitrail.terminal import make_console
 
     if not data:
         raise UserError("say which images to measure on: vitrail knn WEIGHTS DATA...")
@@ -171,9 +171,9 @@ def vtab(
     json
         Print the numbers as JSON.
     """
-    from vitrail.runs.show import make_console
-    from vitrail.runs.vtab import list_tasks, show_tasks, vtab
-    from vitrail.training.parallel import end_process
+    from vitrail.commands.vtab import list_tasks, show_tasks, vtab
+    from vitrail.distributed import end_process
+    from vitrail.terminal import make_console
 
     console = make_console(stderr=json)
     if weights is None:

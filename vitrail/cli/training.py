@@ -26,7 +26,7 @@ def demo(*, out: str = "runs/demo", again: bool = False) -> None:
     again
         Start over, even where there are finished runs.
     """
-    from vitrail.runs.demo import demo
+    from vitrail.commands.demo import demo
 
     demo(out, again=again)
 
@@ -89,8 +89,8 @@ def train(
     overwrite
         Replace the run in --out once the new one is finished. Only files that a run wrote are removed.
     """
-    from vitrail.runs.train import train
-    from vitrail.training.parallel import end_process, is_first
+    from vitrail.distributed import end_process, is_first
+    from vitrail.workflows.train_run import train
 
     result = train(
         data,
@@ -105,7 +105,7 @@ def train(
         overwrite=overwrite,
     )
     if result.report is not None and is_first():
-        from vitrail.runs.show import make_console
+        from vitrail.terminal import make_console
 
         run, console = escape(shlex.quote(str(result.folder))), make_console(lasting=True)
         console.print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
@@ -151,8 +151,8 @@ def transfer(
     overrides
         A setting of the recipe, as section.key=value; may be repeated.
     """
-    from vitrail.runs.transfer import transfer
-    from vitrail.training.parallel import end_process
+    from vitrail.distributed import end_process
+    from vitrail.workflows.transfer import transfer
 
     transfer(data, from_=from_, recipe=recipe, rates=rates, seeds=seeds, out=out, overrides=overrides)
     end_process()
@@ -205,7 +205,7 @@ def predict(
     """
     if not images:
         raise UserError("say which images to label: vitrail predict WEIGHTS IMAGE...")
-    from vitrail.runs.predict import predict
+    from vitrail.commands.predict import predict
 
     form = "json" if json else "csv" if csv else "table"
     failed = predict(

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from vitrail.atomic import whole_file
-from vitrail.images.decode import BadImage, decode
-from vitrail.images.doctor.findings import Case, Finding, Findings
+from vitrail.data.decode import BadImage, decode
+from vitrail.doctor.findings import Case, Finding, Findings
 from vitrail.report.page import page_environment
 from vitrail.terminal import visible_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.evaluate.metrics import Scores
+from vitrail.metrics.accuracy import Scores
 from vitrail.report.page import Picture, page_environment, write_whole
 
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.explain.distance import Distances
-from vitrail.explain.faithfulness import Curves
-from vitrail.explain.filters import Filters
+from vitrail.interpret.distance import Distances
+from vitrail.interpret.faithfulness import Curves
+from vitrail.interpret.filters import Filters
 from vitrail.report.canvas import BLUE, GREEN, INK, RED, Drawing, short_name
 from vitrail.report.raster import enlarged, lit, mosaic, rgb
 

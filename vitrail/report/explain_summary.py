@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.explain.distance import Distances
-from vitrail.explain.faithfulness import Curves, Gain, gain
+from vitrail.interpret.distance import Distances
+from vitrail.interpret.faithfulness import Curves, Gain, gain
 from vitrail.report.summary import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import TagScores
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.multilabel import TagScores
 from vitrail.report.page import ReportFacts, calibration_text, worst_first, write_whole
 from vitrail.report.summary import percent, summarise, suspicion_sentence
 from vitrail.report.tuning import abstention_sentence, answered_rows

@@ -18,9 +18,9 @@ from PIL import Image
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
-from vitrail.evaluate.calibration import Reliability
-from vitrail.evaluate.metrics import ClassScore, Scores
-from vitrail.evaluate.tags import TagScore, TagScores
+from vitrail.metrics.accuracy import ClassScore, Scores
+from vitrail.metrics.calibration import Reliability
+from vitrail.metrics.multilabel import TagScore, TagScores
 from vitrail.report import plots
 from vitrail.report.summary import calibration_sentence, percent, summarise, suspicion_sentence
 from vitrail.report.tuning import abstention_sentence, answered_rows, temperature_sentence, thresholds_sentence

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.evaluate.abstain import FEWEST, Coverage, lower_bound
-from vitrail.evaluate.calibration import Reliability
+from vitrail.metrics.abstain import FEWEST, Coverage, lower_bound
+from vitrail.metrics.calibration import Reliability
 from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, draw, save, short_name, style
 
 COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell

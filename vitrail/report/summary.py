@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.evaluate.calibration import Reliability
-from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import THRESHOLD, TagScores
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.calibration import Reliability
+from vitrail.metrics.multilabel import THRESHOLD, TagScores
 
 THIN_SPACE = "\u202f"  # does not break
 FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise

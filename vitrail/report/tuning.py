@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.evaluate.abstain import FEWEST, Coverage, lower_bound
-from vitrail.evaluate.metrics import Scores
-from vitrail.evaluate.tags import TagScores
+from vitrail.metrics.abstain import FEWEST, Coverage, lower_bound
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.multilabel import TagScores
 from vitrail.report.summary import percent
 
 WORTH = 0.005  # of a calibration error or of F1, that tuning has to change to be worth a line

@@ -24,8 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.atomic import whole_file
+from vitrail.distributed import ALONE, Ranks
 from vitrail.errors import UserError
-from vitrail.training.parallel import ALONE, Ranks, local_part, rows_of
+from vitrail.training.parallel import local_part, rows_of
 from vitrail.training.state import Rows, TrainState
 
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 import torch
 
+from vitrail.distributed import Ranks
 from vitrail.errors import UserError
-from vitrail.training.graph import GraphedUpdate
-from vitrail.training.interrupt import Interrupted, Interrupts
-from vitrail.training.pace import Pace
-from vitrail.training.parallel import Ranks, divide_again, local_part
+from vitrail.interrupt import Interrupted, Interrupts
+from vitrail.training.cuda_graph import GraphedUpdate
+from vitrail.training.parallel import divide_again, local_part
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
+from vitrail.training.throughput import Pace
 
 SAVING_SHARE = 50  # times as long as a checkpoint takes, at least, between two that only time asks for
 

@@ -1,23 +1,19 @@
-"""Number formats of training, and kernels that repeat themselves."""
+"""Number formats of training."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
 from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
-from vitrail.model.encoder import Encoder
+from vitrail.models.encoder import Encoder
 
 Precision = Literal["fp32", "bf16"]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -81,13 +77,6 @@ def bf16_works_on_cpu() -> bool:
     return code == 0
 
 
-def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A factory of contexts in which the network runs in a chosen precision."""
-    if precision != "bf16":
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-
-
 def can_compile() -> bool:
     """Whether torch.compile finds the compiler it needs for a GPU."""
     return importlib.util.find_spec("triton") is not None
@@ -106,27 +95,3 @@ def set_types(net: nn.Module, config: PrecisionConfig) -> None:
 def measured_in_float32(config: PrecisionConfig) -> bool:
     """Whether a network can be measured in float32 while it is trained: its own weights and stream have to be."""
     return config.parameters == config.residual == "fp32"
-
-
-@contextlib.contextmanager
-def repeatable(device: torch.device, enabled: bool = True) -> Iterator[None]:
-    """On a GPU: kernels that give the same bits every time, and float32 convolutions that are float32.
-
-    A CPU repeats itself as it is. cuBLAS reads its variable when a process first uses it, hence the default.
-    """
-    if device.type != "cuda" or not enabled:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
-    memory: Any = torch.utils.deterministic
-    filling = memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False  # 7 % of a step; only reading such memory would need it
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        memory.fill_uninitialized_memory = filling
-        torch.backends.cudnn.allow_tf32 = tf32

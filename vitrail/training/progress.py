@@ -19,7 +19,7 @@ from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 from vitrail.terminal import escape
-from vitrail.training.events import Events, told_if_it_fails
+from vitrail.training.tensorboard import Events, told_if_it_fails
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice

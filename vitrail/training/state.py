@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.training.average import Average
+from vitrail.training.ema import Average
 from vitrail.training.parallel import local_part, rows_of
 
 Rows = tuple[int, int]  # first, and one after the last

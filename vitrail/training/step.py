@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.objectives.batch import Batch, Objective, Prepared
+from vitrail.distributed import ALONE, Ranks
+from vitrail.tasks.batch import Batch, Objective, Prepared
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
-from vitrail.training.parallel import ALONE, Ranks, gradients_stay, whole
+from vitrail.training.parallel import gradients_stay, whole
 from vitrail.training.state import TrainState
 
 

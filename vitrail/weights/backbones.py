@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.model.cost import parameters
+from vitrail.models.flops import parameters
 from vitrail.weights.bundle import read_card
 from vitrail.weights.hub import cached
 from vitrail.weights.names import BUNDLED, HUB, bundled_file

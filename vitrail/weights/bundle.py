@@ -330,8 +330,8 @@ def check_tensors(
     """
     import torch
 
-    from vitrail.model.build import build
-    from vitrail.model.cost import parameters
+    from vitrail.models.build import build
+    from vitrail.models.flops import parameters
 
     blocks = count_blocks(config)
     if blocks > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vitrail.config import GROUPS, NetworkConfig, ResNetConfig, Size
 from vitrail.errors import UserError
-from vitrail.weights import claims, processor
+from vitrail.weights import processor
+from vitrail.weights import validate_hf_config as claims
 from vitrail.weights.foreign import Foreign, joined, pick, resnet_config, size_of, translate, vit_config
 from vitrail.weights.layout import Layout, Rule, both, concatenate
 from vitrail.weights.tensors import Tensors

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Resampling
 from vitrail.errors import UserError
-from vitrail.model.positions import resample, resample_axis, resample_offsets
+from vitrail.models.pos_embed import resample, resample_axis, resample_offsets
 
 # What may differ between the network that was and the one to be; all else must be equal.
 FREE = {"image_size", "num_classes", "representation", "dropout", "drop_path", "head_bias"}

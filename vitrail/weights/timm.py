@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, Preprocess, ResNetConfig, Size, validate
 from vitrail.errors import UserError
-from vitrail.model.variants import SIZES
-from vitrail.weights import claims
+from vitrail.models.variants import SIZES
+from vitrail.weights import validate_hf_config as claims
 from vitrail.weights.foreign import (
     Foreign,
     State,

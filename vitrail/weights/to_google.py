@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrail.config import NetworkConfig, ResNetConfig, StemConfig
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import lacking, ours_alone, prefix_rows, ungridded
 from vitrail.weights.google import (
     CONSTANTS,
     INPUT_TABLE,
@@ -21,6 +20,7 @@ from vitrail.weights.google import (
     released_resnet,
     vit_layout,
 )
+from vitrail.weights.target_compat import lacking, ours_alone, prefix_rows, ungridded
 
 LIBRARY = "Google's code"
 

@@ -15,7 +15,6 @@ from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig
 from vitrail.weights import processor
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import lacking, ours_alone, prefix_rows, side, ungridded
 from vitrail.weights.huggingface import (
     MASK,
     RESNET,
@@ -25,6 +24,7 @@ from vitrail.weights.huggingface import (
     output_stride,
     resnet_layout,
 )
+from vitrail.weights.target_compat import lacking, ours_alone, prefix_rows, side, ungridded
 
 ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig
-from vitrail.model.variants import RESNETS
+from vitrail.models.variants import RESNETS
 from vitrail.weights.bundle import Card
-from vitrail.weights.express import lacking, ours_alone, side, ungridded
+from vitrail.weights.target_compat import lacking, ours_alone, side, ungridded
 from vitrail.weights.timm import CONVOLUTIONS, GELU, NORM_EPS, POOL, STEM, STEM_ONLY, resnet_layout, vit_layout
 
 # timm builds stems and ResNets by name alone, and only these; all else of a Vision Transformer can be said beside it.

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+
+from tests import ranks as processes
+from vitrail import distributed
+from vitrail.cli.main import main
+from vitrail.config import ModelConfig, Preprocess
+from vitrail.interrupt import Interrupted
+from vitrail.models import variants
+from vitrail.models.build import build
+from vitrail.training.progress import TrainingProgress
+from vitrail.weights import names
+from vitrail.weights.bundle import Card, write_bundle
+
+SMALL_TI = (32, 2, 64, 2)  # width, depth, mlp_dim, heads
+
+
+def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:
+    """Noisy pictures of one colour: easy to tell apart, no two alike."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        noise = np.random.default_rng([*colour, index]).integers(-40, 40, (size, size + 4, 3))
+        pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "photos"
+    draw(root / "red", (200, 60, 60), 15)
+    draw(root / "green", (60, 200, 60), 15)
+    draw(root / "blue", (60, 60, 200), 15)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network to start from whose steps take milliseconds; its sizes divide by no number of processes."""
+    path = tmp_path_factory.mktemp("tiny") / "model.safetensors"
+    model = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=0)
+    torch.manual_seed(0)
+    card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
+    write_bundle(path, build(model).state_dict(), card)
+    return path
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the bundled weights are, but for the size of their Ti."""
+    path = tmp_path_factory.mktemp("bundled") / "ti8-stand-in.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(variants.SIZES, "Ti", SMALL_TI)
+        model = variants.configure("Ti/8", 4, 64, pool="gap", positions="sincos")
+    torch.manual_seed(0)
+    card = Card(
+        model=model,
+        preprocess=Preprocess(size=(64, 64)),
+        classes=tuple("abcd"),
+        recipe={"model": {"name": "Ti/8"}},
+        data={"name": "other-pictures", "images": {"train": 1234}},
+        metrics={"top1": 0.4321, "measured_on": "Measured on 100 images of the val split."},
+        licence="for research",
+        created_with="a test",
+    )
+    write_bundle(path, {name: tensor.half() for name, tensor in build(model).state_dict().items()}, card)
+    return path
+
+
+@pytest.fixture
+def bundled(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In this process the stand-in lies in the package, and Ti is as small."""
+    monkeypatch.setattr(names, "BUNDLED_FILE", stand_in)
+    monkeypatch.setitem(variants.SIZES, "Ti", SMALL_TI)
+    return stand_in
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A command in this process, with whatever a test has put in place of the real: exit code, output, error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = 0
+        monkeypatch.setattr(distributed, "end_process", lambda: None)
+        monkeypatch.setattr("sys.argv", ["vitrail", *map(str, words)])
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def quiet() -> Console:
+    return Console(file=open(os.devnull, "w"), width=200)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with blank pictures: drawing takes most of the time of a short run, and other tests look at it."""
+    blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    monkeypatch.setattr(Figure, "savefig", lambda _, file, **options: file.write(blank))
+
+
+def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own: a fork of one that has imported everything already."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = processes.start(1, Path(folder), _command, cwd, arguments)
+        (code,) = started.codes(timeout=120)
+        return subprocess.CompletedProcess(list(map(str, arguments)), code, started.said(), started.errors())
+
+
+def _command(cwd: Path | None, arguments: Sequence[object]) -> None:
+    if cwd is not None:
+        os.chdir(cwd)
+    processes.vitrail(*arguments)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The result of a run, without the record of what it was trained on."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("vitrail.")}
+
+
+def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@contextmanager
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run in this process gets a SIGTERM after that step, and ends with it."""
+    shown = TrainingProgress.step
+
+    def stop(self: TrainingProgress, number: int) -> None:
+        shown(self, number)
+        if number == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", stop)
+        with pytest.raises(Interrupted):
+            yield

@@ -1,0 +1,78 @@
+import pytest
+
+from vitrail.config import TrainConfig
+from vitrail.models.variants import configure
+from vitrail.workflows.choose import Facts, choose_batch, choose_length, choose_model, choose_recipe
+
+
+def facts(images=500, size=(300, 400), device="cpu", start=None):
+    return Facts(images, 5, size, device, start)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr("vitrail.workflows.choose.cores", lambda: 2)
+
+
+def test_without_weights_a_run_starts_from_scratch_and_says_how_not_to():
+    decision = choose_recipe(facts())
+    assert decision.value == "scratch" and "--from" in decision.why
+
+
+def test_with_weights_it_fine_tunes_if_that_takes_minutes_and_probes_if_it_takes_hours():
+    small, large = configure("Ti/8", 10, 64), configure("B/16", 10, 224)
+    assert choose_recipe(facts(start=small)).value == "finetune"
+    slow = choose_recipe(facts(images=5000, start=large))
+    assert slow.value == "probe" and " h here" in slow.why
+    assert choose_recipe(facts(images=5000, start=large, device="cuda")).value == "finetune"
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "pixels", "name"),
+    [
+        ((32, 32), "cpu", 32, "Ti/8"),
+        ((300, 400), "cpu", 64, "Ti/16"),
+        ((64, 64), "cuda", 64, "Ti/8"),
+        ((300, 400), "cuda", 128, "Ti/16"),
+    ],
+)
+def test_network_and_size_follow_the_images_and_the_machine(size, device, pixels, name):
+    chosen = {key: value for key, value, _ in choose_model(facts(size=size, device=device), None)}
+    assert chosen == {"model.image_size": (pixels, pixels), "model.name": name}
+    configure(name, 5, pixels)  # it exists
+
+
+def test_more_data_gets_a_larger_network_only_on_a_gpu():
+    assert {k: v for k, v, _ in choose_model(facts(20_000, device="cuda"), None)}["model.name"] == "S/16"
+    assert {k: v for k, v, _ in choose_model(facts(20_000), None)}["model.name"] == "Ti/16"
+
+
+@pytest.mark.parametrize(("size", "name"), [((224, 224), "Ti/32"), ((96, 128), "Ti/32"), ((36, 36), "Ti/4")])
+def test_a_size_that_is_given_decides_the_patch(size, name):
+    ((key, value, decision),) = choose_model(facts(), size)
+    assert (key, value) == ("model.name", name)
+    config = configure(name, 5, size)
+    assert decision.why.startswith(f"{config.grid[0] * config.grid[1]} patches")
+
+
+def length(found, train=None, model=None):
+    return {k: v for k, v, _ in choose_length(found, train or TrainConfig(), model or configure("Ti/16", 5, 64))}
+
+
+def test_steps_shrink_with_data_and_never_pass_the_budget():
+    epochs = [length(facts(n))["train.steps"] * 64 / n for n in (500, 2_000, 8_000, 32_000)]
+    assert epochs == sorted(epochs, reverse=True)
+    huge = length(facts(32_000), model=configure("B/16", 5, 224))
+    assert huge["train.steps"] == 100  # the fewest that make sense
+    assert "over 10 minutes" in choose_length(facts(32_000), TrainConfig(), configure("S/8", 5, 64))[-1][2].why
+
+
+def test_tiny_data_gets_a_smaller_batch():
+    ((key, batch, _),) = choose_batch(facts(20), TrainConfig())
+    assert (key, batch) == ("train.batch_size", 4)
+    assert choose_batch(facts(500), TrainConfig()) == []
+
+
+def test_steps_are_counted_in_the_batch_that_is_used():
+    asked = length(facts(500), TrainConfig(batch_size=16))["train.steps"]
+    assert asked == pytest.approx(4 * length(facts(500), TrainConfig(batch_size=64))["train.steps"], rel=0.01)

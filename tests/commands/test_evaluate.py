@@ -1,0 +1,218 @@
+"""`vitrail evaluate`: what is written back is what answers, and any number of processes measures the same."""
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from tests import ranks as processes
+from tests.commands.conftest import draw
+from vitrail.commands.evaluate import evaluate
+from vitrail.data.dataset import open_dataset
+from vitrail.errors import UserError
+from vitrail.inference.forward import Outputs
+from vitrail.metrics.accuracy import score
+from vitrail.weights.bundle import KEY, TRAINED_ON, Answering, read_card, replace_card
+from vitrail.workflows.measure import with_one_label
+from vitrail.workflows.train_run import train
+from vitrail.workflows.train_test_overlap import Trained, unseen_images
+from vitrail.workflows.tune import own_file
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """131 images, which neither 2 nor 3 divide, in three batches; one class is hard to tell from another."""
+    root = tmp_path_factory.mktemp("evaluate") / "birds"
+    for name, colour, count in (("red", (140, 90, 90), 47), ("rose", (136, 94, 92), 41), ("blue", (90, 90, 140), 43)):
+        draw(root / name, colour, count)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """Weights for the classes of `data`, trained for a few steps on other images of them."""
+    root = tmp_path_factory.mktemp("trained")
+    for name, colour in (("red", (150, 90, 90)), ("rose", (141, 95, 95)), ("blue", (90, 95, 150))):
+        draw(root / "birds" / name, colour, 10)
+    with open(root / "log", "w") as log:
+        overrides = ("train.steps=25", "precision.compute=fp32", "optimizer.lr=3e-3", "data.workers=0")
+        options = {"from_": tiny, "recipe": "scratch", "overrides": overrides, "console": Console(file=log)}
+        return train(root / "birds", out=root / "run", **options).folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy to write into."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_path):
+    options = {"report": tmp_path / "r.html", "device": "cpu", "console": quiet}
+    tensors = load_file(run / "model.safetensors")
+    picture = next((data / "red").iterdir())
+    before = vitrail.load(run).predict([picture])[0]
+    first = evaluate(run, data, target_accuracy=0.6, write=True, **options)
+    card = read_card(run / "model.safetensors")
+    assert card.answering.temperature == pytest.approx(first.tuned.temperature)
+    assert card.answering.threshold == first.tuned.abstention.threshold
+    assert "Measured on 131 images" in card.answering.measured_on
+    after = load_file(run / "model.safetensors")
+    assert after.keys() == tensors.keys() and all(torch.equal(after[name], tensors[name]) for name in after)
+    # The same class, with another probability: that of the logits divided by the temperature.
+    answer = vitrail.load(run).predict([picture])[0]
+    log_odds = [torch.tensor([p for _, p in sorted(one.top)]).log() for one in (before, answer)]
+    scaled = [values - values.mean() for values in log_odds]
+    torch.testing.assert_close(scaled[0] / card.answering.temperature, scaled[1], atol=1e-4, rtol=1e-4)
+    assert vitrail.load(run).predict([picture], threshold=1.0)[0].label == "none of these"
+    # Measured again, nothing is left to tune, and what is measured is what answers.
+    second = evaluate(run, data, **options)
+    assert "on which its temperature and thresholds were fitted" in (tmp_path / "r.html").read_text()
+    assert second.tuned.temperature == pytest.approx(first.tuned.temperature, rel=1e-4)
+    assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
+
+
+def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, tmp_path):
+    def write(**more: object) -> str:
+        log = io.StringIO()
+        console = Console(file=log, width=500)
+        evaluate(run, data, report=tmp_path / "r.html", device="cpu", write=True, console=console, **more)
+        return log.getvalue()
+
+    def stored() -> Answering:
+        return read_card(run / "model.safetensors").answering
+
+    write(target_accuracy=0.6)
+    first = stored()
+    assert first.threshold > 0
+    assert f"threshold {first.threshold:.3f} as before" in write()
+    assert (stored().temperature, stored().threshold) == (first.temperature, first.threshold)
+    said = write(target_accuracy=0.9999)
+    assert f"threshold {first.threshold:.3f} as before: none makes 99.99 % of the answers right" in said
+    assert stored().threshold == first.threshold
+    card, other = (
+        read_card(run / "model.safetensors"),
+        first.model_copy(update={"temperature": 0.25 * first.temperature}),
+    )
+    for more, words in (
+        ({}, "no threshold: {:.3f} held for the temperature before (--target-accuracy finds one)"),
+        ({"target_accuracy": 0.9999}, "no threshold: none makes 99.99 % of the answers right, and {:.3f} held for"),
+    ):
+        replace_card(run / "model.safetensors", card.model_copy(update={"answering": other}))
+        said = write(**more)
+        assert words.format(first.threshold) in said and stored().threshold == 0
+        assert f"temperature {first.temperature:.3g} (before: {other.temperature:.3g})" in said
+        assert f"at a temperature of {first.temperature:.3g}." in (tmp_path / "r.html").read_text()
+
+
+def test_a_written_threshold_abstains(run, data):
+    card = read_card(run / "model.safetensors")
+    replace_card(run / "model.safetensors", card.model_copy(update={"answering": Answering(threshold=1.0)}))
+    picture = next((data / "red").iterdir())
+    assert vitrail.load(run).predict([picture])[0].labels == ()
+    assert vitrail.load(run).predict([picture], threshold=0.0)[0].labels != ()
+
+
+def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
+    path = run / "model.safetensors"
+    card = read_card(path)
+    replace_card(path, card.model_copy(update={"licence": "ünï" * 7}))
+    assert read_card(path).licence == "ünï" * 7
+    replace_card(path, card)
+    assert read_card(path) == card
+    assert [other.name for other in run.iterdir() if "partial" in other.name] == []
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        replace_card(tmp_path / "foreign.safetensors", card)
+    half = {name: tensor.half() for name, tensor in load_file(path).items() if name != TRAINED_ON}
+    save_file(half, path, metadata={KEY: card.model_copy(update={"format": 1}).model_dump_json()})
+    replace_card(path, card)
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # not blown up on the way
+
+
+def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path):
+    for options, words in [
+        ({"target_accuracy": 95}, "between 0 and 1, as 0.95"),
+        ({"report": tmp_path / "no" / "where.html"}, "cannot write the report"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            evaluate(run, data, console=quiet, **options)
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="was not written by vitrail"):
+        own_file(tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="vitrail convert hf-hub:some/thing FILE"):
+        own_file("hf-hub:some/thing")
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_test(run, tmp_path, tested):
+    root = tmp_path / "birds"
+    for number, split in enumerate(("train", "val", *(["test"] if tested else []))):
+        for name, colour in (("red", 30), ("rose", 100), ("blue", 170)):
+            draw(root / split / name, (colour, 40 * number, 90), 4)
+    card = read_card(run / "model.safetensors")
+    own = card.data | {"fingerprint": open_dataset(root).fingerprint, "trained_on": ["f" * 16]}
+    _, _, words = unseen_images(str(root), [Trained(card.model_copy(update={"data": own}))], "val", "", lambda *_: None)
+    assert ("trained on the rest of this folder" in words) == (not tested)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_measures_the_same(run, data, tmp_path):
+    said = []
+    for world in (1, 2, 3):
+        command = ["evaluate", run, data, "--json", "--device", "cpu", "--target-accuracy", "0.6"]
+        started = processes.start(world, tmp_path, processes.vitrail, *command, "--report", tmp_path / f"{world}.html")
+        assert started.codes() == [0] * world, started.errors()
+        said.append(json.loads(started.said()))
+    assert said[0] == said[1] == said[2]
+    assert said[0]["n"] == 131 and said[0]["balanced_interval"][0] < said[0]["balanced_accuracy"]
+
+
+@pytest.mark.slow
+def test_the_real_labels_are_scored_as_timm_does():
+    """All 50,000 images of ImageNet's validation set, of which 46,837 have labels; on 1,000 random numbers each."""
+    from timm.data.real_labels import RealLabelsImagenet
+
+    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 50_001)]
+    peer = RealLabelsImagenet(names, topk=(1, 5))
+    rows = [row for row in range(50_000) if peer.real_labels[names[row]]]
+    assert len(rows) == 46_837
+    generator, right = torch.Generator().manual_seed(0), {1: 0.0, 5: 0.0}
+    for start in range(0, len(rows), 5000):  # a part at a time: all of them are 190 MB
+        part = rows[start : start + 5000]
+        values = torch.randn(len(part), 1000, generator=generator)
+        marks = torch.zeros(len(part), 1000, dtype=torch.uint8)
+        for place, row in enumerate(part):
+            marks[place, peer.real_labels[names[row]]] = 1
+        values += 2 * marks  # better than chance
+        found = with_one_label(Outputs(values, marks, torch.arange(len(part)), []))
+        scores = score(found.values.numpy(), found.labels.numpy(), [str(label) for label in range(1000)], bootstrap=10)
+        right[1] += scores.top1 * scores.n
+        right[5] += (scores.top5 or 0) * scores.n
+        for place, row in enumerate(part):
+            peer.sample_idx = row
+            peer.add_result(values[place : place + 1])
+    for k in (1, 5):
+        assert 100 * right[k] / len(rows) == pytest.approx(peer.get_accuracy(k))
+
+
+def test_a_validation_split_that_was_the_test_split_still_is(tiny, tmp_path, quiet):
+    for name, count in (("train", 12), ("val", 6)):
+        draw(tmp_path / "birds" / name / "red", (200, 60, count), count)
+        draw(tmp_path / "birds" / name / "blue", (60, count, 200), count)
+    overrides = ("train.steps=2", "precision.compute=fp32", "data.alike=false", "data.val=test", "data.monitor=0.25")
+    run = train(
+        tmp_path / "birds", from_=tiny, recipe="scratch", out=tmp_path / "run", overrides=overrides, console=quiet
+    )
+    assert run.scores.n == 12
+    for split, count in ((None, 12), ("test", 12), ("val", 6), ("train", 18)):
+        report = tmp_path / f"{split}.html"
+        found = evaluate(run.folder, tmp_path / "birds", split=split, report=report, device="cpu", console=quiet)
+        assert found.n == count, split

@@ -1,0 +1,351 @@
+"""Full disks, batches without numbers, dead workers, too little memory: a run ends with one sentence, or goes on."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from multiprocessing import active_children
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.commands.conftest import assert_same_bits, draw, stopped_at, weights
+from vitrail.config import read_recipe
+from vitrail.errors import UserError
+from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
+from vitrail.training.step import Update
+from vitrail.training.tensorboard import Events
+from vitrail.workflows import batches, finish, fit
+from vitrail.workflows import train_run as module
+from vitrail.workflows.train_run import train
+
+pytestmark = pytest.mark.slow  # whole runs
+
+SETTINGS = (
+    "precision.compute=fp32",
+    "data.workers=0",
+    "schedule.warmup=1",
+    "train.batch_size=8",
+    "train.ema=0.9",
+    "train.steps=8",
+    "train.log_every=2",
+    "train.evaluate_every=4",
+    "train.checkpoint_every=2",
+    "train.tensorboard=true",
+    "model.dropout=0.1",
+    "augment.mixup=0.4",
+)
+
+
+@pytest.fixture
+def start(photos, tiny, quiet):
+    """Start a run of the smallest network."""
+
+    def begin(out, *settings, **options):
+        options = {"console": quiet, "data": photos, **options}
+        return train(from_=tiny, recipe="scratch", out=out, overrides=[*SETTINGS, *settings], **options)
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tiny, tmp_path_factory):
+    """What an undisturbed run comes to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(photos, from_=tiny, recipe="scratch", out=out, overrides=SETTINGS, console=Console(quiet=True))
+    return weights(out)
+
+
+def assert_loads(out):
+    """The last checkpoint is whole, and all its numbers are numbers."""
+    saved, damaged = Checkpoints(out / "checkpoints", 2).latest()
+    assert not damaged
+    assert all(saved.read(name).isfinite().all() for name in saved.where)
+    return saved
+
+
+class Disk:
+    """A file system of its own that can be filled to the last byte."""
+
+    def __init__(self, path):
+        self.path, self.filler = path, path / "filler"
+
+    def fill(self):
+        with self.filler.open("ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+
+
+@pytest.fixture
+def disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", path], capture_output=True)
+    if made.returncode:
+        pytest.skip("a file system to fill needs the right to mount one")
+    yield Disk(path)
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+WRITES = {  # where the disk is full: which function begins to write, at which call, and what is told
+    "config.toml": (module, "begin_folder", 1, "cannot write to"),
+    "first checkpoint": (Checkpoints, "save", 1, "cannot write the checkpoint"),
+    "later checkpoint": (Checkpoints, "save", 3, "cannot write the checkpoint"),
+    "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
+    "curves.svg": (fit, "draw_curves", 1, "curves.svg"),
+    "event file": (Events, "write", 2, "tensorboard"),
+    "answers.csv": (finish, "write_answers", 1, "cannot write the answers"),
+    "report.html": (finish, "write_report", 1, "cannot write the report"),
+    "model_card.md": (finish, "write_model_card", 1, "cannot write the model card"),
+    "model.safetensors": (finish, "write_bundle", 1, "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_a_full_disk_is_one_sentence_and_loses_nothing(disk, start, quiet, whole, what):
+    owner, name, number, sentence = WRITES[what]
+    before, calls, out = getattr(owner, name), itertools.count(1), disk.path / "run"
+
+    def fill_then_write(*values, **options):
+        if next(calls) == number:
+            disk.fill()
+            if what == "event file":  # a row does not fill what is left of its last page
+                values = (values[0], {**values[1], "event": "x" * 4000})
+        return before(*values, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, fill_then_write)
+        with pytest.raises(UserError, match=r"No space left on device") as failed:
+            start(out)
+    assert sentence in str(failed.value) and "\n" not in str(failed.value)
+    assert not (out / "model.safetensors").exists()
+    assert not list(out.rglob("*.partial"))
+    begun = what not in ("config.toml", "first checkpoint")
+    if begun:
+        assert_loads(out)
+        if what == "later checkpoint":
+            with pytest.raises(UserError, match="No space left on device"):  # and it says so again
+                train(out=out, resume=True, console=quiet)
+    disk.filler.unlink()
+    start(out, resume=True)  # the same command, as a job that is started again: it goes on where there is anything
+    assert_same_bits(whole, weights(out))
+    steps = [row["step"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row]
+    assert steps == [2, 4, 6, 8]
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Batches at these places of the stream have a pixel that is no number."""
+    places = set()
+    prepare = batches.prepare
+
+    def poisoned(batch, here, *rest):
+        for place, prepared in zip(here, prepare(batch, here, *rest), strict=True):
+            if place in places:
+                prepared.pixels[0, 0, 0, 0] = torch.nan
+            yield prepared
+
+    monkeypatch.setattr(batches, "prepare", poisoned)
+    return places
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """Weights and moments after each step taken, in order."""
+    found = []
+    step = Update.__call__
+
+    def remember(self, state, batch):
+        done = step(self, state, batch)
+        found.append({name: tensor.clone() for name, tensor in state.tensors().items()})
+        return done
+
+    monkeypatch.setattr(Update, "__call__", remember)
+    return found
+
+
+def events(out):
+    return [(row["step"], row["event"]) for row in read_metrics(out / "metrics.jsonl") if "event" in row]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_batch_without_numbers_is_skipped(start, tmp_path, poison, states, optimizer):
+    poison |= {3}
+    start(tmp_path / "run", f"optimizer.name={optimizer}")
+    assert len(states) == 8
+    for name, tensor in states[3].items():
+        if not name.startswith("average/"):
+            assert torch.equal(tensor, states[2][name]), name
+    assert not all(torch.equal(states[4][name], states[3][name]) for name in states[3])
+    assert events(tmp_path / "run") == [(4, "one step without a finite gradient left the weights as they were")]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+BACK = ("train.bad_steps=2", "train.log_every=1", "train.checkpoint_every=3")
+
+
+def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_path, poison, monkeypatch):
+    poison |= {4, 5, 6}  # after the checkpoint of step 3
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    start(whole, *BACK)
+    ((step, event),) = [row for row in events(whole) if "back to step" in row[1]]
+    assert step == 3 and event.startswith("at step 6 ") and "2 more such returns" in event
+    losses = [row["step"] for row in read_metrics(whole / "metrics.jsonl") if "loss" in row]
+    assert losses == [1, 2, 3, 5, 6, 7, 8]  # step 4 takes place 7 of the stream: 3 were passed over, and 6 was bad
+    saved = assert_loads(whole)
+    assert saved.facts["step"] == 8 and saved.facts["passed"] == 3
+
+    with stopped_at(7, monkeypatch):  # after going back
+        start(stopped, *BACK)
+    assert assert_loads(stopped).facts["passed"] == 3
+    train(out=stopped, resume=True, console=quiet)
+    assert_same_bits(weights(whole), weights(stopped))
+
+
+def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
+    poison |= set(range(4, 100))
+    with pytest.raises(UserError, match=r"diverged: .* after going back 2 times; .* lower learning rate") as failed:
+        start(tmp_path / "run", *BACK, "train.rollbacks=2")
+    assert "\n" not in str(failed.value)
+    saved = assert_loads(tmp_path / "run")
+    assert saved.facts["step"] >= 3
+    poison.clear()
+    assert train(out=tmp_path / "run", resume=True, console=quiet).scores.n == 9
+
+
+def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, monkeypatch):
+    """A step makes them huge, though finite, and is saved, as are those after it: going back there would never help."""
+    step, broken = Update.__call__, []
+
+    def break_once(self, state, batch):
+        done = step(self, state, batch)
+        if state.step == 4 and not broken:
+            broken.append(True)
+            with torch.no_grad():
+                for parameter in state.model.parameters():
+                    parameter.fill_(1e30)
+        return done
+
+    monkeypatch.setattr(Update, "__call__", break_once)
+    out = tmp_path / "run"
+    start(out, "train.bad_steps=3", "train.log_every=1", "train.checkpoint_every=1")
+    told = [event for _, event in events(out) if "back to step" in event]
+    assert told[-1].startswith("at step 7 ") and "back to step 3" in told[-1]
+    assert max(tensor.abs().max() for tensor in weights(out).values()) < 10
+    assert assert_loads(out).facts["step"] == 8
+
+
+def test_going_back_after_a_resume_is_the_same(start, quiet, tmp_path, poison, monkeypatch):
+    """A launch has no reason to mistrust the checkpoint it begins from, even if it goes wrong before the next."""
+    poison |= {10, 11, 12}
+    settings = ("train.bad_steps=2", "train.log_every=1", "train.checkpoint_every=4", "train.steps=16")
+    whole, killed, stopped = (tmp_path / name for name in ("whole", "killed", "stopped"))
+    step = TrainingProgress.step
+
+    def copy_then_step(self, number):
+        if number == 9:  # what a kill would leave
+            shutil.copytree(whole, killed, dirs_exist_ok=True)
+        step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", copy_then_step)
+        start(whole, *settings)
+    with stopped_at(11, monkeypatch):  # amid the trouble
+        start(stopped, *settings)
+    assert [assert_loads(out).facts["step"] for out in (killed, stopped)] == [8, 11]
+    for out in (killed, stopped):
+        train(out=out, resume=True, console=quiet)
+        assert_same_bits(weights(whole), weights(out))
+
+
+def test_a_killed_worker_ends_the_run_and_it_goes_on(start, quiet, tmp_path, whole, monkeypatch):
+    out, step = tmp_path / "run", TrainingProgress.step
+
+    def kill_a_worker(self, number):
+        step(self, number)
+        if number == 4:
+            os.kill(active_children()[0].pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", kill_a_worker)
+        with pytest.raises(UserError, match=r"a process that loads images was killed \(signal 9\)"):
+            start(out, "data.workers=2", "train.steps=60")
+    assert assert_loads(out).facts["step"] >= 4
+    assert not active_children()
+    config = (out / "config.toml").read_text()
+    assert "steps = 60" in config
+    (out / "config.toml").write_text(config.replace("steps = 60", "steps = 8"))
+    train(out=out, resume=True, accept_changes=True, console=quiet)
+    assert (out / "model.safetensors").is_file()
+
+
+def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, whole, monkeypatch, photos):
+    out = tmp_path / "run"
+    with stopped_at(3, monkeypatch):
+        start(out, resume=True)  # there is nothing yet: it starts
+    for setting, sentence in (
+        ("optimizer.lr=0.5", r"started with optimizer.lr=[\d.e-]+, and not 0.5"),
+        ("train.batch_size=16", "started with train.batch_size=8, and not 16"),
+        ("train.ema=0", r"started with train.ema=0\.\d+, and not 0"),
+        ("augment.flip=false", "started with augment.flip=True, and not False"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            start(out, setting, resume=True)
+    with pytest.raises(UserError, match=r"started with data.path="):
+        start(out, data=tmp_path, resume=True)
+    start(out, resume=True)
+    assert_same_bits(whole, weights(out))
+    assert start(out, resume=True).scores["n"] == 9  # there is nothing left to do, which is fine for a job script
+    with pytest.raises(UserError, match="is finished"):
+        train(out=out, resume=True, console=quiet)
+
+
+def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, photos, monkeypatch):
+    data, out = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, data)
+    with stopped_at(3, monkeypatch):
+        start(out, data=data)
+    text = (out / "config.toml").read_text()
+    (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
+    draw(data / "red", (200, 90, 90), 4)
+    with pytest.raises(UserError, match="--accept-changes"):
+        train(out=out, resume=True, console=quiet)
+    (out / "config.toml").write_text(text.replace("steps = 8", "steps = 2"))
+    with pytest.raises(UserError, match=r"has taken 3 steps already: train\.steps=2 is too few"):
+        train(out=out, resume=True, accept_changes=True, console=quiet)
+    (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
+    with (tmp_path / "log").open("w") as file:
+        train(out=out, resume=True, accept_changes=True, console=Console(file=file, width=300))
+    said = (tmp_path / "log").read_text()
+    assert "the settings changed (train.steps 8 -> 10)" in said
+    assert "the images are not those this run was started with" in said
+    assert assert_loads(out).facts["step"] == 10
+
+
+def test_blocks_that_compute_again_change_nothing(start, tmp_path, whole):
+    start(tmp_path / "run", "train.recompute=true")
+    assert_same_bits(whole, weights(tmp_path / "run"))
+
+
+def test_too_little_memory_means_fewer_images_at_a_time(start, tmp_path, monkeypatch):
+    plain = ("model.dropout=0", "train.tensorboard=false")
+    start(tmp_path / "whole", *plain)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitrail.workflows.memory.available_memory", lambda: 1_160_000)
+        with (tmp_path / "log").open("w") as file:
+            start(tmp_path / "small", *plain, console=Console(file=file, width=300))
+    chosen = read_recipe(str(tmp_path / "small" / "config.toml"))["train"]["micro_batch"]
+    assert 0 < chosen < 8
+    assert f"{chosen} images" in (tmp_path / "log").read_text()
+    decisions = {row["what"]: row["value"] for row in assert_loads(tmp_path / "small").facts["decisions"]}
+    assert decisions["micro-batch"] == f"{chosen} images"
+    assert read_recipe(str(tmp_path / "whole" / "config.toml"))["train"]["micro_batch"] == 0
+    left, right = weights(tmp_path / "whole"), weights(tmp_path / "small")
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-4)

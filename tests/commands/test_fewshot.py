@@ -1,0 +1,122 @@
+"""`vitrail fewshot` and `knn`, from images to numbers, by any number of processes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests import ranks as processes
+from tests.commands.conftest import draw
+from vitrail.commands.fewshot import fewshot
+from vitrail.data.dataset import open_dataset
+from vitrail.errors import UserError
+from vitrail.inference.classifier import load
+from vitrail.inference.feature_cache import FeatureCache
+from vitrail.metrics.fewshot import choose_shots
+from vitrail.workflows.features import Extractor
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """Train and test folders of three classes; 23 images to measure on, which neither 2 nor 3 divide."""
+    root = tmp_path_factory.mktemp("fewshot") / "colours"
+    for name, colour, count in (("red", (150, 90, 90), 8), ("green", (90, 150, 90), 8), ("blue", (90, 90, 150), 7)):
+        draw(root / "train" / name, colour, 12)
+        draw(root / "test" / name, tuple(value + 1 for value in colour), count)
+    return root
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_numbers_are_those_of_the_features_by_hand(splits, tiny, own_cache, quiet):
+    rows = fewshot(tiny, [splits], shots=(1, 5), form="big_vision", device="cpu", console=quiet)
+    assert [(row.data, row.shots, len(row.seeds)) for row in rows] == [("colours", 1, 3), ("colours", 5, 3)]
+    net, data = load(tiny), open_dataset(splits, None)
+
+    def features(samples):
+        pixels = torch.stack([net.pixels(samples.read(index)) for index in range(len(samples))])
+        with torch.no_grad():
+            return net.net.forward_features((pixels.float() - 127.5) / 127.5).double().numpy()
+
+    train, test = features(data.splits["train"]), features(data.splits["test"])
+    labels, truth = data.splits["train"].labels, data.splits["test"].labels
+    for row in rows:
+        for seed, accuracy in enumerate(row.seeds):
+            chosen = choose_shots(labels, 3, row.shots, seed)
+            x = train[chosen]
+            mean, deviation = x.mean(0), x.std(0) + 1e-5
+            x, z = (np.hstack([(v - mean) / deviation, np.full((len(v), 1), 100.0)]) for v in (x, test))
+            weights = np.linalg.solve(x.T @ x + 2**10 * np.eye(x.shape[1]), x.T @ (2 * np.eye(3)[labels[chosen]] - 1))
+            assert accuracy == pytest.approx(((z @ weights).argmax(1) == truth).mean(), abs=1e-9)
+
+
+def test_the_second_time_no_image_is_opened(splits, tiny, own_cache, quiet, monkeypatch):
+    first = fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet)
+    monkeypatch.setattr(Extractor, "_run", None)
+    assert fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet) == first
+    assert {row.method for row in first} == {"probe", "knn"}
+    assert first[1].images == 36 and first[1].tested == 23
+
+
+def test_a_penalty_is_shared_by_all_data_sets(splits, photos, tiny, own_cache, quiet):
+    rows = fewshot(tiny, [splits, photos], shots=(1, 5), device="cpu", console=quiet)
+    assert [row.data for row in rows] == ["colours", "photos"] * 2
+    assert rows[0].setting == rows[1].setting and rows[0].setting.startswith("penalty 2^")
+    assert rows[1].tested == 9  # photos come without a split: a fifth is held out
+
+
+def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monkeypatch):
+    from vitrail.interrupt import Interrupted, Interrupts
+    from vitrail.workflows import features
+
+    monkeypatch.setattr(features, "BATCH", 8)
+    checks = []
+
+    def check(self, ranks=None):
+        checks.append(ranks)
+        if sum(ranks is not None for ranks in checks) == 2:
+            raise Interrupted(2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupts, "check", check)
+        with pytest.raises(Interrupted):
+            fewshot(tiny, [splits], shots=(None,), device="cpu", console=quiet)
+    net = load(tiny)
+    cache = FeatureCache.of(net.net, net.preprocess, torch.device("cpu"))
+    assert len(cache.missing(open_dataset(splits, None).splits["train"].digests)) == 36 - 16
+
+
+def test_what_cannot_be_measured_is_told(splits, tiny, quiet, tmp_path):
+    table = tmp_path / "several.csv"
+    table.write_text("path,labels\n" + "".join(f"{path},a|b\n" for path in (splits / "train" / "red").iterdir()))
+    with pytest.raises(UserError, match="at least 1"):
+        fewshot(tiny, [splits], shots=(0,), console=quiet)
+    with pytest.raises(UserError, match="any number of labels"):
+        fewshot(tiny, [table], console=quiet)
+    with pytest.raises(UserError, match="named twice"):
+        fewshot(tiny, [splits, splits], console=quiet)
+    (tmp_path / "again").symlink_to(splits)
+    with pytest.raises(UserError, match="named twice"):
+        fewshot(tiny, [splits, tmp_path / "again"], console=quiet)
+    for name in ("red", "blue"):
+        draw(tmp_path / "one" / name, (len(name), 60, 60), 1)
+    with pytest.raises(UserError, match=r"no class of .* has a second image"):
+        fewshot(tiny, [tmp_path / "one"], console=quiet)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_finds_the_same_numbers(splits, tiny, tmp_path, monkeypatch):
+    said = []
+    for world in (1, 2, 3):
+        monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / f"cache_{world}"))
+        command = ["fewshot", tiny, splits, "--shots", "1,5,all", "--by", "least-squares", "--by", "knn", "--json"]
+        started = processes.start(world, tmp_path, processes.vitrail, *command, "--device", "cpu")
+        assert started.codes() == [0] * world, started.errors()
+        said.append(json.loads(started.said()))
+    assert said[0] == said[1] == said[2]
+    assert len(said[0]) == 6

@@ -1,0 +1,165 @@
+"""Splits inside of a measurement keep what belongs together on one side: an accuracy that chose a setting is true."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from bench.planted import CHANGES, generated
+from vitrail.data.dataset import open_dataset
+from vitrail.data.decode import decode
+from vitrail.data.samples import Samples
+from vitrail.data.splits import SplitRule, groups_of
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.hold_out import hold_out_groups
+from vitrail.metrics.multilabel import f1_scores, sigmoid
+from vitrail.metrics.probe import fit_probe
+from vitrail.metrics.temperature import halves
+from vitrail.metrics.tuning import tune_tags
+from vitrail.workflows.train_run import train as vitrail_train
+
+pytestmark = pytest.mark.slow
+
+CLASSES, SCENES, NEW, PENALTIES = 4, 20, 60, (1e-3, 1e-1)
+COPIES = ("PNG", "JPEG quality 50", "WebP", "brighter", "mirrored", "3 % cropped")
+
+
+def _write(root: Path, table: bool) -> Path:
+    """Scenes of each class, hardly told apart by colour, with near-copies of each; and new scenes for test."""
+    scenes = generated(CLASSES * (SCENES + NEW), (48, 64))
+    rows = ["path,label,split,group"]
+    for number, scene in enumerate(scenes):
+        label, split = f"c{number % CLASSES}", "train" if number < CLASSES * SCENES else "test"
+        pixels = np.asarray(scene, np.int16) + np.array([0, 14 * (number % CLASSES), 0])
+        picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        for copy, change in enumerate(COPIES if split == "train" else COPIES[:1]):
+            data, ending = CHANGES[change](picture)
+            place = root / split / label / f"{number}-{copy}{ending}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+            rows.append(f"{place.relative_to(root)},{label},{split},scene-{number}")
+    if not table:
+        return root
+    (root / "table.csv").write_text("\n".join(rows) + "\n")
+    return root / "table.csv"
+
+
+@pytest.fixture(scope="module", params=["groups", "near-copies"])
+def splits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Samples]:
+    return open_dataset(_write(tmp_path_factory.mktemp("scenes"), request.param == "groups"), None).splits
+
+
+def _scene(samples: Samples) -> np.ndarray:
+    return np.array([int(Path(samples.name(row)).name.partition("-")[0]) for row in range(len(samples))])
+
+
+def _pixels(samples: Samples) -> torch.Tensor:
+    read = (Image.fromarray(decode(samples.read(row))).resize((8, 6)) for row in range(len(samples)))
+    return torch.from_numpy(np.stack([np.asarray(image, np.float32).ravel() for image in read]))
+
+
+def test_copies_of_a_scene_are_one_group(splits: dict[str, Samples]) -> None:
+    train = splits["train"]
+    assert len(train) == CLASSES * SCENES * len(COPIES)
+    scene, groups = _scene(train), groups_of(train)
+    together = groups[:, None] == groups
+    alike = scene[:, None] == scene
+    assert not (together & ~alike).any() and together[alike].mean() > 0.98
+    some = np.flatnonzero(scene < 2 * CLASSES)
+    assert len(np.unique(groups_of(train, some))) in (2 * CLASSES, 2 * CLASSES + 1)
+    assert groups_of(train.subset(some)).tolist() == groups_of(train, some).tolist()
+
+
+def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[str, Samples]) -> None:
+    """And the one of a split that tears scenes apart is far too high."""
+    train, test = splits["train"], splits["test"]
+    x, y = _pixels(train), torch.from_numpy(train.labels)
+    new, labels = _pixels(test), torch.from_numpy(test.labels)
+    shown, true = {}, []
+    for how, groups in (("whole", groups_of(train)), ("torn", None)):
+        accuracies = []
+        for seed in range(4):
+            probe = fit_probe(x, y, CLASSES, penalties=PENALTIES, iterations=100, seed=seed, groups=groups)
+            assert probe.unmeasured == 0
+            accuracies.append(dict(probe.tried)[probe.penalty])
+            true.append(((new @ probe.weight.T + probe.bias).argmax(1) == labels).double().mean().item())
+        shown[how] = np.mean(accuracies)
+    assert abs(shown["whole"] - np.mean(true)) < 0.1
+    assert shown["torn"] > np.mean(true) + 0.3
+
+
+def test_the_halves_that_judge_thresholds_share_no_scene(splits: dict[str, Samples]) -> None:
+    groups = groups_of(splits["train"])
+    for seed in range(5):
+        (first, second), (again, _) = halves(len(groups), seed, groups)
+        assert not np.isin(groups[first], groups[second]).any() and (again == second).all()
+        assert abs(len(first) - len(second)) <= len(COPIES)
+
+
+def test_thresholds_of_labels_are_judged_as_on_new_scenes() -> None:
+    """Labels at random: on scenes of which one half was fitted on, thresholds do better than on new ones."""
+    scores = []
+    for seed in range(8):
+        chance = np.random.default_rng(seed)
+        own = [(chance.normal(0, 2, (24, 3)), chance.random((24, 3)) < 0.3) for _ in range(2)]
+        (logits, truth), (new, labels) = own
+        logits, truth, groups = logits.repeat(6, axis=0), truth.repeat(6, axis=0), np.arange(24).repeat(6)
+        whole, torn = (tune_tags(logits, truth, np.full(3, 0.5), groups=which) for which in (groups, None))
+        found = sigmoid(new / whole.temperature) >= np.array(whole.thresholds)
+        scores.append((f1_scores(found, labels)[1], whole.macro_f1, torn.macro_f1))
+    true, whole_f1, torn_f1 = np.mean(scores, axis=0)
+    assert abs(whole_f1 - true) < 0.06
+    assert torn_f1 > true + 0.08
+
+
+def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
+    chance = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], 20)
+    groups = np.where(y == 2, 1000, np.arange(60) // 4)  # class 2 is one scene
+    x = torch.from_numpy(chance.normal(y[:, None], 1.0, (60, 8))).float()
+    labels = torch.from_numpy(y)
+    mask = hold_out_groups(groups, y, 0.2, 0)
+    assert mask[y < 2].sum() == 8 and not mask[y == 2].any()
+    assert all(len(set(mask[groups == group])) == 1 for group in set(groups.tolist()))
+    probe = fit_probe(x, labels, 3, penalties=PENALTIES, iterations=50, groups=groups)
+    assert len(probe.tried) == 2 and probe.unmeasured == 1
+    probe = fit_probe(x, labels, 3, penalties=PENALTIES, iterations=50, groups=y)  # each class is one: no choice
+    assert probe.tried == [] and probe.penalty == max(PENALTIES)
+    assert halves(60, 0, np.zeros(60)) == []
+
+
+def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:
+    root = _write(tmp_path, False)
+    loose = open_dataset(root, SplitRule(alike=False)).splits["train"]
+    assert len(np.unique(groups_of(loose))) == len(loose)
+    strict = open_dataset(root, SplitRule()).splits["train"]
+    assert len(np.unique(groups_of(strict))) < len(strict) / 4
+    sent = pickle.loads(pickle.dumps(strict))
+    assert sent.looks is None and (sent.digests == strict.digests).all()
+
+
+def test_a_probe_shows_an_accuracy_that_holds_on_new_scenes(tmp_path: Path) -> None:
+    """Labels that have nothing to do with the images: a third is right, and copies would make it nearly all."""
+    for number, scene in enumerate(generated(50, (48, 64))):
+        for copy in COPIES[: 6 if number < 30 else 1]:
+            data, ending = CHANGES[copy](scene)
+            place = tmp_path / "data" / ("train" if number < 30 else "test") / f"c{number % 3}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{number}-{COPIES.index(copy)}{ending}").write_bytes(data)
+    out = io.StringIO()
+    console, settings = Console(file=out, width=400), ["data.workers=0"]
+    run = vitrail_train(
+        tmp_path / "data", from_="bundled", recipe="probe", out=tmp_path / "run", overrides=settings, console=console
+    )
+    (line,) = [line for line in out.getvalue().splitlines() if "penalty" in line]
+    shown = [float(found) / 100 for found in re.findall(r"([\d.]+)%", line)]
+    assert len(shown) > 2 and max(shown) < 0.7
+    assert isinstance(run.scores, Scores) and run.scores.top1 < 0.7

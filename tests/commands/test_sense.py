@@ -1,0 +1,123 @@
+"""Settings that do not go together: one sentence, and nothing lost."""
+
+import shutil
+import tomllib
+from contextlib import nullcontext
+
+import pytest
+
+from tests.small import SMALL
+from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
+from vitrail.errors import UserError
+from vitrail.workflows.resolve import leaves
+from vitrail.workflows.train_run import train
+from vitrail.workflows.validate import check_purpose, check_read, check_resolved
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["kind=probe"], "needs the features of trained weights"),
+        (["objective.teacher_share=0.3"], "teacher_share needs a teacher"),
+        (["objective.temperature=2"], "temperature needs a teacher"),
+        (["objective.teacher=nowhere"], "no weights at objective.teacher 'nowhere'"),
+        (["lora.rank=4", "optimizer.freeze=2"], "both say what is not trained"),
+        (["lora.rank=4"], "random ones are of no use: add --from"),
+        (["optimizer.freeze=backbone"], "random ones are of no use: add --from"),
+        (["train.recompute=true", "model.name=R50x1"], "for the blocks of a Transformer"),
+        (["model.initial=mimetic", "model.name=R50x1"], "a ResNet has no attention"),
+        (["kind=masked", "model.name=R50x1"], "for Vision Transformers and hybrids"),
+        (["kind=masked", "model.name=Axial-S/16"], "for Vision Transformers and hybrids"),
+        (["kind=masked", "objective.class_weights=balanced"], "classifies nothing"),
+    ],
+)
+def test_what_a_run_cannot_be_for(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check_purpose(RunConfig.model_validate(parse_overrides(settings)), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["train.compile=graphs"], "for NVIDIA GPUs"),
+        (["precision.parameters=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
+        (["precision.residual=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
+        (["precision.reduce=bf16"], "for GPUs"),
+        (["train.batch_size=9"], "does not divide among 2 processes: start as many as do divide it"),
+        (["augment.repeats=16", "train.batch_size=8"], "more than the batch of 8 images"),
+        (["schedule.end=1.0"], "above the learning rate"),
+        (["schedule.warmup=60", "schedule.cooldown=50"], "longer than the run of 100 steps"),
+    ],
+)
+def test_what_cannot_be_once_all_is_chosen(settings, sentence):
+    config = RunConfig.model_validate(parse_overrides(["train.steps=100", *settings]))
+    with pytest.raises(UserError, match=sentence):
+        check_resolved(config, "cpu", 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "needs"),
+    [
+        ("masked", "objective.label_smoothing=0.1", "images with labels"),
+        ("scratch", "masked.share=0.3", "--recipe masked"),
+        ("scratch", "model.head=probe", "weights to start from"),
+        ("scratch", "lora.alpha=8", "a lora.rank above 0"),
+        ("scratch", "schedule.drops=[0.5]", "schedule.shape=staircase"),
+        ("scratch", "augment.part=0.5", "augment.crop=part or resmall"),
+        ("scratch", "optimizer.momentum=0.8", "optimizer.name=sgd or muon"),
+        ("paper-finetune", "optimizer.betas=[0.9, 0.95]", "optimizer.name=adamw or muon"),
+        ("cifar", "augment.randaugment_magnitude=5", ""),
+        ("cifar", "augment.randaugment_layers=0", ""),
+        ("scratch", "model.head_bias=-1", ""),
+        ("scratch", "objective.class_weights.red=2", ""),
+    ],
+)
+def test_what_nothing_would_read_is_refused(recipe, setting, needs):
+    typed = parse_overrides([setting])
+    config = RunConfig.model_validate(merge(read_recipe(recipe), typed))
+    sentence = rf"nothing would read {setting.partition('=')[0]}: it needs {needs}"
+    with pytest.raises(UserError, match=sentence) if needs else nullcontext():
+        check_read(leaves(typed), config)
+
+
+@pytest.mark.slow
+def test_a_run_is_replaced_only_by_one_that_begins(photos, tmp_path, quiet):
+    out = tmp_path / "run"
+    first = [*SMALL, "train.steps=2"]
+    train(photos, out=out, overrides=first, console=quiet)
+    before = (out / "model.safetensors").read_bytes()
+    for wrong in ("objective.class_weights.purple=2.0", "optimizer.name=muon", "objective.teacher=nowhere"):
+        extra = ["lora.rank=500"] if wrong == "optimizer.name=muon" else []
+        with pytest.raises(UserError):
+            train(photos, from_=out, out=out, overwrite=True, overrides=[*first, wrong, *extra], console=quiet)
+        assert (out / "model.safetensors").read_bytes() == before
+    with pytest.raises(UserError, match="choose one"):
+        train(photos, out=out, overwrite=True, resume=True, overrides=first, console=quiet)
+    with pytest.raises(UserError, match="among the images"):
+        train(photos, out=photos / "red", overrides=first, console=quiet)
+    new = [*first, "objective.class_weights.red=2"]
+    with pytest.raises(UserError, match="holds the weights to start from"):
+        train(photos, from_=out, out=out, overwrite=True, overrides=new, console=quiet)
+    start = shutil.copy(out / "model.safetensors", tmp_path / "start.safetensors")
+    train(photos, from_=start, out=out, overwrite=True, overrides=new, console=quiet)
+    assert tomllib.loads((out / "config.toml").read_text())["objective"]["class_weights"] == {"red": 2.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "adamw"', 'name = "sgd"', "optimizer.name cannot change"),
+        ("ema = 0.0", "ema = 0.5", "train.ema cannot change"),
+        ('name = "Toy/8"', 'name = "S/8"', "model.name cannot change"),
+    ],
+)
+def test_what_a_checkpoint_depends_on_is_not_accepted_as_a_change(photos, tmp_path, quiet, old, new, sentence):
+    out = tmp_path / "run"
+    train(photos, out=out, overrides=[*SMALL, "train.steps=2"], console=quiet)
+    (out / "model.safetensors").unlink()  # as if it had been stopped before the end
+    text = (out / "config.toml").read_text()
+    assert old in text
+    (out / "config.toml").write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=sentence):
+        train(out=out, resume=True, accept_changes=True, console=quiet)

@@ -1,0 +1,210 @@
+"""The paper's protocol: learning rates by a part of the training images, then all of them and the test images once."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import signal
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests import ranks as processes
+from tests.commands.conftest import draw
+from vitrail.config import RunConfig, read_recipe
+from vitrail.data.dataset import open_dataset
+from vitrail.data.splits import SplitRule
+from vitrail.errors import UserError
+from vitrail.interrupt import Interrupted
+from vitrail.models.variants import configure
+from vitrail.weights.bundle import read_card, read_trained_on
+from vitrail.workflows.train_run import train
+from vitrail.workflows.transfer import Transfer, rates_of, transfer
+
+STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("split") / "birds"
+    for name, count in (("train", 16), ("test", 7)):
+        draw(root / name / "red", (200, 60, count), count)
+        draw(root / name / "blue", (60, count, 200), count)
+    return root
+
+
+def test_rows_are_written_as_the_paper_writes_them():
+    found = Transfer({}, 0.01, [0.98, 0.985, 0.99], 100)
+    assert found.row == "98.50 ± 0.50" and found.deviation == pytest.approx(statistics.stdev([0.98, 0.985, 0.99]))
+    assert Transfer({}, 0.01, [0.9876], 100).row == "98.76"
+
+
+def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own(tmp_path):
+    plain = configure("B/16", 10, 224)
+    for recipe in ("paper-finetune", "paper-finetune-cifar", "paper-finetune-pets"):
+        assert rates_of(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
+    assert rates_of("paper-finetune-imagenet-518", plain) == (0.003, 0.01, 0.03)
+    for name in ("R50x1", "R50+B/16"):  # by the paper's text
+        assert rates_of("paper-finetune-imagenet", configure(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
+    assert rates_of("paper-finetune-vtab", plain) == (0.01,)
+    own = tmp_path / "own.toml"
+    own.write_text('base = "paper-finetune-imagenet"\n[train]\nsteps = 10\n')
+    assert rates_of(str(own), plain) == (0.003, 0.01, 0.03)
+    own.write_text('base = "paper-finetune-imagenet"\n[optimizer]\nlr = 0.3\n')
+    assert rates_of(str(own), plain) == (0.1, 0.3, 0.9)
+    low, middle, high = rates_of("finetune", plain)
+    assert middle == RunConfig.model_validate(read_recipe("finetune")).optimizer.lr
+    assert high / middle == pytest.approx(3, rel=0.05) and middle / low == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
+    ask = {"from_": tiny, "recipe": "paper-finetune", "rates": (1e-4, 3e-2), "seeds": 2, "out": tmp_path / "runs"}
+    sizes = ("model.image_size=[16, 16]", *STEPS)
+    found = transfer(split, **ask, overrides=sizes, console=quiet)
+    folder = tmp_path / "runs"
+    runs = ["rate-0.0001", "rate-0.03", "seed-0", "seed-1"]
+    assert sorted(path.name for path in folder.iterdir()) == [*runs, "transfer.json"]
+    cards = {path.name: read_card(path / "model.safetensors") for path in folder.iterdir() if path.is_dir()}
+    for name in ("rate-0.0001", "rate-0.03"):  # the test images are left alone
+        assert cards[name].data["images"] == {"train": 24, "val": 8} and cards[name].metrics["n"] == 8
+    for name in ("seed-0", "seed-1"):  # all training images, and the test images
+        assert cards[name].data["images"] == {"train": 32, "test": 14} and cards[name].metrics["n"] == 14
+        written = tomllib.loads((folder / name / "config.toml").read_text())
+        assert written["optimizer"]["lr"] == found.rate and written["train"]["seed"] == int(name[-1])
+    assert found.tried == {rate: cards[f"rate-{rate:g}"].metrics["top1"] for rate in (1e-4, 3e-2)}
+    assert found.tried[found.rate] == max(found.tried.values())
+    assert found.test == [cards["seed-0"].metrics["top1"], cards["seed-1"].metrics["top1"]]
+    facts = json.loads((folder / "transfer.json").read_text())
+    assert facts["mean"] == found.mean and facts["tried"] == {"0.0001": found.tried[1e-4], "0.03": found.tried[3e-2]}
+    monkeypatch.setattr("vitrail.workflows.train_run.fit", lambda *_, **__: pytest.fail("trained again"))
+    assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
+
+
+@pytest.mark.slow
+def test_a_validation_split_alone_is_the_test_split(split, tiny, tmp_path, quiet):
+    """As ImageNet has it: the same images by another name are measured in the same way."""
+    shutil.copytree(split, tmp_path / "birds")
+    (tmp_path / "birds" / "test").rename(tmp_path / "birds" / "val")
+    ask = {"from_": tiny, "rates": (1e-4, 3e-2), "seeds": 1, "overrides": ("model.image_size=[16, 16]", *STEPS)}
+    one, two = (
+        transfer(data, **ask, out=tmp_path / data.parent.name, console=quiet) for data in (split, tmp_path / "birds")
+    )
+    assert one == two and two.tested == 14
+
+
+@pytest.mark.slow
+def test_a_recipe_that_watches_no_images_has_some_to_tell_rates_apart(split, tiny, tmp_path, quiet):
+    own = tmp_path / "own.toml"
+    own.write_text('base = "paper-finetune"\n[data]\nmonitor = 0.0\n')
+    ask = {"from_": tiny, "recipe": str(own), "rates": (1e-4, 3e-2), "seeds": 1, "out": tmp_path / "runs"}
+    transfer(split, **ask, overrides=("model.image_size=[16, 16]", *STEPS[:-1]), console=quiet)
+    counts = {
+        name: read_card(tmp_path / "runs" / name / "model.safetensors").data["images"]
+        for name in ("rate-0.03", "seed-0")
+    }
+    assert counts == {"rate-0.03": {"train": 28, "val": 4}, "seed-0": {"train": 32, "test": 14}}
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_path):
+    def ask(world: int, *more: object) -> processes.Started:
+        to = ("--from", tiny, "--rates", "1e-3,1e-2", "--seeds", 1, "--out", tmp_path / str(world))
+        settings = [word for setting in ("model.image_size=[16,16]", *STEPS) for word in ("--set", setting)]
+        return processes.start(world, tmp_path, processes.vitrail, "transfer", split, *to, *settings, *more)
+
+    both, alone = ask(2), ask(1)
+    assert both.codes() == [0, 0] and alone.codes() == [0], both.errors()
+    assert "1 seed at" in alone.said()
+    assert both.said().count("seed-0 ─") == both.said().count("written to") == 1
+    two, one = (json.loads((tmp_path / name / "transfer.json").read_text()) for name in ("2", "1"))
+    assert two == one and two["tested"] == 14
+    wrong = ask(2, "--set", "augment.crop=none")  # the finished runs were others: seen within one of them
+    assert wrong.codes() == [2, 2]
+    assert wrong.errors().count("augment.crop") == 1
+
+
+def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
+    def ask(data: Path, **options: object) -> None:
+        transfer(data, **{"from_": tiny, "out": tmp_path / "x", "console": quiet, "overrides": STEPS} | options)
+
+    with pytest.raises(UserError, match="has no test split, and no validation split"):
+        ask(photos)
+    with pytest.raises(UserError, match=r"--set optimizer.lr: the protocol sets it itself"):
+        ask(split, overrides=("optimizer.lr=1.0",))
+    with pytest.raises(UserError, match="does not fine-tune"):
+        ask(split, recipe="masked")
+    with pytest.raises(UserError, match="one seed or more"):
+        ask(split, seeds=0)
+    with pytest.raises(UserError, match="learning rates above 0"):
+        ask(split, rates=(0.01, math.inf))
+    table = tmp_path / "tags.csv"
+    names = [path.relative_to(split) for path in sorted(split.rglob("*.png"))]
+    rows = [f"{split / name},{name.parent.name}|coloured,{name.parts[0]}" for name in names]
+    table.write_text("\n".join(["path,labels,split", *rows]) + "\n")
+    with pytest.raises(UserError, match="any number of labels"):
+        ask(table)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, quiet):
+    data = shutil.copytree(split, tmp_path / "birds")
+    ask = {"from_": tiny, "rates": (0.01,), "out": tmp_path / "out", "console": quiet}
+    ask["overrides"] = ("model.image_size=[16, 16]", *STEPS)
+    assert transfer(data, **ask, seeds=1).seen_before == 0
+    next((data / "train" / "red").iterdir()).unlink()
+    with pytest.raises(UserError, match=r"seed-0 was trained when the images of .* were others than for seed-1"):
+        transfer(data, **ask, seeds=2)
+
+
+@pytest.mark.slow
+def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_path, quiet):
+    settings = ("model.image_size=[16, 16]", *STEPS)
+    start = train(split / "test", from_=tiny, out=tmp_path / "start", overrides=settings, console=quiet)
+    seen = len(read_trained_on(start.weights))
+    said = io.StringIO()
+    ask = {"from_": start.weights, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "overrides": settings}
+    found = transfer(split, **ask, console=Console(file=said, width=200))
+    assert 0 < seen == found.seen_before == json.loads((tmp_path / "out" / "transfer.json").read_text())["seen_before"]
+    assert f"the starting weights were trained on {seen} of the 14 test images" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("of_the_run", "said"),
+    [
+        (" and saved; go on with: vitrail train", "stopped and saved; the same command goes on"),
+        ("", "stopped; the same command goes on"),
+        (", and nothing is saved: it was removed", "stopped, and nothing is saved: it was removed"),
+    ],
+)
+def test_stopped_it_says_that_the_same_command_goes_on(split, tiny, tmp_path, quiet, monkeypatch, of_the_run, said):
+    ask = {"from_": tiny, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "console": quiet}
+    seen = []
+
+    def stop(*_: object, **__: object) -> None:
+        seen.append(Interrupted(signal.SIGTERM))
+        seen[0].advice = of_the_run
+        raise seen[0]
+
+    monkeypatch.setattr("vitrail.workflows.transfer.train", stop)
+    with pytest.raises(Interrupted):
+        transfer(split, **ask, overrides=STEPS)
+    assert str(seen[0]) == said
+
+
+def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):
+    draw(tmp_path / "d" / "val" / "red", (200, 90, 90), 4)
+    draw(tmp_path / "d" / "val" / "blue", (90, 90, 200), 4)
+    for name in ("train", "test"):
+        (tmp_path / "d" / name).symlink_to(split / name)
+    sizes = {
+        share: {name: len(part) for name, part in open_dataset(tmp_path / "d", SplitRule(monitor=share)).splits.items()}
+        for share in (0, 0.1)
+    }
+    assert sizes == {0: {"train": 40, "test": 14}, 0.1: {"train": 32, "val": 8, "test": 14}}

@@ -1,0 +1,128 @@
+"""Which images weights are measured on, told by the digests of those they were trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.commands.conftest import draw
+from vitrail.config import ModelConfig, Preprocess
+from vitrail.data import dataset
+from vitrail.data.splits import SplitRule
+from vitrail.weights.bundle import Card, read_card, read_trained_on
+from vitrail.weights.read import read_weights
+from vitrail.workflows import train_test_overlap as module
+from vitrail.workflows.train_run import TrainResult, train
+from vitrail.workflows.train_test_overlap import Trained, seen_by, unseen_images
+
+
+def card(known: dict[str, object]) -> Card:
+    model = ModelConfig(width=8, depth=1, mlp_dim=8, heads=1, patch=(8, 8), image_size=(16, 16), num_classes=2)
+    about = {"fingerprint": "another", "trained_on": ["f" * 16], **known}
+    preprocess = Preprocess(size=(16, 16))
+    return Card(model=model, preprocess=preprocess, classes=("blue", "red"), data=about, created_with="a test")
+
+
+@pytest.mark.parametrize(("seen", "kept"), [(40, 0), (1, 199)])
+@pytest.mark.parametrize("which", ["trained_on", "trained_before"])
+def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_there(
+    tmp_path, monkeypatch, which, seen, kept
+):
+    draw(tmp_path / "red", (200, 60, 60), 100)
+    draw(tmp_path / "blue", (60, 60, 200), 100)
+    samples = dataset.open_dataset(tmp_path, None).splits["all"]
+    first = [f"{digest:016x}" for digest in np.sort(samples.firsts)[:seen].tolist()]
+    highest = f"{int(np.sort(samples.firsts)[119]) + 1:016x}"  # a sketch that reaches to the 120th image
+    monkeypatch.setattr(module, "SKETCH" if which == "trained_on" else "EARLIER", seen + 1)
+    sketch = [*first, highest]
+    measured, words = unseen(tmp_path, {which: sketch if which == "trained_on" else [["0" * 16], sketch]})
+    assert words.startswith(f"folder; {seen} images that these weights were trained on are left out")
+    assert len(measured) == (kept or 200 - seen - 80)
+    assert words.endswith("and about 1 more may be among the rest" if kept else "80 more that cannot be told from such")
+
+
+def unseen(path: Path, known: dict[str, object]) -> tuple[dataset.Samples, str]:
+    _, samples, words = unseen_images(str(path), [Trained(card(known))], None, "", lambda *_: None)
+    return samples, words
+
+
+@pytest.mark.slow
+def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tmp_path, quiet):
+    for number, name in enumerate(("one", "two", "three")):
+        draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
+        draw(tmp_path / name / "blue", (60, 30 * number, 200), 8)
+    few = ("train.steps=2", "train.batch_size=8", "data.alike=false", "precision.compute=fp32", "schedule.warmup=0")
+
+    def run(data: str, start: Path, *settings: str) -> TrainResult:
+        out = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
+        return train(tmp_path / data, from_=start, out=out, overrides=[*few, *settings], console=quiet)
+
+    first = run("one", tiny)
+    assert read_card(first.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
+    second = run("two", first.weights)
+    third = run("three", second.weights)
+    assert read_card(third.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
+    learned = {name: Trained.of(read_weights(run.weights)) for name, run in (("one", first), ("two", second))}
+    learned["three"] = Trained.of(read_weights(third.weights))
+    assert all(not one.card.data.get("trained_on") and not one.card.data["trained_before"] for one in learned.values())
+    assert [len(one.digests) for one in learned.values()] == [12, 24, 36]  # 12 of 16 images each, and those before
+    assert set(learned["one"].digests) < set(learned["two"].digests) < set(learned["three"].digests)
+    for name in ("one", "two"):  # 12 of the 16 images were trained on, long ago
+        _, samples, words = unseen_images(str(tmp_path / name), [learned["three"]], None, "", lambda *_: None)
+        assert len(samples) == 4 and "12 images that these weights were trained on are left out" in words
+
+    again = read_card(run("one", third.weights, "data.split_seed=5").weights)
+    split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
+    before = len(set(split.splits["val"].pixels) & set(learned["one"].digests))
+    assert 0 < before == again.metrics["seen_before"]
+    assert f"{before} were in the training of the weights it started from" in again.metrics["measured_on"]
+    assert "never saw" not in again.metrics["measured_on"]
+
+
+@pytest.mark.slow
+def test_copies_of_training_images_are_told_of(tiny, tmp_path, quiet):
+    for split in ("train", "val"):
+        draw(tmp_path / split / "red", (200, 60, 60), 4)
+        draw(tmp_path / split / "blue", (60, 60, 200), 4)
+    few = ("train.steps=1", "train.batch_size=8", "precision.compute=fp32", "schedule.warmup=0")
+    result = train(tmp_path, from_=tiny, out=tmp_path / "run", overrides=few, console=quiet)
+    said = read_card(result.weights).metrics["measured_on"]
+    assert said == "Measured on 8 images of the held-out split, 8 of which are exact copies of training images."
+
+
+def test_every_training_image_is_known_again_by_its_pixels_however_many_there_are(tmp_path):
+    draw(tmp_path / "old" / "red", (200, 60, 60), 30)
+    draw(tmp_path / "old" / "blue", (60, 60, 200), 30)
+    old = dataset.open_dataset(tmp_path / "old", None).splits["all"]
+    others = np.random.default_rng(0).integers(2**20, 2**64, 200_000, np.uint64)  # which sort before and after
+    draw(tmp_path / "new" / "red", (200, 60, 61), 5)
+    draw(tmp_path / "new" / "blue", (60, 60, 201), 5)
+    for number in range(30):  # the same pictures in other formats, with other metadata and names
+        for name in ("red", "blue"):
+            picture = Image.open(tmp_path / "old" / name / f"{number:03d}.png")
+            kind, options = [("bmp", {}), ("webp", {"lossless": True}), ("png", {"compress_level": 1})][number % 3]
+            picture.save(tmp_path / "new" / name / f"copy-{number}.{kind}", **options)
+    learned = Trained(card({"trained_on": []}), np.concatenate([dataset.recognised_by(old), others]))
+    _, samples, words = unseen_images(str(tmp_path / "new"), [learned], None, "", lambda *_: None)
+    assert len(samples) == 10 and "60 images that these weights were trained on are left out" in words
+    assert not any("copy" in samples.name(index) for index in range(len(samples)))
+    assert seen_by(old, learned) == 60
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_remembers_what_its_start_was_trained_on(tiny, tmp_path, quiet):
+    for number, name in enumerate(("one", "two")):
+        draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
+        draw(tmp_path / name / "blue", (60, 30 * number, 200), 8)
+    few = ("train.steps=2", "train.batch_size=8", "data.alike=false", "precision.compute=fp32", "schedule.warmup=0")
+    first = train(tmp_path / "one", from_=tiny, out=tmp_path / "first", overrides=few, console=quiet)
+    second = train(tmp_path / "two", from_=first.weights, out=tmp_path / "second", overrides=few, console=quiet)
+    known = read_trained_on(second.weights)
+    assert set(read_trained_on(first.weights)) < set(known) and len(known) == 24
+    second.weights.unlink()
+    first.weights.unlink()  # what was started from is not needed again
+    again = train(resume=True, out=tmp_path / "second", console=quiet)
+    assert (read_trained_on(again.weights) == known).all()

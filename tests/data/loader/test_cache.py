@@ -1,0 +1,226 @@
+"""Decoded images that are kept: the same pixels or none, whatever happened to the file they lie in."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.pictures import Pictures, encode
+from vitrail.config import DataConfig, Preprocess
+from vitrail.data.decode import decode
+from vitrail.data.loader import cache as cache_module
+from vitrail.data.loader.cache import PixelCache, StoredPixelCache
+from vitrail.data.loader.memory import UNKNOWN, available_memory
+from vitrail.data.loader.reader import Reader
+from vitrail.errors import UserError
+from vitrail.workflows import outputs
+
+SPEC = Preprocess(size=(8, 8))
+
+
+def filled(source: Pictures, cache: PixelCache) -> PixelCache:
+    reader = Reader(source, SPEC, 10**6, cache)
+    for index in range(len(source)):
+        reader.image(index)
+    cache.save()
+    return cache
+
+
+def assert_pixels(source: Pictures, cache: PixelCache) -> None:
+    """Through the reader, which decodes what the cache does not have."""
+    reader = Reader(source, SPEC, 10**6, cache)
+    for index, data in enumerate(source.files):
+        np.testing.assert_array_equal(reader.image(index), decode(data))
+
+
+def known(cache: PixelCache, count: int) -> list[bool]:
+    return [cache.get(index) is not None for index in range(count)]
+
+
+def test_what_was_put_comes_back_and_cannot_be_written_to() -> None:
+    source = Pictures.noise(7)
+    cache = PixelCache(source.areas, 3)
+    assert known(cache, 7) == [False] * 7
+    filled(source, cache)
+    for index, data in enumerate(source.files):
+        image = cache.get(index)
+        assert image is not None
+        np.testing.assert_array_equal(image, decode(data))
+        with pytest.raises(ValueError, match="read-only"):
+            image[0] = 0
+
+
+def test_an_image_of_another_size_than_before_is_not_kept() -> None:
+    source = Pictures.noise(3)
+    cache = PixelCache(source.areas, 3)
+    source.files[1] = encode(Image.fromarray(np.zeros((5, 5, 3), np.uint8)), "PNG")
+    assert_pixels(source, cache)
+    assert known(cache, 3) == [True, False, True]
+
+
+def test_another_process_fills_it() -> None:
+    source = Pictures.noise(4)
+    cache = PixelCache(source.areas, 3)
+    process = multiprocessing.get_context("fork").Process(target=filled, args=(source, cache))
+    process.start()
+    process.join()
+    assert known(cache, 4) == [True] * 4
+    assert_pixels(source, cache)
+
+
+def test_a_later_run_finds_the_file(tmp_path: Path) -> None:
+    source = Pictures.noise(7)
+    filled(source, StoredPixelCache(source, SPEC, tmp_path))
+    source.reads = 0
+    again = StoredPixelCache(source, SPEC, tmp_path)
+    assert_pixels(source, again)
+    assert source.reads == 0
+    half = Pictures.noise(8)
+    assert known(StoredPixelCache(half, SPEC, tmp_path), 8) == [False] * 8  # other images, another file
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_damaged_pixels_are_noticed(tmp_path: Path, place: int) -> None:
+    source = Pictures.noise(7)
+    path = filled(source, StoredPixelCache(source, SPEC, tmp_path)).path
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    cache = StoredPixelCache(source, SPEC, tmp_path)
+    assert known(cache, 7).count(False) == 1
+    assert_pixels(source, cache)
+    cache.save()
+    assert known(StoredPixelCache(source, SPEC, tmp_path), 7) == [True] * 7  # and mended
+
+
+def test_a_file_that_was_cut_or_lost_its_index_is_filled_again(tmp_path: Path) -> None:
+    source = Pictures.noise(7)
+    first = filled(source, StoredPixelCache(source, SPEC, tmp_path))
+    first.path.write_bytes(first.path.read_bytes()[:500])
+    assert_pixels(source, StoredPixelCache(source, SPEC, tmp_path))
+    filled(source, StoredPixelCache(source, SPEC, tmp_path))
+    for damage in (b"", b"not an index", first.index_path.read_bytes()[:-20]):
+        first.index_path.write_bytes(damage)
+        cache = StoredPixelCache(source, SPEC, tmp_path)
+        assert known(cache, 7) == [False] * 7
+        assert_pixels(source, cache)
+
+
+def test_a_run_that_was_killed_before_it_saved_leaves_nothing_wrong(tmp_path: Path) -> None:
+    source = Pictures.noise(7)
+    cache = StoredPixelCache(source, SPEC, tmp_path)
+    assert_pixels(source, cache)  # and no save
+    assert known(StoredPixelCache(source, SPEC, tmp_path), 7) == [False] * 7
+
+
+def test_a_file_changed_after_the_scan_is_not_kept_under_its_old_name(tmp_path: Path) -> None:
+    source = Pictures.noise(3)
+    cache = StoredPixelCache(source, SPEC, tmp_path)
+    source.files[1] = encode(Image.fromarray(np.zeros(decode(source.files[1]).shape, np.uint8)), "PNG")
+    assert_pixels(source, cache)
+    assert known(cache, 3) == [True, False, True]
+
+
+def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Pictures.noise(3)
+    specs = [SPEC, Preprocess(size=(8, 8), background=(0, 0, 0)), Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,))]
+    assert len({StoredPixelCache(source, spec, tmp_path).path for spec in specs}) == 3
+    for module, name in ((cache_module.features, "version_feature"), (cache_module.metadata, "version")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda _: "another")
+            other = StoredPixelCache(source, SPEC, tmp_path).path
+        assert other != StoredPixelCache(source, SPEC, tmp_path).path
+    wider = Preprocess(size=(16, 9), resize="short_side", interpolation="bicubic")  # changes nothing that is kept
+    assert StoredPixelCache(source, wider, tmp_path).path == StoredPixelCache(source, SPEC, tmp_path).path
+
+
+# how much is kept
+
+
+def reader_for(monkeypatch: pytest.MonkeyPatch, available: int, **data: object) -> Reader:
+    monkeypatch.setattr(outputs, "available_memory", lambda: available)
+    return outputs.reader_of(Pictures.noise(6), SPEC, DataConfig(**data))
+
+
+def test_images_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    size = int(Pictures.noise(6).areas.sum()) * 3
+    assert type(reader_for(monkeypatch, 10 * size).cache) is PixelCache
+    assert reader_for(monkeypatch, size).cache is None
+    assert type(reader_for(monkeypatch, 0, cache="memory").cache) is PixelCache
+    assert type(reader_for(monkeypatch, 0, cache="disk").cache) is StoredPixelCache
+    assert reader_for(monkeypatch, 10 * size, cache="none").cache is None
+
+
+def test_the_memory_that_is_left_does_not_change_pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    for cache in ("auto", "memory", "disk"):
+        assert not any(reader_for(monkeypatch, available, cache=cache).scaled for available in (0, 10**9))
+    assert reader_for(monkeypatch, 10**9, cache="none").scaled
+    assert not reader_for(monkeypatch, 10**9, cache="none", scaled_decoding=False).scaled
+    monkeypatch.setattr(outputs, "IN_MEMORY", 10)
+    assert all(reader_for(monkeypatch, available).scaled for available in (0, 10**9))
+
+
+def test_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"the decoded images, 0\.0 GB, cannot be kept: Not a directory"):
+        reader_for(monkeypatch, 10**9, cache="disk")
+
+
+@pytest.mark.parametrize("failure", [OSError(12, "Cannot allocate memory"), MemoryError(), ValueError("too large")])
+def test_images_that_cannot_be_kept_after_all_are_decoded_again(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(*arguments: object) -> PixelCache:
+        raise failure
+
+    monkeypatch.setattr(outputs, "PixelCache", fail)
+    assert reader_for(monkeypatch, 10**9).cache is None
+    with pytest.raises(UserError, match=r"cannot be kept: \w+"):
+        reader_for(monkeypatch, 10**9, cache="memory")
+
+
+def test_memory_of_nested_control_groups(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    write("proc/self/cgroup", "0::/system.slice/job_7/step:0\n")
+    write("sys/fs/cgroup/system.slice/job_7/memory.max", "5000\n")
+    write("sys/fs/cgroup/system.slice/job_7/memory.current", "1000\n")
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.max", "max\n")
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.current", "900\n")
+    write("sys/fs/cgroup/system.slice/other/memory.max", "10\n")
+    write("sys/fs/cgroup/system.slice/other/memory.current", "9\n")
+    assert available_memory(tmp_path) == 4000
+    write("sys/fs/cgroup/system.slice/job_7/step:0/memory.max", "3000\n")
+    assert available_memory(tmp_path) == 2100
+    write("proc/self/cgroup", "5:cpu,memory:/slurm/job\n1:name=systemd:/\n0::/\n")
+    write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "800\n")
+    write("sys/fs/cgroup/memory/slurm/memory.usage_in_bytes", "100\n")
+    write("sys/fs/cgroup/memory/slurm/memory.stat", "inactive_file 3\ntotal_inactive_file 50\n")
+    assert available_memory(tmp_path) == 750
+    write("proc/self/cgroup", "5:memory:/../slurm\n")
+    assert available_memory(tmp_path) == UNKNOWN
+
+
+def test_memory_of_machine_and_container(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) == UNKNOWN
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 8000 kB\n")
+    assert available_memory(tmp_path) == 8000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("4096\n")
+    assert available_memory(tmp_path) == 8000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 96\n")
+    assert available_memory(tmp_path) == 1000000 - 4096 + 96
+    assert available_memory() > 0

@@ -1,0 +1,49 @@
+"""Memory that is used again, and never while somebody holds it."""
+
+from __future__ import annotations
+
+import torch
+
+from vitrail.config import Preprocess
+from vitrail.data.buffer_pool import KEPT, Recycler
+from vitrail.data.transforms import normalise
+
+
+def test_memory_comes_back_when_the_last_tensor_on_it_is_gone() -> None:
+    recycler = Recycler()
+    first = recycler.empty((4, 5))
+    part = first[1:, ::2]
+    place = first.data_ptr()
+    assert place % 64 == 0
+    del first
+    assert recycler.empty((4, 5)).data_ptr() != place  # a part of it is still held
+    del part
+    again = [recycler.empty((2, 5)) for _ in range(2)]
+    assert place in [tensor.data_ptr() for tensor in again]
+    del again
+    assert len(recycler.free) <= KEPT
+
+
+def test_held_tensors_never_share_memory() -> None:
+    recycler = Recycler()
+    held = [recycler.empty((8,)).fill_(number) for number in range(10)]
+    assert [tensor.unique().tolist() for tensor in held] == [[number] for number in range(10)]
+
+
+def test_normalised_batches_that_are_kept_stay_as_they_were() -> None:
+    spec = Preprocess(size=(300, 300))
+    batches = [torch.full((4, 3, 300, 300), value, dtype=torch.uint8) for value in (0, 51, 255)]
+    kept = [normalise(batch, spec) for batch in batches]
+    for found, value in zip(kept, (-1.0, -0.6, 1.0), strict=True):
+        torch.testing.assert_close(found, torch.full_like(found, value))
+
+
+def test_a_graph_holds_what_it_needs_for_the_way_back() -> None:
+    spec = Preprocess(size=(300, 300))
+    weight = torch.ones(3, 300, 300, requires_grad=True)
+    batches = [torch.full((4, 3, 300, 300), value, dtype=torch.uint8) for value in (0, 255)]
+    losses = [(normalise(batch, spec) * weight).sum() for batch in batches]
+    normalise(batches[0], spec)
+    losses[1].backward()
+    assert weight.grad is not None
+    assert weight.grad.unique().tolist() == [4.0]

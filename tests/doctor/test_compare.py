@@ -1,0 +1,101 @@
+"""Whether two thumbnails are one picture, for every change that PIL can make and for different pictures."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from bench.planted import CHANGES, generated
+from vitrail.data.decode import decode
+from vitrail.doctor.compare import SAME, SIDE, same_picture, thumbnail
+
+pytestmark = pytest.mark.slow  # thousands of comparisons
+
+PHOTOS = [np.array(photo) for photo in generated(40, (150, 200))]
+THUMBNAILS = np.stack([thumbnail(photo) for photo in PHOTOS])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_copy_is_the_same_picture(change: str) -> None:
+    copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(photo))[0])) for photo in PHOTOS])
+    if change == "mirrored":
+        copies = copies[:, :, ::-1]
+    assert (same_picture(THUMBNAILS, copies) >= SAME).mean() >= 0.95
+    assert (same_picture(copies, THUMBNAILS) >= SAME).mean() >= 0.95
+
+
+def test_another_picture_is_not() -> None:
+    assert (same_picture(THUMBNAILS, np.roll(THUMBNAILS, 1, axis=0)) < 0.8).all()
+    assert same_picture(THUMBNAILS, THUMBNAILS).dtype == np.float32
+    assert (same_picture(THUMBNAILS, THUMBNAILS[:, :, ::-1]) < 0.8).all()
+
+
+def test_the_same_shapes_in_other_colours_are_another_picture() -> None:
+    shapes = Image.fromarray(PHOTOS[0]).convert("L")
+    red, blue = (ImageOps.colorize(shapes, "black", colour).convert("RGB") for colour in ("#ff5050", "#7878ff"))
+    pair = [np.stack([thumbnail(np.array(image))]) for image in (red, blue)]
+    assert same_picture(*pair) == [0]
+    assert same_picture(pair[0], pair[0]) > 0.999
+
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 200, 30),
+    "blue": (30, 30, 220),
+    "yellow": (230, 230, 40),
+    "orange": (240, 150, 20),
+    "purple": (150, 40, 200),
+    "brown": (120, 70, 30),
+    "pink": (250, 170, 190),
+    "black": (0, 0, 0),
+    "white": (255, 255, 255),
+}
+
+
+def _chequers(cell: int) -> list[np.ndarray]:
+    """One for each pair of colours."""
+    place = np.arange(128) // cell
+    first = ((place[:, None] + place) % 2 == 0)[..., None]
+    return [np.where(first, a, b).astype(np.uint8) for a, b in combinations(COLOURS.values(), 2)]
+
+
+@pytest.mark.parametrize("cell", [8, 16, 40])
+def test_chequers_of_different_colours_are_different_pictures(cell: int) -> None:
+    small = np.stack([thumbnail(image) for image in _chequers(cell)])
+    left, right = np.array(list(combinations(range(len(small)), 2))).T
+    assert len(left) == 990
+    assert (same_picture(small[left], small[right]) < SAME).all()
+
+
+@pytest.mark.parametrize("change", ["JPEG quality 50", "brighter", "less colour", "grey"])
+def test_a_changed_copy_of_a_chequer_is_still_one(change: str) -> None:
+    images = _chequers(16)
+    small = np.stack([thumbnail(image) for image in images])
+    copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(image))[0])) for image in images])
+    assert (same_picture(small, copies) >= SAME).mean() >= 0.95
+
+
+def test_one_picture_is_exactly_itself() -> None:
+    np.testing.assert_allclose(same_picture(THUMBNAILS, THUMBNAILS), 1, atol=1e-4)
+
+
+def test_pictures_of_one_colour_are_never_the_same_picture() -> None:
+    flat = np.full((3, SIDE, SIDE, 3), [[[[10]]], [[[200]]], [[[10]]]], np.uint8)
+    assert (same_picture(flat, flat[::-1]) < SAME).all()
+
+
+def test_no_pairs() -> None:
+    assert len(same_picture(THUMBNAILS[:0], THUMBNAILS[:0])) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 30_000), (3000, 16), (64, 64)])
+def test_thumbnails_of_any_shape(shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    small = thumbnail(pixels)
+    assert small.shape == (SIDE, SIDE, 3)
+    assert small.dtype == np.uint8
+    if shape == (64, 64):
+        np.testing.assert_array_equal(small, pixels)

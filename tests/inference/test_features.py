@@ -1,0 +1,62 @@
+"""Features on disk: none is computed twice, none is lost, none is another network's."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vitrail.config import Preprocess
+from vitrail.errors import UserError
+from vitrail.inference.feature_cache import FeatureCache
+
+CPU = torch.device("cpu")
+
+
+def digests(*numbers):
+    return np.array(numbers, np.uint64)
+
+
+def test_what_was_added_comes_back_in_the_order_asked_for(tmp_path):
+    cache = FeatureCache(tmp_path / "new")
+    assert cache.missing(digests(5, 9, 5)).tolist() == [0, 1]
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    cache.add(digests(9, 1), values[:2])
+    cache.add(digests(7, 2**64 - 1), values[2:])
+    asked = digests(2**64 - 1, 3, 1, 9, 1)
+    assert cache.missing(asked).tolist() == [1]
+    found, there = cache.take(asked)
+    assert there.tolist() == [True, False, True, True, True]
+    np.testing.assert_array_equal(found, values[[3, 1, 0, 1]])
+
+
+def test_an_image_that_stands_in_two_parts_comes_once(tmp_path):
+    cache = FeatureCache(tmp_path)
+    for _ in range(2):
+        cache.add(digests(4, 6), np.ones((2, 3), np.float32))
+    assert sorted(row for rows, _ in cache.rows(digests(6, 4, 6)) for row in rows.tolist()) == [0, 1, 2]
+
+
+def test_a_damaged_part_counts_as_not_there(tmp_path):
+    cache = FeatureCache(tmp_path)
+    cache.add(digests(1), np.ones((1, 3), np.float32))
+    cache.add(digests(2), np.ones((1, 3), np.float32))
+    path = next(tmp_path.glob("*.npz"))
+    path.write_bytes(path.read_bytes()[:100])
+    assert len(cache.missing(digests(1, 2))) == 1
+    assert cache.take(digests(1, 2))[1].sum() == 1
+
+
+def test_other_weights_or_preprocessing_have_features_of_their_own():
+    net, spec = nn.Linear(3, 2), Preprocess(size=(16, 16))
+    before = FeatureCache.of(net, spec, CPU).folder
+    assert FeatureCache.of(net, spec, CPU).folder == before
+    assert FeatureCache.of(net, Preprocess(size=(16, 24)), CPU).folder != before
+    with torch.no_grad():
+        net.weight[0, 0] += 1e-6
+    assert FeatureCache.of(net, spec, CPU).folder != before
+
+
+def test_a_disk_without_room_is_told_in_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be kept in .*VITRAIL_CACHE"):
+        FeatureCache(tmp_path / "file" / "features").add(digests(1), np.ones((1, 2), np.float32))

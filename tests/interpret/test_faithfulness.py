@@ -1,0 +1,70 @@
+"""Deletion and insertion on networks whose answer can be computed without them."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.interpret.nets import brightness_net, noise, patches_of, random_net
+from vitrail.config import Preprocess
+from vitrail.inference.classifier import Classifier
+from vitrail.interpret.faithfulness import faithfulness, gain, random_maps
+from vitrail.weights.bundle import Answering, Card
+
+
+def card_of(net, several, temperature):
+    spec = Preprocess(size=net.config.image_size, mean=(0.5,), std=(0.5,))
+    answering = Answering(temperature=temperature)
+    return Card(model=net.config, preprocess=spec, created_with="a test", several=several, answering=answering)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_curves_are_those_computed_patch_by_patch(several, temperature):
+    net = brightness_net()
+    pixels = 10 * torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    patches = patches_of(pixels, net)
+    maps = patches.reshape(3, 4, 4)  # the truth: brighter patches speak for the second class
+    chances = Classifier(net, card_of(net, several, temperature)).chances
+    found = faithfulness(net, pixels, maps, [1, 1, 1], chances=chances, steps=8)
+    assert np.allclose(found.shares, np.arange(9) / 8)
+    for image in range(3):
+        order, grey = np.argsort(-patches[image]), patches[image].mean()
+        for point, count in enumerate(range(0, 17, 2)):
+            gone = patches[image].copy()
+            gone[order[:count]] = grey
+            shown = np.full(16, grey)
+            shown[order[:count]] = patches[image][order[:count]]
+            for curve, values in ((found.deletion, gone), (found.insertion, shown)):
+                assert curve[image, point] == pytest.approx(1 / (1 + np.exp(-values.mean() / temperature)), abs=1e-5)
+    reversed_ = faithfulness(net, pixels, -maps, [1, 1, 1], chances=chances, steps=8)
+    assert (found.deletion_area < reversed_.deletion_area).all()
+    assert (found.insertion_area > reversed_.insertion_area).all()
+
+
+def test_the_truth_beats_a_random_order_and_its_opposite_loses():
+    net = brightness_net()
+    pixels = 10 * torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    truth = patches_of(pixels, net).reshape(-1, 4, 4)
+    classes = [1] * 40
+    areas = {
+        name: faithfulness(net, pixels, maps, classes).deletion_area
+        for name, maps in {"truth": truth, "opposite": -truth, "random": random_maps(truth)}.items()
+    }
+    assert gain(areas["random"], areas["truth"]).verdict == "better"
+    assert gain(areas["random"], areas["opposite"]).verdict == "worse"
+    same = gain(areas["random"], areas["random"])
+    assert same.verdict == "no clear difference" and same.low == same.value == same.high == 0
+
+
+def test_a_map_without_order_is_not_the_order_of_reading():
+    """Equal patches go in random order: a constant map scores like chance, not like "from the top"."""
+    net = brightness_net()
+    pixels = torch.zeros(60, 1, 8, 8)
+    pixels[:, :, :2] = 4.0  # all there is stands in the first row
+    found = faithfulness(net, pixels, np.ones((60, 4, 4)), [1] * 60)
+    assert len({tuple(row) for row in found.deletion.round(6).tolist()}) > 5
+
+
+def test_fewer_patches_than_steps_and_images_that_are_not_square():
+    found = faithfulness(random_net(), noise(), np.ones((2, 2, 3)), [0, 1])
+    assert found.deletion.shape == (2, 7) and np.allclose(found.deletion[:, 0], found.insertion[:, -1])

@@ -1,0 +1,47 @@
+"""Votes of patches: they add up to the answer, and networks whose answer is no sum of them have none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.interpret.nets import KINDS, brightness_net, dark_and_bright, noise, patches_of, random_net
+from vitrail.errors import UserError
+from vitrail.interpret.relevance import relevance
+from vitrail.interpret.votes import can_vote, reasons, votes
+
+VOTING = ("mean", "mean beside a class token", "axial")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_votes_add_up_to_the_logits(kind):
+    net, pixels = random_net(**KINDS[kind]), noise()
+    assert can_vote(net) == (kind in VOTING)
+    if kind not in VOTING:
+        with pytest.raises(UserError, match="take relevance"):
+            votes(net, pixels, [1, 2])
+        assert np.array_equal(reasons(net, pixels, [1, 2]), relevance(net, pixels, [1, 2]))
+        return
+    logits, bias = net(pixels), net.head.bias
+    for against in ([4, 0], None):
+        found = votes(net, pixels, [1, 2], against)
+        assert found.shape == (2, *net.config.grid)
+        plain = logits - bias
+        other = plain.mean(1) if against is None else plain[[0, 1], against]
+        torch.testing.assert_close(
+            torch.from_numpy(found.mean((1, 2))), plain[[0, 1], [1, 2]] - other, atol=1e-5, rtol=0
+        )
+        assert np.array_equal(reasons(net, pixels, [1, 2], against), found.clip(0))
+
+
+def test_where_every_patch_counts_by_itself_its_vote_is_its_brightness():
+    net, pixels = brightness_net(), dark_and_bright(2)
+    found = votes(net, pixels, [1] * 4, [0] * 4).reshape(4, -1)
+    assert np.allclose(found, patches_of(pixels, net), atol=1e-6)
+
+
+def test_one_class_alone_votes_for_itself():
+    net, pixels = random_net(num_classes=1, **KINDS["mean"]), noise()
+    found = torch.from_numpy(votes(net, pixels, [0, 0]).mean((1, 2)))
+    torch.testing.assert_close(found, (net(pixels) - net.head.bias)[:, 0], atol=1e-5, rtol=0)

@@ -1,0 +1,97 @@
+"""Few-shot: equal to the original code, to a direct solve, and to how it is described."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.errors import UserError
+from vitrail.metrics import fewshot
+from vitrail.metrics.fewshot import GRID, LeastSquares, best_by_rank, choose_shots
+
+FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "bigvision_fewshot.npz")
+
+
+@pytest.mark.parametrize("kind", ["tall", "wide"])
+def test_accuracies_are_those_of_the_original_code(kind):
+    x, y, x_test, y_test = (torch.from_numpy(FIXTURE[f"{kind}/{name}"]) for name in ("x", "y", "x_test", "y_test"))
+    found = LeastSquares(x, y, int(y_test.max()) + 1).count_right(x_test, y_test, GRID) / len(y_test)
+    np.testing.assert_allclose(found, FIXTURE[f"{kind}/accuracy_at_2^-10..2^19"], atol=1e-7)  # stored in float32
+
+
+def direct(x, y, num_classes, penalty):
+    """The least squares themselves, with the penalty as more rows: no normal equations, which would cost precision."""
+    x = (x - x.mean(0)) / (x.std(0) + 1e-5)
+    x = np.hstack([x, np.full((len(x), 1), 100.0)])
+    targets = 2 * np.eye(num_classes)[y] - 1
+    rows = np.vstack([x, np.sqrt(penalty) * np.eye(x.shape[1])])
+    return np.linalg.lstsq(rows, np.vstack([targets, np.zeros((x.shape[1], num_classes))]))[0]
+
+
+@pytest.mark.parametrize(("n", "d"), [(200, 32), (33, 32), (32, 32), (20, 48), (6, 64)])
+def test_weights_are_those_of_a_direct_solve(n, d):
+    rng = np.random.default_rng(n * d)
+    x, y = rng.normal(size=(n, d)) * rng.uniform(0.1, 5, d) + 2, rng.integers(0, 5, n)
+    problem = LeastSquares(torch.from_numpy(x), torch.from_numpy(y), 5)
+    for penalty in GRID:
+        np.testing.assert_allclose(problem.weights(penalty).numpy(), direct(x, y, 5, penalty), atol=1e-8)
+
+
+def test_scores_are_those_of_the_weights_and_in_parts_the_same(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(30, 8))), torch.from_numpy(rng.integers(0, 3, 30))
+    x_test, y_test = torch.from_numpy(rng.normal(size=(101, 8))), torch.from_numpy(rng.integers(0, 3, 101))
+    problem = LeastSquares(x, y, 3)
+    standard = (x_test - x.mean(0)) / (x.std(0, correction=0) + 1e-5)
+    standard = torch.hstack([standard, torch.full((101, 1), 100.0, dtype=torch.float64)])
+    expected = [int(((standard @ problem.weights(penalty)).argmax(1) == y_test).sum()) for penalty in GRID]
+    assert problem.count_right(x_test, y_test, GRID).tolist() == expected
+    monkeypatch.setattr(fewshot, "ROWS", 10)
+    assert problem.count_right(x_test, y_test, GRID).tolist() == expected
+
+
+def test_one_decomposition_serves_all_penalties(monkeypatch):
+    calls = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: calls.append(matrix.shape) or eigh(matrix))
+    x, y = torch.randn(12, 40), torch.arange(12) % 4
+    LeastSquares(x, y, 4).count_right(x, y, GRID)
+    assert calls == [(12, 12)]
+
+
+def test_a_class_without_images_is_never_more_likely_than_all_others():
+    """Its target is -1 for every image."""
+    x, y = torch.randn(30, 6), torch.arange(30) % 3
+    problem = LeastSquares(x, y, 5)
+    assert problem.count_right(x, torch.full((30,), 4), [1.0]).sum() == 0
+
+
+def test_broken_features_are_told():
+    with pytest.raises(UserError, match="not finite"):
+        LeastSquares(torch.tensor([[1.0], [torch.nan]]), torch.tensor([0, 1]), 2)
+    with pytest.raises(UserError, match="at least one image"):
+        LeastSquares(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2)
+
+
+def test_the_first_images_of_each_class():
+    labels = np.array([2, 0, 0, 1, 2, 0, 2])
+    assert choose_shots(labels, 3, 2, None).tolist() == [1, 2, 3, 0, 4]
+    assert choose_shots(labels, 3, None, None).tolist() == [1, 2, 5, 3, 0, 4, 6]
+
+
+def test_seeded_shots_are_nested_and_those_of_big_vision():
+    labels = np.random.default_rng(1).integers(0, 7, 200)
+    rng = np.random.default_rng(2)
+    expected = [rng.permutation(np.where(labels == label)[0])[:5] for label in range(7)]
+    five = choose_shots(labels, 7, 5, 2)
+    assert five.tolist() == np.concatenate(expected).tolist()
+    assert set(choose_shots(labels, 7, 1, 2)) < set(five)
+    assert set(five) != set(choose_shots(labels, 7, 5, 3))
+
+
+def test_the_penalty_of_the_best_mean_rank_is_not_that_of_the_best_mean():
+    a = np.array([0.50, 0.51, 0.40])  # ranks 1, 2, 0
+    b = np.array([0.30, 0.29, 0.90])  # ranks 1, 0, 2
+    c = np.array([0.60, 0.61, 0.50])  # ranks 1, 2, 0
+    assert best_by_rank({"a": a, "b": b, "c": c}) == 1 != int((a + b + c).argmax())

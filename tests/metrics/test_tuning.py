@@ -1,0 +1,159 @@
+"""Temperature, abstention and thresholds: optimal where they are fitted, and honest where they are not."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest
+from sklearn.metrics import f1_score, log_loss, precision_recall_curve
+
+from vitrail.errors import UserError
+from vitrail.metrics.abstain import coverage_curve, lower_bound, threshold_for
+from vitrail.metrics.accuracy import softmax
+from vitrail.metrics.calibration import chance_error, reliability
+from vitrail.metrics.multilabel import best_thresholds, f1_scores, sigmoid
+from vitrail.metrics.temperature import fit_temperature, held_out_temperatures
+from vitrail.metrics.tuning import tune, tune_tags
+
+
+def classes(seed=0, n=4000, k=8, factor=3.0):
+    """Logits that are right about the probabilities but for a factor."""
+    rng = np.random.default_rng(seed)
+    honest = 1.5 * rng.normal(size=(n, k))
+    labels = (rng.random((n, 1)) > softmax(honest).cumsum(axis=1)).sum(axis=1).clip(0, k - 1)
+    return (factor * honest).astype(np.float32), labels
+
+
+def tags(seed=0, n=1500, k=6, shift=2.0):
+    """Logits whose best threshold is not a half."""
+    rng = np.random.default_rng(seed)
+    truth = rng.random((n, k)) < rng.uniform(0.05, 0.4, k)
+    return (rng.normal(size=(n, k)) + 2.5 * truth - shift).astype(np.float32), truth
+
+
+def test_the_temperature_is_that_of_a_general_optimizer():
+    logits, labels = classes()
+    best = minimize_scalar(lambda t: log_loss(labels, softmax(logits / t)), bounds=(0.1, 20), options={"xatol": 1e-8})
+    assert fit_temperature(logits, labels) == pytest.approx(best.x, abs=1e-5)
+    assert fit_temperature(logits, labels) == pytest.approx(3, rel=0.05)  # the factor they were spoiled by
+    logits, truth = tags()
+    loss = lambda t: np.mean(np.logaddexp(0, logits / t) - logits / t * truth)  # noqa: E731
+    best = minimize_scalar(loss, bounds=(0.1, 20), options={"xatol": 1e-8})
+    assert fit_temperature(logits, truth) == pytest.approx(best.x, abs=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 5.0])
+def test_a_temperature_fitted_elsewhere_lowers_the_calibration_error(factor):
+    logits, labels = classes(factor=factor)
+    fitted = fit_temperature(logits[:2000], labels[:2000])
+    before, after = (reliability(softmax(logits[2000:] / t), labels[2000:]).ece for t in (1, fitted))
+    if factor == 1:
+        assert after == pytest.approx(before, abs=0.01)
+    else:
+        assert after < before / 3
+
+
+def test_where_there_is_no_best_temperature_it_stays_as_it_is():
+    logits = np.eye(3)[[0, 1, 2]] * 5
+    assert fit_temperature(logits, np.array([0, 1, 2])) == 1  # all right: the colder, the better, without end
+    assert fit_temperature(np.zeros((10, 3)), np.arange(10) % 3) == 1  # logits that say nothing
+    assert fit_temperature(logits, np.array([1, 2, 0])) == 1  # all wrong
+
+
+def test_no_image_has_a_hand_in_the_temperature_it_is_judged_with():
+    logits, labels = classes(n=101)
+    found = held_out_temperatures(logits, labels, seed=1)
+    assert len(set(found)) == 2
+    for value in set(found):
+        assert value == fit_temperature(logits[found != value], labels[found != value])
+    assert held_out_temperatures(logits[:1], labels[:1]).tolist() == [1.0]
+
+
+def test_the_error_that_is_no_sign_of_a_fault():
+    rng = np.random.default_rng(0)
+    calibrated = [
+        reliability(softmax(logits), labels).ece for logits, labels in (classes(s, 500, factor=1) for s in range(40))
+    ]
+    confidence = softmax(classes(99, 500, factor=1)[0]).max(axis=1)
+    assert 0.8 < np.mean(np.array(calibrated) < chance_error(confidence, rng)) <= 1
+    spoiled = reliability(softmax(classes(1, 500)[0]), classes(1, 500)[1])
+    assert spoiled.ece > 3 * chance_error(confidence, rng)
+
+
+def test_the_coverage_curve_by_hand():
+    found = coverage_curve(np.array([0.9, 0.5, 0.7, 0.7]), np.array([True, False, True, False]))
+    assert found.threshold.tolist() == [0.9, 0.7, 0.5]
+    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
+    assert found.accuracy == pytest.approx([1, 2 / 3, 0.5])
+    assert found.risk == pytest.approx((0 + 2 * (1 / 3) + 0.5) / 4)
+    written = coverage_curve(np.random.default_rng(0).random(5000), np.ones(5000, bool)).to_dict()
+    assert len(written["coverage"]) == 101 and written["coverage"][-1] == 1
+
+
+def test_the_promised_accuracy_holds_on_new_images():
+    """In at least 90 of 100 cases, for a promise of 95 % that is made for one threshold and kept for the chosen one."""
+    kept, answered = [], []
+    for seed in range(100):
+        logits, labels = classes(seed, n=2000, k=4, factor=1.5)
+        p = softmax(logits)
+        confidence, right = p.max(axis=1), p.argmax(axis=1) == labels
+        threshold = threshold_for(confidence[:1000], right[:1000], 0.75)
+        if threshold is None:
+            continue
+        new = confidence[1000:] >= threshold
+        expected = softmax(logits[1000:] / 1.5).max(axis=1)[new].mean()  # the very probability of being right
+        kept.append(expected >= 0.75)
+        answered.append(new.mean())
+    assert len(kept) > 90 and np.mean(kept) >= 0.9
+    assert np.mean(answered) > 0.3  # not by answering nothing
+
+
+def test_no_threshold_is_better_than_a_false_promise():
+    confidence = np.random.default_rng(0).random(400)
+    assert threshold_for(confidence, np.zeros(400, bool), 0.9) is None
+    assert threshold_for(confidence[:10], np.ones(10, bool), 0.9) is None  # ten answers say nothing
+    assert threshold_for(confidence, np.ones(400, bool), 0.9) == confidence.min()
+    with pytest.raises(UserError, match="between 0 and 1"):
+        threshold_for(confidence, np.ones(400, bool), 95)
+    assert threshold_for(confidence[:100], np.ones(100, bool), 0.95) == confidence[:100].min()
+    assert threshold_for(confidence[:50], np.ones(50, bool), 0.95) is None  # 0.95 ** 50 is more than 5 %
+
+
+@pytest.mark.parametrize(("right", "n"), [(90, 100), (100, 100), (1, 40), (0, 10), (4800, 5000)])
+def test_the_lower_bound_is_scipys(right, n):
+    expected = binomtest(right, n).proportion_ci(0.9, "exact").low  # two-sided 90 % is one-sided 95 %
+    assert lower_bound(right, n) == pytest.approx(expected, abs=1e-9)
+
+
+def test_thresholds_of_labels_are_the_best_of_scikit_learns_curve():
+    logits, truth = tags()
+    p = sigmoid(logits.astype(float))
+    thresholds = best_thresholds(p, truth)
+    for label in range(truth.shape[1]):
+        precision, recall, _ = precision_recall_curve(truth[:, label], p[:, label])
+        best = np.max(2 * precision * recall / np.maximum(precision + recall, 1e-12))
+        assert f1_score(truth[:, label], p[:, label] >= thresholds[label]) == pytest.approx(best)
+    micro, macro = f1_scores(p >= thresholds, truth)
+    assert micro == pytest.approx(f1_score(truth, p >= thresholds, average="micro"))
+    assert macro == pytest.approx(f1_score(truth, p >= thresholds, average="macro"))
+    truth[:, 0] = False
+    truth[:3, 0] = True
+    assert best_thresholds(p, truth)[0] == 0.5  # three images say nothing
+
+
+def test_tuning_helps_on_images_it_did_not_see():
+    logits, labels = classes()
+    found = tune(logits, labels, accuracy=0.7)
+    assert found.ece < reliability(softmax(logits), labels).ece / 3
+    assert found.nll < log_loss(labels, softmax(logits))
+    assert found.abstention.right >= 0.7 and 0 < found.abstention.answered < 1
+    assert found.coverage.accuracy[-1] == pytest.approx((logits.argmax(1) == labels).mean())
+    again = tune(logits / 0.25, labels, accuracy=0.7, temperature=0.25)
+    assert again.temperature == pytest.approx(found.temperature)  # of the network, however its logits came
+    assert again.abstention.threshold == pytest.approx(found.abstention.threshold)
+    logits, truth = tags()
+    several = tune_tags(logits, truth, np.full(6, 0.5))
+    again = tune_tags(logits / 0.25, truth, np.full(6, 0.5), 0.25)
+    assert again.temperature == pytest.approx(several.temperature)
+    np.testing.assert_allclose(again.thresholds, several.thresholds)
+    assert several.macro_f1 > several.macro_f1_before + 0.03
+    assert several.macro_f1_before == pytest.approx(f1_score(truth, logits >= 0, average="macro"))

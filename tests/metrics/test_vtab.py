@@ -1,0 +1,56 @@
+"""The table of VTAB-1k against what is published about it, and the means over its groups."""
+
+from collections import Counter
+
+import pytest
+
+from vitrail.metrics.vtab import TASKS, summarise
+
+# Test images as google-research/task_adaptation states them in its own tests, or the data sets in their papers.
+TESTED = {
+    "caltech101": 6084,
+    "cifar": 10_000,
+    "dtd": 1880,
+    "oxford_flowers102": 6149,
+    "oxford_iiit_pet": 3669,
+    "sun397": 21_750,
+    "svhn": 26_032,
+    "patch_camelyon": 32_768,
+    "eurosat": 27_000 // 5,
+    "resisc45": 31_500 // 5,
+    "diabetic_retinopathy": 42_670,
+    "clevr_count": 15_000,
+    "clevr_dist": 15_000,
+    "dmlab": 22_735,
+    "kitti": 711,
+    "dsprites_loc": 737_280 // 10,
+    "dsprites_ori": 737_280 // 10,
+    "smallnorb_azi": 24_300 // 2,
+    "smallnorb_ele": 24_300 // 2,
+}
+
+
+def test_nineteen_tasks_in_three_groups():
+    assert Counter(task.group for task in TASKS) == {"natural": 7, "specialized": 4, "structured": 8}
+    assert {task.key: task.test for task in TASKS} == TESTED
+    assert [task.classes for task in TASKS] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9]
+
+
+def test_what_would_change_a_label_is_left_out_in_training():
+    assert {task.name for task in TASKS if not task.flip} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
+    assert {task.name for task in TASKS if not task.crop} == {
+        "Clevr-Count",
+        "Clevr-Dist",
+        "DMLab",
+        "KITTI-Dist",
+        "dSpr-Loc",
+    }
+
+
+def test_the_score_is_the_mean_over_tasks_and_not_over_groups():
+    whole = summarise({task.key: 0.9 if task.group == "specialized" else 0.5 for task in TASKS})
+    assert whole.complete and whole.mean == pytest.approx((4 * 0.9 + 15 * 0.5) / 19)
+    assert whole.groups == {"natural": 0.5, "specialized": pytest.approx(0.9), "structured": 0.5}
+    part = summarise({"dtd": 0.4, "kitti": 0.2})
+    assert not part.complete and part.tasks == 2
+    assert part.groups == {"natural": 0.4, "specialized": None, "structured": 0.2}

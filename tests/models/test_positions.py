@@ -1,0 +1,252 @@
+"""Positions: each kind against its definition written out, and the move to another grid against other libraries."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+import torch.nn.functional as F
+from timm.layers.pos_embed import resample_abs_pos_embed
+
+from vitrail.config import ModelConfig
+from vitrail.errors import UserError
+from vitrail.models.build import build
+from vitrail.models.pos_embed import added_positions, resample, resample_axis, resample_offsets
+from vitrail.models.variants import configure
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
+# Table 8 of the paper: kind, and where it is added
+CELLS = [
+    ("none", "stem"),
+    ("1d", "stem"),
+    ("1d", "layers"),
+    ("1d", "shared"),
+    ("2d", "stem"),
+    ("2d", "layers"),
+    ("2d", "shared"),
+    ("relative", "stem"),
+]
+
+
+def small(**options) -> ModelConfig:
+    return ModelConfig(**{**SMALL, **options})
+
+
+def random_net(**options):
+    net = build(small(**options)).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data.normal_(std=0.3, generator=generator)
+    return net
+
+
+def table(rows: int, columns: int, extra: int) -> torch.Tensor:
+    return torch.randn(1, extra + rows * columns, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_learned_rows_for_every_token_or_for_patches_only(registers):
+    tokens = torch.zeros(1, 7 + registers, 24)
+    every = added_positions(small(registers=registers))
+    assert torch.equal(every(tokens), every.table)
+    patches = added_positions(small(registers=registers, prefix_positions=False))
+    assert patches.table.shape == (1, 6, 24)
+    added = patches(tokens)[0]
+    assert not added[: 1 + registers].any()
+    assert torch.equal(added[1 + registers :], patches.table[0])
+
+
+def test_learned_2d_joins_a_column_half_and_a_row_half():
+    positions = added_positions(small(positions="2d"))
+    added = positions(torch.zeros(1, 7, 24))[0]
+    assert not added[0].any()  # the class token has no place in the grid
+    for row in range(2):
+        for column in range(3):
+            expected = torch.cat([positions.columns[column], positions.rows[row]])
+            assert torch.equal(added[1 + row * 3 + column], expected)
+    assert positions.columns.std().item() == pytest.approx(0.02, rel=0.5)
+
+
+def test_sincos_by_its_formula():
+    """[sin x, cos x, sin y, cos y] with frequencies 10000^(-i/(q-1)); nothing of it is stored."""
+    net = build(small(positions="sincos", pool="gap", class_token=False))
+    assert "positions.waves" not in net.state_dict()
+    added = net.positions(torch.zeros(1, 6, 24))[0]
+    quarter = 6
+    for row in range(2):
+        for column in range(3):
+            waves = [
+                function(place * 10_000 ** (-index / (quarter - 1)))
+                for place, function in ((column, math.sin), (column, math.cos), (row, math.sin), (row, math.cos))
+                for index in range(quarter)
+            ]
+            assert torch.allclose(added[row * 3 + column], torch.tensor(waves), atol=1e-6)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_relative_attention_by_its_definition(class_token):
+    """Scores q.k + q.r for the offset of the two places in raster order, scaled together; pairs with the class token
+    have vectors of their own."""
+    net = random_net(positions="relative", class_token=class_token, pool="token" if class_token else "gap")
+    attention, first = net.encoder.blocks[0].attention, int(class_token)
+    assert attention.relative.table.shape == (11 + 3 * first, 8)
+    x = torch.randn(1, 6 + first, 24, dtype=torch.float64)
+    q, k, v = (part.view(-1, 3, 8) for part in attention.qkv(x)[0].chunk(3, dim=-1))  # (T, heads, 8)
+    mixed = torch.zeros(6 + first, 3, 8, dtype=torch.float64)
+    for head in range(3):
+        for i in range(6 + first):
+            scores = []
+            for j in range(6 + first):
+                outside = {(True, False): 11, (False, True): 12, (True, True): 13}.get((i < first, j < first))
+                row = outside if outside is not None else (i - j) + 5
+                scores.append(q[i, head] @ (k[j, head] + attention.relative.table[row]) / 8**0.5)
+            mixed[i, head] = torch.stack(scores).softmax(0) @ v[:, head]
+    expected = attention.out(mixed.flatten(1))
+    assert torch.allclose(attention(x)[0], expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attention(x, keep=2)[0], expected[:2], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "place"), CELLS)
+def test_every_cell_of_table_8_trains(kind, place):
+    net = build(small(positions=kind, positions_at=place))
+    loss = F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4))
+    loss.backward()
+    torch.nn.init.normal_(net.head.weight)  # zero at first, which lets nothing through
+    F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4)).backward()
+    trained = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    wanted = {name for name, _ in net.named_parameters() if "positions" in name or "relative" in name}
+    assert wanted <= trained
+    tables = {"none": 0, "1d": 1, "2d": 2, "relative": 3}[kind] * (3 if place == "layers" else 1)
+    assert len(wanted) == tables
+
+
+@pytest.mark.parametrize("kind", ["1d", "2d"])
+def test_every_layer_adds_before_its_block(kind):
+    net = random_net(positions=kind, positions_at="layers")
+    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    x = net.tokens(pixels)
+    for positions, block in zip(net.positions, net.encoder.blocks, strict=True):
+        x = block(positions(x))
+    expected = net.head(net.encoder.norm(x)[:, 0])
+    assert torch.allclose(net(pixels), expected, rtol=0, atol=1e-12)
+
+
+def test_shared_positions_are_one_table_at_every_layer():
+    net = random_net(positions_at="shared")
+    copies = random_net(positions_at="layers")
+    state = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("positions")}
+    state |= {f"positions.{index}.table": net.positions.table for index in range(3)}
+    copies.load_state_dict(state)
+    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    assert torch.equal(net(pixels), copies(pixels))
+
+
+def test_without_positions_a_network_sees_a_bag_of_patches():
+    pixels = torch.randn(4, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shuffled = pixels.clone()
+    shuffled[..., :4, :4], shuffled[..., 4:, 8:] = pixels[..., 4:, 8:], pixels[..., :4, :4]
+    bag = random_net(positions="none")
+    assert torch.allclose(bag(pixels), bag(shuffled), atol=1e-10)
+    for kind in ("1d", "2d", "sincos", "relative"):
+        net = random_net(positions=kind)
+        for parameter in (p for name, p in net.named_parameters() if "relative" in name):
+            parameter.data.mul_(10)
+        assert (net(pixels) - net(shuffled)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", ["none", "1d", "2d", "sincos", "relative"])
+@pytest.mark.parametrize("pool", ["token", "gap"])
+def test_the_stream_of_residuals_is_float32_under_autocast(positions, pool):
+    net = build(small(positions=positions, pool=pool, class_token=pool == "token"))
+    seen: list[torch.dtype] = []
+    net.encoder.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    plain = net.tokens.projection.forward
+    net.tokens.projection.forward = lambda pixels: plain(pixels).bfloat16()  # as autocast leaves it
+    net(torch.randn(2, 3, 8, 12))
+    assert seen == [torch.float32]
+
+
+def test_offsets_keep_their_direction_on_another_grid():
+    """A table that holds the step (rows, columns) of each offset, as shares of the image, holds it afterwards too."""
+
+    def steps(grid: tuple[int, int]) -> torch.Tensor:
+        last = grid[0] * grid[1] - 1
+        offsets = torch.arange(-last, last + 1)
+        down = torch.round(offsets / grid[1])
+        return torch.stack([down / (grid[0] - 1), (offsets - down * grid[1]) / (grid[1] - 1)], dim=1)
+
+    for old, new in (((14, 14), (28, 28)), ((14, 14), (7, 28)), ((5, 7), (9, 4))):
+        moved = resample_offsets(steps(old), old, new)
+        expected = steps(new)
+        # A step of nearly half a row is two things at once: half a row right, or a row down and half a row left.
+        clear = (expected[:, 1].abs() < 0.5 - 1 / (min(old[1], new[1]) - 1)) & (expected[:, 0].abs() < 1)
+        assert clear.float().mean() > 0.2
+        assert torch.allclose(moved[clear], expected[clear], atol=1e-5)
+    table = torch.randn(2 * 12 - 1, 8)
+    assert torch.equal(resample_offsets(table, (3, 4), (3, 4)), table)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"positions": "relative", "positions_at": "layers"}, "leave positions_at at 'stem'"),
+        ({"positions": "none", "positions_at": "shared"}, "leave positions_at at 'stem'"),
+        ({"positions": "sincos", "positions_at": "layers"}, "'stem' or 'shared'"),
+        ({"positions": "sincos", "width": 18, "heads": 3}, "divides by 4"),
+        ({"positions": "3d"}, "'positions'"),
+    ],
+)
+def test_positions_that_cannot_be(options, words):
+    with pytest.raises(UserError, match=words):
+        configure("S/16", 10, **options)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize(
+    ("old", "new"), [((7, 7), (12, 12)), ((14, 14), (24, 24)), ((14, 14), (7, 7)), ((4, 6), (9, 5)), ((3, 3), (1, 4))]
+)
+def test_resample_is_the_zoom_of_the_original(old, new, extra):
+    positions = table(*old, extra)
+    grid = positions[0, extra:].reshape(*old, 16).numpy()
+    zoomed = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1)
+    result = resample(positions, old, new)
+    assert result.shape == (1, extra + new[0] * new[1], 16)
+    np.testing.assert_allclose(result[0, extra:].numpy(), zoomed.reshape(-1, 16), atol=1e-5)  # of values near one
+    assert torch.equal(result[:, :extra], positions[:, :extra])
+
+
+def test_resample_is_big_vision_s():
+    with np.load(FIXTURES / "bigvision_resample_positions.npz") as recorded:
+        result = resample(torch.from_numpy(recorded["old"]), (7, 7), (12, 12))
+        np.testing.assert_allclose(result.numpy(), recorded["new"], atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["bicubic", "bicubic_antialias"])
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((14, 14), (7, 9)), ((4, 6), (9, 5))])
+def test_resample_as_timm_does_it(old, new, how):
+    positions = table(*old, 2)
+    antialias = how == "bicubic_antialias"
+    expected = resample_abs_pos_embed(positions, new, old, num_prefix_tokens=2, antialias=antialias)
+    assert torch.allclose(resample(positions, old, new, how), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["paper", "bicubic", "bicubic_antialias"])
+def test_the_same_grid_changes_nothing(how):
+    positions = table(5, 3, 1)
+    assert torch.equal(resample(positions, (5, 3), (5, 3), how), positions)
+    assert torch.equal(resample_axis(positions[0], 16, how), positions[0])
+
+
+def test_a_line_is_resampled_between_its_ends():
+    line = torch.tensor([[0.0], [1.0], [4.0]])
+    assert resample_axis(line, 5).flatten().tolist() == [0.0, 0.5, 1.0, 2.5, 4.0]
+
+
+def test_half_precision_stays_half_precision():
+    assert resample(table(4, 4, 1).bfloat16(), (4, 4), (6, 6)).dtype == torch.bfloat16
+    assert resample_axis(table(4, 4, 1)[0].bfloat16(), 6).dtype == torch.bfloat16

@@ -1,0 +1,181 @@
+"""`vitrail evaluate`: a weights file measured on images, with a report."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rich.console import Console
+
+from vitrail.config import DataConfig, Size
+from vitrail.data.dataset import Dataset, Samples
+from vitrail.distributed import joined
+from vitrail.errors import UserError, given_path
+from vitrail.inference.classifier import load
+from vitrail.inference.forward import device_of
+from vitrail.interrupt import Interrupts
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.multilabel import TagScores
+from vitrail.models.flops import macs, parameters
+from vitrail.report.model_card import write_model_card
+from vitrail.report.page import ReportFacts, write_report
+from vitrail.report.provenance import provenance
+from vitrail.terminal import escape, make_console
+from vitrail.weights.bundle import Card
+from vitrail.weights.names import local_path
+from vitrail.workflows.measure import Measurement, judge, logits_of
+from vitrail.workflows.prediction_table import write_answers
+from vitrail.workflows.show import data_name, scanning, show_data, show_scores
+from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
+from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_answering
+from vitrail.workflows.written import ANSWERS, MODEL_CARD, refuse_others
+
+LONGEST_NAME = 100  # of data in the name of a report: file systems have a limit, and others add to the name
+
+
+def evaluate(
+    weights: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    image_size: Size | None = None,
+    report: str | Path | None = None,
+    quarantine: str | Path | None = None,
+    target_accuracy: float | None = None,
+    write: bool = False,
+    follow_links: bool = True,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Scores | TagScores:
+    """Measure `weights` on the images in `data` and write a report beside the weights.
+
+    Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
+    used whole, unless it is the very data the weights were trained on: then only the part training never saw.
+    `target_accuracy` asks for the threshold above which so many answers are right. With `write`, what was tuned goes
+    into the weights file: the temperature, that threshold, or the thresholds of several labels.
+    """
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        classifier = load(weights, image_size=image_size, device=device)
+        card = classifier.card
+        path = given_path(report) if report is not None else _beside(weights, str(data), split)
+        again = _command(weights, data, split, image_size, quarantine, target_accuracy, follow_links)
+        _check(weights, card, path, target_accuracy, write, split)
+
+        def look() -> tuple[Dataset, Samples, str]:
+            with scanning(console, interrupts) as scanned:
+                trained = [Trained.of(classifier)]
+                return unseen_images(str(data), trained, split, str(quarantine or ""), scanned, follow_links)
+
+        dataset, samples, words = ranks.share(look)
+        show_data(console, dataset)
+        place, settings = device_of(classifier.net), DataConfig()
+        temperature = card.answering.temperature
+        out = logits_of(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
+
+        def tell() -> Scores | TagScores:
+            thresholds = card.answering.thresholds
+            net, several, told = classifier.net, card.several, words + fitted_note(card, samples)
+            found = judge(net, out, told, samples, card.preprocess, settings, several=several, thresholds=thresholds)
+            found = tuned(found, samples, card.answering, target_accuracy)
+            show_scores(console, found.scores, found.sentence)
+            show_tuning(console, found.scores)
+            answers = _answers(path)
+            facts = _facts(weights, dataset, card, found, again, answers.name)
+            write_answers(answers, found, samples, thresholds)
+            write_model_card(_card(path), facts)
+            write_report(path, facts)
+            console.print(
+                f"report: [bold]{escape(str(path))}[/]; beside it the answer to each image, {escape(answers.name)}, "
+                f"and a model card, {escape(path.stem)}-card.md"
+            )
+            if write:
+                console.print(escape(write_answering(weights, card, found, samples)))
+            return found.scores
+
+        return ranks.share(tell)
+
+
+def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool, split: str | None) -> None:
+    """What would fail after the work is told before it."""
+    check_names(weights, card)
+    beside = {_answers(report): ANSWERS, _card(report): MODEL_CARD}
+    refuse_others([(report, "report.html"), *beside.items()], "choose another --report")
+    if report.is_dir() or not report.absolute().parent.is_dir():
+        raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
+    if target is not None and not 0 < target < 1:
+        raise UserError(f"--target-accuracy is a share between 0 and 1, as 0.95, not {target:g}")
+    if target is not None and card.several:
+        raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
+    if write:
+        own_file(weights)
+        if split == "train":
+            raise UserError("--write would fit to images that these weights were trained on: use another --split")
+
+
+def _answers(report: Path) -> Path:
+    return report.with_name(f"{report.stem}-answers.csv")
+
+
+def _card(report: Path) -> Path:
+    return report.with_name(f"{report.stem}-card.md")
+
+
+def _beside(weights: str | Path, data: str, split: str | None) -> Path:
+    path = local_path(weights) or Path()  # here, for what lies in the package or in a cache
+    folder = path if path.is_dir() else path.parent
+    folder = folder if folder.is_dir() else Path()
+    which = "" if split is None else "-" + re.sub(r"\W+", "-", split)  # or one split would take the place of another
+    return folder / f"evaluation-{data_name(os.path.normpath(given_path(data)))[:LONGEST_NAME]}{which}.html"
+
+
+def _command(
+    weights: str | Path,
+    data: str | Path,
+    split: str | None,
+    image_size: Size | None,
+    quarantine: str | Path | None,
+    target_accuracy: float | None,
+    follow_links: bool,
+) -> list[str]:
+    """What measures the same again."""
+    options = {
+        "--split": split,
+        "--image-size": "x".join(map(str, image_size)) if image_size else None,
+        "--quarantine": quarantine,
+        "--target-accuracy": target_accuracy,
+    }
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return ["vitrail", "evaluate", str(weights), str(data), *given, *([] if follow_links else ["--no-follow"])]
+
+
+def _facts(
+    weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str], answers: str
+) -> ReportFacts:
+    return ReportFacts(
+        title=f"{Path(weights).name} on {data_name(dataset.root)}",
+        subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
+        scores=found.scores,
+        reliability=found.reliability,
+        split_used=found.sentence,
+        history=card.curves,
+        mistakes=found.mistakes,
+        uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=len(found.doubted),
+        answers=answers,
+        data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
+        excluded=dataset.excluded,
+        notes=dataset.notes,
+        cost=[
+            ("parameters", f"{parameters(card.model):,}"),
+            ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
+        ],
+        commands=[
+            again,
+            ["vitrail", "predict", str(weights), "photo.jpg"],
+        ],
+        card=provenance(card),
+    )

@@ -1,0 +1,245 @@
+"""`vitrail explain`: what a network sees, as one page, as figures and as numbers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.config import ModelConfig, Size
+from vitrail.errors import UserError, given_path
+from vitrail.inference.classifier import Classifier, load
+from vitrail.interpret.attention import attention_maps, block_query, query, transformer
+from vitrail.interpret.distance import Distances
+from vitrail.interpret.filters import embedding_filters
+from vitrail.interpret.rollout import rollout
+from vitrail.interpret.similarity import position_similarity
+from vitrail.interpret.votes import can_vote, reasons
+from vitrail.models.vit import VisionTransformer
+from vitrail.report.canvas import short_name
+from vitrail.report.explain_page import ExplainFacts, Looked, Picture, check_figures, write_explanation
+from vitrail.report.explain_plots import (
+    MapPanel,
+    draw_distances,
+    draw_filters,
+    draw_heads,
+    draw_maps,
+    draw_similarity,
+)
+from vitrail.report.explain_summary import FEWEST, distance_sentences
+from vitrail.report.provenance import vit_kind
+from vitrail.report.summary import percent
+from vitrail.terminal import escape, make_console
+from vitrail.workflows.explain_inputs import (
+    MOST_IMAGES,
+    Seen,
+    batches,
+    distances_of,
+    evenly,
+    ready_folder,
+    see_images,
+    weights_name,
+)
+from vitrail.workflows.explain_options import MEASURED, SHOWN, Wanted, command_again, explained_folder, wanted_of
+from vitrail.workflows.faithfulness import Trusted, measure_trust
+from vitrail.workflows.written import is_ours, refuse_others
+
+
+def explain(
+    weights: str | Path,
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    why: str | None = None,
+    rather_than: str | None = None,
+    shown: int = SHOWN,
+    measured: int = MEASURED,
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Write explain.html, explain.json and figures/ into `out`; returns the numbers."""
+    console = console or make_console()
+    if shown < 0:
+        raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
+    if measured and measured < FEWEST:
+        raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
+    classifier = load(weights, image_size=image_size, device=device)
+    net = transformer(classifier.net)
+    wanted = wanted_of(classifier, layers, heads, why, rather_than)
+    told = {"layers": wanted.layers if layers else None, "heads": wanted.heads if heads else None}  # none below 0
+    again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
+                          measured=measured, image_size=image_size)  # fmt: skip
+    seen = see_images(classifier, images, MOST_IMAGES) if images else None
+    folder = given_path(out) if out is not None else explained_folder(weights, images)
+    page, found = folder / "explain.html", folder / "explain.json"
+    refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
+    check_figures(folder)
+    ready_folder(folder)
+    distances, trusted, looked = None, None, []
+    if seen is not None:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            distances = distances_of(classifier, seen, bar)
+            if min(measured, len(seen.pixels)) >= FEWEST and net.config.num_classes > 1:
+                trusted = measure_trust(classifier, seen, measured, bar)
+            looked = _looked(classifier, net, seen, shown, wanted, bar)
+    facts = _facts(classifier, net, str(weights), again, seen, distances, trusted, looked)
+    numbers = _numbers(net.config, facts, seen, distances, trusted)
+    try:
+        write_explanation(folder, facts, numbers)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    for sentence in facts.findings:
+        console.print(escape(sentence))
+    for note in facts.notes:
+        console.print(f"[dim]{escape(note)}[/]")
+    console.print(f"page: [bold]{escape(str(folder / 'explain.html'))}[/]")
+    return numbers
+
+
+def _looked(
+    classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
+) -> list[Looked]:
+    """Maps over some of the images."""
+    indices = evenly(len(seen.pixels), shown) if shown else []
+    found = []
+    for number, index in enumerate(bar.track(indices, description="maps")):
+        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
+        answer, panels = _panels(classifier, net, pixels, wanted)
+        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
+        name, place = seen.names[index], f"image-{number:02d}"
+        drawing = draw_maps(seen.picture(index), panels, name)
+        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
+        found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
+    return found
+
+
+def _panels(
+    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
+) -> tuple[str, list[MapPanel]]:
+    """What the network says of one image, and the maps that explain it."""
+    classes = classifier.classes
+    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
+    if not classes:
+        return "features", [MapPanel("input", None), whole]
+    with torch.no_grad():
+        logits = net(pixels).float().cpu()
+    order = logits[0].argsort(descending=True, stable=True).tolist()
+    why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
+    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
+    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
+    panels = [MapPanel(f"input\n{answer}", None), whole]
+    for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
+        than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
+        panels.append(
+            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
+        )
+    return answer, panels
+
+
+def _facts(
+    classifier: Classifier,
+    net: VisionTransformer,
+    weights: str,
+    again: Sequence[str],
+    seen: Seen | None,
+    distances: Distances | None,
+    trusted: Trusted | None,
+    looked: Sequence[Looked],
+) -> ExplainFacts:
+    config = net.config
+    notes = []
+    similarity = None
+    try:
+        similarity = Picture("positions", draw_similarity(position_similarity(net)))
+    except UserError as error:
+        notes.append(f"No picture of positions: {error}.")
+    if config.positions_at == "layers":
+        notes.append("Every block has position embeddings of its own; shown are those of the first.")
+    if seen is None:
+        notes.append("Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES...")
+    elif not config.num_classes:
+        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
+    elif len(seen.pixels) < FEWEST:
+        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
+        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
+    if seen is not None and seen.failed:
+        notes.append(seen.unread)
+    if trusted is not None:
+        notes += trusted.notes
+    findings = [*(trusted.sentences if trusted else ()), *(distance_sentences(distances) if distances else ())]
+    return ExplainFacts(
+        title=weights_name(weights),
+        subtitle=_subtitle(config),
+        query=query(config),
+        block_query=block_query(config),
+        votes=can_vote(net),
+        findings=findings,
+        notes=notes,
+        images=looked,
+        filters=Picture("filters", draw_filters(embedding_filters(net))),
+        similarity=similarity,
+        distances=Picture("distance", draw_distances(distances)) if distances else None,
+        distance_images=distances.images if distances else 0,
+        curves=Picture("faithfulness", trusted.curves) if trusted else None,
+        pasted=Picture("pasted", trusted.pasted) if trusted and trusted.pasted else None,
+        trust=trusted.rows if trusted else (),
+        measured=trusted.images if trusted else 0,
+        pasted_sentence=trusted.pasted_sentence if trusted else "",
+        about=_about(classifier, config, seen),
+        commands=[shlex.join(again)],
+    )
+
+
+def _about(classifier: Classifier, config: ModelConfig, seen: Seen | None) -> list[tuple[str, str]]:
+    rows = [("network", _subtitle(config)), ("query", f"maps of the whole network show the view of {query(config)}")]
+    if seen is not None:
+        chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
+        rows.append(("images", f"{chosen}, chosen evenly"))
+    if classifier.card.source:
+        rows.append(("weights from", classifier.card.source))
+    return rows
+
+
+def _subtitle(config: ModelConfig) -> str:
+    size, cell = ("x".join(map(str, pair)) for pair in (config.image_size, config.cell))
+    prefix = [
+        *(["class token"] if config.class_token else []),
+        *([f"{config.registers} registers"] * bool(config.registers)),
+    ]
+    extra = f", {' and '.join(prefix)}" if prefix else ""
+    rows, columns = config.grid
+    return (
+        f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
+        f"patches of {cell} px{extra}, read by {query(config)}"
+    )
+
+
+def _numbers(
+    config: ModelConfig,
+    facts: ExplainFacts,
+    seen: Seen | None,
+    distances: Distances | None,
+    trusted: Trusted | None,
+) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"query": facts.query, "grid": config.grid, "findings": list(facts.findings)}
+    if distances is not None:
+        shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
+        numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
+    if trusted is not None:
+        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
+        found = trusted.found
+        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
+        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
+    if seen is not None:
+        numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
+    return numbers | {"figures": facts.files}

@@ -1,0 +1,282 @@
+"""`vitrail fewshot` and `vitrail knn`: what frozen features are worth, from a few images of each class or from all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from vitrail.config import ProbeConfig, Size
+from vitrail.data.dataset import Dataset, Samples, open_dataset
+from vitrail.distributed import joined
+from vitrail.errors import UserError, given_path
+from vitrail.inference.classifier import load
+from vitrail.interrupt import Interrupts
+from vitrail.metrics.accuracy import share_interval
+from vitrail.metrics.fewshot import FIXED, GRID, SHOTS, LeastSquares, best_by_rank, choose_shots
+from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, nearest_classes
+from vitrail.metrics.probe import fit_probe
+from vitrail.terminal import escape, make_console
+from vitrail.workflows.features import Extractor, Features
+from vitrail.workflows.show import data_name, scanning
+from vitrail.workflows.train_test_overlap import Trained, seen_by
+
+Method = Literal["least-squares", "probe", "knn"]
+Form = Literal["paper", "big_vision"]
+SEEDS = {"paper": (None,), "big_vision": (0, 1, 2)}
+PENALTIES = {"paper": GRID, "big_vision": (FIXED,)}
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """One number of the table, and all it was made from."""
+
+    data: str
+    method: Method
+    shots: int | None  # images of each class; none: all
+    accuracy: float  # mean over the seeds
+    deviation: float | None  # over the seeds, if there are several
+    interval: tuple[float, float]  # 95 %, of the mean over the test images
+    seeds: list[float]  # the accuracy of each
+    images: int  # learned from
+    tested: int
+    setting: str  # penalty or neighbours, in words
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A data set with its features, and which images are learned from."""
+
+    name: str
+    classes: int
+    train: Features
+    test: Features
+    chosen: dict[tuple[int | None, int | None], np.ndarray]  # by shots and seed
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Right answers of every candidate setting, for one task, number of shots and seed."""
+
+    right: np.ndarray  # int64 (candidates,)
+    tested: int
+    images: int
+    setting: str = ""
+
+
+def fewshot(
+    weights: str | Path,
+    data: Sequence[str | Path],
+    *,
+    shots: Sequence[int | None] = SHOTS,
+    methods: Sequence[Method] = ("least-squares",),
+    form: Form = "paper",
+    neighbours: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> list[FewShot]:
+    """Measure the features of `weights` on every data set, by every method, from `shots` images of each class.
+
+    None among the shots stands for all training images. The form says which images are taken and with which penalty
+    least squares are solved: "paper" the first ones, and of 30 penalties for each number of shots the one of the best
+    mean rank over the data sets; "big_vision" three random draws, and one penalty.
+    """
+    if any(number is not None and number < 1 for number in shots):
+        raise UserError("the number of shots is how many images of each class to learn from, at least 1, or all")
+    solvers: dict[Method, Callable[[_Task, np.ndarray], _Counts]] = {
+        "least-squares": lambda task, rows: _least_squares(task, rows, PENALTIES[form]),
+        "probe": _probe,
+        "knn": lambda task, rows: _knn(task, rows, neighbours, temperature),
+    }
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        classifier = load(weights, image_size=image_size, device=device)
+        extractor = Extractor(classifier, console, interrupts, ranks)
+        tasks = list(_tasks(data, Trained.of(classifier), extractor, shots, SEEDS[form]))
+
+        def solve() -> list[FewShot]:
+            found = []
+            for method in dict.fromkeys(methods):
+                for number in dict.fromkeys(shots):
+                    interrupts.check()
+                    with console.status(f"{method}, {_shots(number)}"):
+                        counts = {
+                            task.name: [
+                                solvers[method](task, rows) for (own, _), rows in task.chosen.items() if own == number
+                            ]
+                            for task in tasks
+                        }
+                    found += _rows(method, number, counts, PENALTIES[form])
+            _show(console, found, len(tasks))
+            spread = "95 % interval over the test images" if form == "paper" else "deviation over three draws"
+            chosen = form == "paper" and "least-squares" in methods
+            console.print(f"[dim]±: {spread}{'; penalties are chosen on the test images, as in the paper' * chosen}[/]")
+            return found
+
+        return ranks.share(solve)
+
+
+def _tasks(
+    data: Sequence[str | Path],
+    trained: Trained,
+    extractor: Extractor,
+    shots: Sequence[int | None],
+    seeds: Sequence[int | None],
+) -> Iterator[_Task]:
+    names = [data_name(str(Path(path).absolute())) for path in data]
+    names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
+    if len({given_path(path).resolve() for path in data}) < len(data):
+        raise UserError("a data set is named twice")
+    for name, path in zip(names, data, strict=True):
+        dataset = extractor.ranks.share(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
+        train, test = dataset.splits["train"], dataset.splits["test" if "test" in dataset.splits else "val"]
+        show_transfer(extractor.console, name, dataset, train, test, trained)
+        classes = len(dataset.classes)
+        _note_fewer(extractor.console, name, train, classes, shots)
+        chosen = {
+            (number, seed): choose_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
+        }
+        yield _Task(
+            name,
+            classes,
+            extractor.of(train, np.concatenate(list(chosen.values())), f"{name}, train"),
+            extractor.of(test, what=f"{name}, test"),
+            chosen,
+        )
+
+
+def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots: Sequence[int | None]) -> None:
+    fewest = int(np.bincount(train.labels, minlength=classes).min())
+    more = [str(number) for number in shots if number is not None and number > fewest]
+    if more:
+        console.print(
+            f"[dim]{escape(name)} has classes with {fewest} images to learn from: {', '.join(more)} shots take all[/]"
+        )
+
+
+def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
+    """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
+    with scanning(extractor.console, extractor.interrupts) as scanned:
+        dataset = open_dataset(path, None, progress=scanned)
+        if not {"train"} < set(dataset.splits) & {"train", "val", "test"}:
+            dataset = open_dataset(path)
+    if len(dataset.splits) < 2:
+        raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
+    if dataset.several:
+        raise UserError(f"the images of '{path}' have any number of labels: these measures need exactly one")
+    return dataset
+
+
+def show_transfer(
+    console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, trained: Trained
+) -> None:
+    """What is learned from and measured on, and what would make the number too good."""
+    console.print(
+        f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} images to learn from, "
+        f"{len(test):,} to measure on"
+    )
+    if seen := seen_by(test, trained):
+        console.print(
+            f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
+        )
+
+
+def _least_squares(task: _Task, rows: np.ndarray, penalties: Sequence[float]) -> _Counts:
+    features, labels = task.train.take(rows)
+    problem = LeastSquares(features, labels, task.classes)
+    right, tested = np.zeros(len(penalties), np.int64), 0
+    for values, truth in task.test.parts():
+        right += problem.count_right(values, truth, penalties)
+        tested += len(truth)
+    return _Counts(right, tested, len(labels))
+
+
+def _probe(task: _Task, rows: np.ndarray) -> _Counts:
+    features, labels = task.train.take(rows)
+    settings = ProbeConfig()
+    groups = task.train.groups(rows)
+    probe = fit_probe(
+        features, labels, task.classes, penalties=settings.penalties, iterations=settings.iterations, groups=groups
+    )
+    right = tested = 0
+    for values, truth in task.test.parts():
+        right += int(((values @ probe.weight.T + probe.bias).argmax(dim=1) == truth).sum())
+        tested += len(truth)
+    return _Counts(np.array([right]), tested, len(labels), f"penalty {probe.penalty:g}")
+
+
+def _knn(task: _Task, rows: np.ndarray, neighbours: int, temperature: float) -> _Counts:
+    features, labels = task.train.take(rows)
+    right = tested = 0
+    for values, truth in task.test.parts():
+        (said,) = nearest_classes(features, labels, values, task.classes, (neighbours,), temperature)
+        right += int((said == truth).sum())
+        tested += len(truth)
+    return _Counts(np.array([right]), tested, len(labels), f"{neighbours} neighbours, temperature {temperature:g}")
+
+
+def _rows(
+    method: Method, shots: int | None, counts: dict[str, list[_Counts]], penalties: Sequence[float]
+) -> list[FewShot]:
+    """The candidate that serves all data sets, and what each of them scores with it."""
+    accuracies = {name: np.stack([one.right / one.tested for one in found]) for name, found in counts.items()}
+    best = best_by_rank({name: found.mean(axis=0) for name, found in accuracies.items()})
+    rows = []
+    for name, found in counts.items():
+        seeds, tested = accuracies[name][:, best], found[0].tested
+        setting = found[0].setting or f"penalty 2^{np.log2(penalties[best]):.0f}"
+        rows.append(
+            FewShot(
+                name,
+                method,
+                shots,
+                accuracy=float(seeds.mean()),
+                deviation=float(seeds.std(ddof=1)) if len(seeds) > 1 else None,
+                interval=share_interval(round(float(seeds.mean()) * tested), tested),
+                seeds=seeds.tolist(),
+                images=found[0].images,
+                tested=tested,
+                setting=setting,
+            )
+        )
+    return rows
+
+
+def _shots(number: int | None) -> str:
+    return "all images" if number is None else f"{number} {'image' if number == 1 else 'images'} of each class"
+
+
+def _show(console: Console, found: Sequence[FewShot], sets: int) -> None:
+    shots = list(dict.fromkeys(row.shots for row in found))
+    table = Table(box=None, pad_edge=False)
+    for column in ("% right", "by"):
+        table.add_column(column, no_wrap=True)
+    for number in shots:
+        table.add_column("all" if number is None else f"{number}-shot", justify="right", no_wrap=True)
+    for method in dict.fromkeys(row.method for row in found):
+        own = [row for row in found if row.method == method]
+        for name in dict.fromkeys(row.data for row in own):
+            cells = [_cell(row) for row in own if row.data == name]
+            table.add_row(escape(name), method, *cells)
+        if sets > 1:
+            means = [np.mean([row.accuracy for row in own if row.shots == number]) for number in shots]
+            table.add_row("[bold]mean[/]", method, *(f"[bold]{100 * mean:.1f}[/]" for mean in means))
+    console.print(table)
+
+
+def _cell(row: FewShot) -> str:
+    low, high = row.interval
+    spread = row.deviation if row.deviation is not None else (high - low) / 2
+    return f"{100 * row.accuracy:.1f} ±{100 * spread:.1f}"
+
+
+def to_json(rows: Sequence[FewShot]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]

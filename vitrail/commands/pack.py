@@ -1,0 +1,105 @@
+"""`vitrail pack`: a data set as a few large files that are read fast from any disk."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from vitrail.data.dataset import check_readable, scan_source
+from vitrail.data.decode import MAX_PIXELS
+from vitrail.data.pack import Packing, PackOptions
+from vitrail.data.sources.catalogue import count
+from vitrail.data.sources.read import read_source
+from vitrail.errors import UserError, given_path
+from vitrail.interrupt import Interrupted, Interrupts
+from vitrail.terminal import escape, make_console
+from vitrail.workflows.show import scanning
+
+
+@dataclass(frozen=True)
+class PackResult:
+    folder: Path
+    images: int
+    bytes: int
+    shards: int
+    left_out: list[tuple[str, str]]  # (name, why)
+
+
+def pack(
+    data: str | Path,
+    out: str | Path,
+    *,
+    resize: int | None = None,
+    quality: int = 95,
+    shard_mb: int = 256,
+    follow_links: bool = True,
+    console: Console | None = None,
+) -> PackResult:
+    """Write the images of `data` into shards in the folder `out`; called again after a stop, it goes on."""
+    console = console or make_console()
+    for name, value, low, high in (
+        ("resize", resize, 1, 65_535),
+        ("quality", quality, 1, 100),
+        ("shard-mb", shard_mb, 1, 100_000),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UserError(f"--{name} is a number from {low:,} to {high:,}, not {value:,}")
+    options = PackOptions(MAX_PIXELS, resize, quality, shard_mb * 1_000_000)
+    folder, root, started = given_path(out), given_path(data), time.monotonic()
+    if root.is_dir() and root.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
+    with Interrupts() as interrupts:
+        try:
+            with interrupts.at_once():
+                manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
+        except Interrupted as stopped:
+            stopped.advice = "; give the same command again to go on"
+            raise
+        except OSError as error:
+            raise UserError(f"cannot write to '{folder}': {error.strerror or error}; what is there is kept") from None
+    written = sum(shard["bytes"] for shard in manifest["shards"])
+    images = sum(shard["images"] for shard in manifest["shards"])
+    console.print(
+        f"[bold]{escape(str(folder))}[/]: {count(images, 'image')} in {count(len(manifest['shards']), 'shard')}, "
+        f"{written / 1e6:,.1f} MB, {time.monotonic() - started:.0f} s"
+    )
+    for name, why in packing.left_out[:3]:
+        console.print(f"[yellow]left out: {escape(name)}: {escape(why)}[/]")
+    if len(packing.left_out) > 3:
+        console.print(f"[yellow]and {len(packing.left_out) - 3:,} more, listed in manifest.json[/]")
+    console.print(f"next: {escape(shlex.join(['vitrail', 'train', str(folder)]))}")
+    return PackResult(folder, images, written, len(manifest["shards"]), packing.left_out)
+
+
+def _packed(
+    data: str | Path,
+    folder: Path,
+    options: PackOptions,
+    follow_links: bool,
+    console: Console,
+    interrupts: Interrupts,
+) -> tuple[dict, Packing]:
+    notes: list[str] = []
+    source = read_source(data, notes, follow=follow_links)
+    with scanning(console, interrupts) as scanned:
+        found = scan_source(source, options.max_pixels, scanned)
+    check_readable(source, found, data)
+    packing = Packing(source, found, folder, options)
+    kept = packing.begin()
+    if kept:
+        console.print(f"going on: {count(kept, 'shard')} of {len(packing.shards)} are there")
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("packing images", total=None)
+
+        def packed(done: int, total: int) -> None:
+            interrupts.check()
+            bar.update(task, completed=done, total=total)
+
+        packing.write(packed)
+    with scanning(console, interrupts) as scanned:
+        return packing.finish(notes, scanned), packing

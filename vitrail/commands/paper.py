@@ -1,0 +1,104 @@
+"""`vitrail paper`: figures of the paper, drawn for given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from vitrail.config import Size
+from vitrail.errors import UserError, given_path
+from vitrail.inference.classifier import Classifier, load
+from vitrail.interpret.attention import query, transformer
+from vitrail.interpret.distance import Distances
+from vitrail.interpret.filters import embedding_filters
+from vitrail.interpret.rollout import rollout
+from vitrail.interpret.similarity import position_similarity
+from vitrail.report.canvas import Drawing
+from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
+from vitrail.terminal import escape, make_console
+from vitrail.workflows.explain_inputs import (
+    MOST_IMAGES,
+    Seen,
+    batches,
+    distances_of,
+    ready_folder,
+    see_images,
+    weights_name,
+)
+
+ROWS = 4  # images of figure 6
+NEED_IMAGES = ("figure-6", "figure-7", "figure-11")
+ONE_NETWORK = ("figure-6", "figure-7")
+
+
+def paper(
+    name: str,
+    weights: Sequence[str | Path],
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path | None = None,
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Path:
+    """Draw one figure into a file and return its path."""
+    console = console or make_console()
+    path = given_path(out) if out is not None else Path(f"{name}.svg")
+    if path.suffix not in (".svg", ".png"):
+        raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
+    if not weights or (name in ONE_NETWORK and len(weights) > 1):
+        raise UserError(f"{name} shows {'one network' if name in ONE_NETWORK else 'networks'}: name its weights")
+    if name in NEED_IMAGES and not images:
+        raise UserError(f"{name} needs images: add --images photos/")
+    networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
+    ready_folder(path.parent)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        drawing = _drawing(name, networks, images, bar, console)
+    try:
+        drawing.save(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    console.print(f"{name}: [bold]{escape(str(path))}[/]")
+    return path
+
+
+def _drawing(
+    name: str, networks: Sequence[tuple[str, Classifier]], images: Sequence[str | Path], bar: Progress, console: Console
+) -> Drawing:
+    first = networks[0][1]
+    match name:
+        case "figure-6":
+            seen = _seen(first, images, ROWS, console)
+            net = transformer(first.net)
+            maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
+            console.print(f"attention rollout: the view of {query(net.config)}")
+            return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
+        case "figure-7":
+            net = transformer(first.net)
+            try:
+                similarity = position_similarity(net)
+            except UserError as error:
+                similarity = None
+                console.print(f"[dim]{escape(str(error))}[/]")
+            return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar, console))
+        case "figure-10":
+            tiles = [(label, position_similarity(transformer(one.net))) for label, one in networks]
+            return draw_side_by_side("Figure 10", tiles)
+        case _:
+            measured = [(label, _distances(one, images, bar, console)) for label, one in networks]
+            return draw_side_by_side("Figure 11", measured)
+
+
+def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console) -> Distances:
+    transformer(classifier.net)  # a ResNet is told before images are opened
+    return distances_of(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
+
+
+def _seen(classifier: Classifier, images: Sequence[str | Path], most: int, console: Console) -> Seen:
+    seen = see_images(classifier, images, most)
+    if seen.failed:
+        console.print(f"[yellow]{escape(seen.unread)}[/]")
+    return seen

@@ -1,0 +1,279 @@
+"""`vitrail vtab`: weights on the tasks of VTAB-1k that lie in a folder, by a linear probe or by fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from vitrail.config import ProbeConfig, Size
+from vitrail.data.dataset import Dataset, Samples, open_dataset
+from vitrail.data.sources.clevr import read_clevr
+from vitrail.data.splits import groups_of
+from vitrail.distributed import Ranks, joined
+from vitrail.errors import UserError, did_you_mean, given_path
+from vitrail.inference.classifier import load
+from vitrail.interrupt import Interrupts
+from vitrail.metrics.accuracy import share_interval
+from vitrail.metrics.probe import Probe, fit_probe
+from vitrail.metrics.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
+from vitrail.terminal import escape, make_console
+from vitrail.workflows.features import Extractor, Features
+from vitrail.workflows.show import scanning
+from vitrail.workflows.train_test_overlap import Trained, seen_by
+from vitrail.workflows.vtab_finetune import finetune_tasks
+from vitrail.workflows.vtab_score import TaskScore, notes_on
+
+READERS = {
+    "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
+    "clevr_dist": lambda place, notes: read_clevr(place, "distance", notes),
+}
+CANDIDATES = 3  # times the images to validate on, to choose those from that stand apart from training images
+NAMES = ("train", "val", "test")
+LISTS = "Read as a task of VTAB-1k with its published lists."
+
+
+@dataclass(frozen=True)
+class Vtab:
+    scores: list[TaskScore]
+    summary: Summary
+    missing: dict[str, str]  # task -> what is missing, or wrong with what is there
+
+    def to_dict(self) -> dict[str, Any]:
+        summary = {**asdict(self.summary), "complete": self.summary.complete}
+        return {"scores": [asdict(one) for one in self.scores], "summary": summary, "missing": self.missing}
+
+
+def vtab(
+    weights: str | Path,
+    folder: str | Path,
+    *,
+    tasks: Sequence[str] = (),
+    by: Literal["probe", "finetune"] = "probe",
+    out: str | Path | None = None,
+    seeds: int = 1,
+    overrides: Sequence[str] = (),
+    image_size: Size | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Vtab:
+    """Measure `weights` on every task that has a folder of its name in `folder`, or on some of them.
+
+    By a probe: its penalty is chosen by training on 800 images and measuring on 200; then all 1,000 are trained on, and
+    the test split is measured once. By fine-tuning: as `transfer` does it with the recipe paper-finetune-vtab, changed
+    by `overrides`; the runs stand in `out`.
+    """
+    if by == "probe" and (overrides or seeds != 1 or out is not None):
+        raise UserError("a probe trains no network: --set, --seeds and --out go with --by finetune")
+    if by == "finetune" and (image_size is not None or device != "auto"):
+        raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
+    wanted = _wanted(tasks)
+    places = {task: place for task in wanted if (place := _place(given_path(folder), task)) is not None}
+    if not places:
+        known = ", ".join(task.key for task in wanted)
+        raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
+    wrong: dict[str, str] = {}
+    with joined() as ranks:
+        console = console if console is not None and ranks.first else make_console(lasting=True)
+        console.quiet = console.quiet or not ranks.first
+        if by == "finetune":
+            runs = Path("runs") / "vtab" if out is None else out
+            scores = finetune_tasks(weights, places, out=runs, seeds=seeds, overrides=overrides, console=console)
+        else:
+            scores, wrong = _probe_tasks(weights, places, image_size, device, console, ranks)
+    if not scores:
+        raise UserError("none of the tasks could be measured: " + next(iter(wrong.values())))
+    result = Vtab(
+        scores,
+        summarise({one.key: one.accuracy for one in scores}),
+        {task.key: what_is_missing(task) for task in wanted if task not in places} | wrong,
+    )
+    _show(console, result, "fine-tuning" if by == "finetune" else "a linear probe on frozen features")
+    return result
+
+
+def _probe_tasks(
+    weights: str | Path,
+    places: Mapping[Task, Path],
+    image_size: Size | None,
+    device: str,
+    console: Console,
+    ranks: Ranks,
+) -> tuple[list[TaskScore], dict[str, str]]:
+    """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
+    with Interrupts() as interrupts, interrupts.at_once(ranks):
+        classifier = load(weights, image_size=image_size, device=device)
+        extractor, trained = Extractor(classifier, console, interrupts, ranks), Trained.of(classifier)
+        scores, wrong = [], {}
+        for task, place in places.items():
+            try:
+                dataset, splits = ranks.share(partial(_open, task, place, console, interrupts))
+            except UserError as error:
+                wrong[task.key] = str(error)
+                console.print(f"{task.name}: [red]{escape(str(error))}[/]")
+                continue
+            found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
+            score = ranks.share(partial(_score, task, dataset, found, seen_by(splits[-1], trained)))
+            scores.append(score)
+            console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
+        return scores, wrong
+
+
+def _open(
+    task: Task, place: Path, console: Console, interrupts: Interrupts
+) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
+    with scanning(console, interrupts) as scanned:
+        dataset = open_dataset(place, None, progress=scanned, read=READERS.get(task.key))
+    return dataset, thousand(dataset, task)
+
+
+def _wanted(keys: Sequence[str]) -> list[Task]:
+    known = {task.key: task for task in TASKS}
+    for key in keys:
+        if key not in known:
+            raise UserError(f"VTAB has no task '{key}'{did_you_mean(key, known) or '; it has ' + ', '.join(known)}")
+    return [task for task in TASKS if not keys or task.key in keys]
+
+
+def _place(folder: Path, task: Task) -> Path | None:
+    if not folder.is_dir():
+        raise UserError(f"'{folder}' is not a folder: give the one that holds a folder for each task")
+    names = (task.key, f"{task.key}.zip", f"{task.key}.tar.gz", f"{task.key}.parquet")
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def what_is_missing(task: Task) -> str:
+    """What it would take to run a task that is not there."""
+    lists = "train800.txt, val200.txt and test.txt beside its images"
+    if task.missing:
+        return f"{lists}; as it is published it cannot be read: {task.missing}"
+    return f"{lists}, or the data set as it is published"
+
+
+def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
+    """The 800, the 200 and the test images. Where they are not published, they are drawn by the content of the images:
+    the same ones whatever their names and order."""
+    splits = dataset.splits
+    if dataset.several:
+        raise UserError(f"the images of '{dataset.root}' have any number of labels, and those of {task.name} have one")
+    if "all" in splits:
+        images = splits["all"]
+        learned, watched, rest = _parted(images, task, dataset)
+        test = images.subset(rest)
+    elif "train" in splits and "test" in splits:
+        images, test = splits["train"], splits["test"]
+        learned = _order(images)
+        last = len(learned) if "val" in splits else int(len(learned) * task.learned)
+        learned, watched = learned[:last], learned[last:]
+    else:
+        raise UserError(f"'{dataset.root}' has the splits {', '.join(splits)}: {task.name} needs train and test")
+    given = splits["val"] if "all" not in splits and "val" in splits else None
+    to_validate = len(watched) if given is None else len(given)
+    if len(learned) < TRAIN or to_validate < VAL:
+        raise UserError(
+            f"'{dataset.root}' has {len(learned):,} images to train and {to_validate:,} to validate on, and VTAB-1k "
+            f"takes {TRAIN} and {VAL}"
+        )
+    learned = learned[:TRAIN]
+    val = images.subset(_apart(images, learned, watched)) if given is None else given.subset(_order(given)[:VAL])
+    return images.subset(learned), val, test
+
+
+def _apart(images: Samples, learned: np.ndarray, watched: np.ndarray) -> np.ndarray:
+    """The first rows to validate on that belong together with none that is trained on; others only for want of such."""
+    candidates = watched[: CANDIDATES * VAL]
+    groups = groups_of(images, np.concatenate([learned, candidates]))
+    with_learned = np.isin(groups[len(learned) :], groups[: len(learned)])
+    return candidates[np.argsort(with_learned, kind="stable")][:VAL]
+
+
+def _parted(images: Samples, task: Task, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows to train, to validate and to test on."""
+    order = _order(images)
+    if task.per_class:
+        own = [order[images.labels[order] == label][: task.per_class] for label in range(len(images.classes))]
+        learned = np.concatenate(own)
+        learned = learned[_order(images.subset(learned))]
+        last = int(len(learned) * task.learned)
+        return learned[:last], learned[last:], np.setdiff1d(order, learned)
+    if task.parts is None:
+        raise UserError(f"'{dataset.root}' comes without a split, and {task.name} has one: {task.split}")
+    first, second = (int(len(order) * share) for share in (task.parts[0], task.parts[0] + task.parts[1]))
+    return order[:first], order[first:second], order[second:]
+
+
+def _order(samples: Samples) -> np.ndarray:
+    return np.argsort(samples.firsts, kind="stable")
+
+
+def _score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: int) -> TaskScore:
+    train, val, test = splits
+    x, y = train.take(np.arange(len(train.samples)))
+    x_val, y_val = val.take(np.arange(len(val.samples)))
+    classes, settings = len(dataset.classes), ProbeConfig()
+
+    def fit(features: Tensor, labels: Tensor, penalty: float) -> Probe:
+        return fit_probe(features, labels, classes, penalties=(penalty,), iterations=settings.iterations)
+
+    tried = {penalty: _right(fit(x, y, penalty), x_val, y_val) for penalty in sorted(settings.penalties, reverse=True)}
+    best = max(tried, key=lambda penalty: tried[penalty])  # the strongest of equals
+    probe = fit(torch.cat([x, x_val]), torch.cat([y, y_val]), best)
+    right = tested = 0
+    for values, truth in test.parts():
+        right += _right(probe, values, truth)
+        tested += len(truth)
+    published = LISTS in dataset.notes
+    notes = notes_on(task, published, classes, tested, seen)
+    interval = share_interval(right, tested)
+    return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)
+
+
+def _right(probe: Probe, features: Tensor, labels: Tensor) -> int:
+    return int(((features @ probe.weight.T + probe.bias).argmax(dim=1) == labels).sum())
+
+
+def _show(console: Console, result: Vtab, by: str) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "group", "top-1", "test images", "with"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("task", "group") else "right")
+    names = {task.key: task.name for task in TASKS}
+    for one in result.scores:
+        half = 100 * (one.interval[1] - one.interval[0]) / 2
+        table.add_row(names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", one.setting)
+    console.print(table)
+    for one in result.scores:
+        for note in one.notes:
+            console.print(f"[dim]{names[one.key]}: {escape(note)}[/]")
+    if result.missing:
+        left = ", ".join(result.missing)
+        console.print(f"[dim]not run: {left}; `vitrail vtab` tells what each needs[/]")
+    groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
+    what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(TASKS)} tasks"
+    console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")
+
+
+def show_tasks(console: Console) -> None:
+    """The table of all tasks."""
+    table = Table(box=None, pad_edge=False)
+    headings = ("folder", "task", "group", "classes", "test", "without")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="right" if heading in headings[3:5] else "left")
+    for task in TASKS:
+        without = ", ".join(name for name, may in (("flip", task.flip), ("crop", task.crop)) if not may)
+        table.add_row(task.key, task.name, task.group, str(task.classes), f"{task.test:,}", without)
+    console.print(table)
+    for task in TASKS:
+        console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
+        console.print(f"  needs {escape(what_is_missing(task))}")
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    return [asdict(task) for task in TASKS]

@@ -1,0 +1,244 @@
+"""Which distortions each sample gets, and how strong: RandAugment, 3-Augment and colour jitter as layers of operations.
+
+Everything is drawn here, on the CPU and for the whole batch; the device only carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from vitrail.config import AugmentConfig, Size
+from vitrail.data.randomness import Stream, uniform
+
+
+class Op(IntEnum):
+    """What can happen to an image, with the value it takes. From ROTATE on it moves pixels, in all channels."""
+
+    NOTHING = 0
+    AUTOCONTRAST = 1
+    EQUALIZE = 2
+    INVERT = 3
+    POSTERIZE = 4  # bits kept
+    SOLARIZE = 5  # least level that is inverted
+    SOLARIZE_ADD = 6  # added to levels below 128
+    BRIGHTNESS = 7  # factor
+    CONTRAST = 8  # factor
+    COLOR = 9  # factor; 0: grey
+    SHARPNESS = 10  # factor
+    HUE = 11  # share of the colour circle
+    BLUR = 12  # radius
+    ROTATE = 13  # degrees
+    SHEAR_X = 14  # pixels per row
+    SHEAR_Y = 15  # pixels per column
+    TRANSLATE_X = 16  # pixels
+    TRANSLATE_Y = 17  # pixels
+    CUTOUT = 18  # half a side
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation for each image of a batch."""
+
+    op: np.ndarray  # (B,) of Op
+    value: np.ndarray  # (B,) float64
+    place: np.ndarray | None = None  # (B, 2): where the centre of a cutout is, as shares of height and width
+
+
+RANDAUGMENT = np.array(
+    [
+        *(Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT, Op.ROTATE, Op.POSTERIZE, Op.SOLARIZE, Op.COLOR, Op.CONTRAST),
+        *(Op.BRIGHTNESS, Op.SHARPNESS, Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.SOLARIZE_ADD),
+        Op.CUTOUT,  # the last, since timm has all but it
+    ]
+)
+TIMM_CHANCE = 0.5  # of each layer to be applied
+CUTOUT_PIXELS, TRANSLATE_PIXELS = 40, 100  # big_vision's for RandAugment, whatever the size of the image
+TRANSLATE_SHARE = 0.45  # timm's, of the image's side
+BLUR_RADIUS = (0.1, 2.0)  # DeiT-III's
+MOST = {"big_vision": 30.0, "timm": 10.0}  # magnitude, spread included
+
+POINT_ONE = 1 << 16  # of Pillow's fixed-point coordinates
+BOX_ONE = 1 << 24  # of its box blur
+BOX_PASSES = 3
+
+# From the magnitude over 10 and a sign, both (n,), and the image's side to the value an operation takes.
+Range = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+
+
+def layers_for(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: np.ndarray, size: Size) -> list[Layer]:
+    """All that happens to the colours and the geometry of a batch, in order."""
+    layers: list[Layer] = []
+    if config.randaugment_layers:
+        layers += randaugment(config, seed, epochs, samples, size)
+    if config.three_augment:
+        layers.append(three_augment(seed, epochs, samples))
+    if config.jitter or config.hue:
+        layers += jitter(config, seed, epochs, samples)
+    return layers
+
+
+def randaugment(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: np.ndarray, size: Size) -> list[Layer]:
+    """RandAugment: for each layer, one of big_vision's 16 operations at one magnitude, signs of the geometric ones at
+    random.
+
+    big_vision's contrast blends with a constant, H*W/256, instead of the mean of the image, and its solarize threshold
+    overflows its 8 bits; here contrast takes the mean, and a threshold above 255 changes nothing. Geometric operations
+    take the nearest pixel, as there. Style "timm" is `rand-inc1` with its 15 operations, but nearest pixels and a grey
+    of 128 too, where timm interpolates and fills with the mean of its data.
+    """
+    timm = config.randaugment_style == "timm"
+    ops = RANDAUGMENT[:-1] if timm else RANDAUGMENT
+    draws = uniform(seed, Stream.RANDAUGMENT, epochs, samples, 8 * config.randaugment_layers)
+    layers = []
+    for choice, sign, noise, angle, down, right, coin, _ in draws.reshape(len(draws), -1, 8).transpose(1, 2, 0):
+        op = ops[(choice * len(ops)).astype(np.int64)]
+        normal = np.sqrt(-2 * np.log(noise)) * np.cos(2 * np.pi * angle)  # Box and Muller
+        magnitude = config.randaugment_magnitude + config.randaugment_spread * normal
+        level = np.clip(magnitude, 0, MOST[config.randaugment_style]) / 10
+        value = _values(op, level, np.where(sign < 0.5, -1.0, 1.0), size, TIMM if timm else BIG_VISION)
+        if timm:
+            op = np.where(coin < TIMM_CHANCE, op, Op.NOTHING)
+        layers.append(Layer(op, value, np.stack([down, right], axis=-1)))
+    return layers
+
+
+def three_augment(seed: int, epochs: np.ndarray, samples: np.ndarray) -> Layer:
+    """DeiT-III's choice of one: grey, solarised at 128, or blurred by a random radius."""
+    choice, radius = uniform(seed, Stream.THREE_AUGMENT, epochs, samples, 2).T
+    pick = (choice * 3).astype(np.int64)
+    blur = BLUR_RADIUS[0] + radius * (BLUR_RADIUS[1] - BLUR_RADIUS[0])
+    op = np.array([Op.COLOR, Op.SOLARIZE, Op.BLUR])[pick]
+    return Layer(op, np.select([pick == 0, pick == 1], [np.zeros_like(blur), np.full_like(blur, 128.0)], blur))
+
+
+def jitter(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: np.ndarray) -> list[Layer]:
+    """torchvision's ColorJitter: brightness, contrast, saturation and hue, each image with its own order."""
+    draws = uniform(seed, Stream.JITTER, epochs, samples, 8)
+    low = max(0.0, 1 - config.jitter)
+    factors = low + draws[:, :4] * (1 + config.jitter - low)
+    factors[:, 3] = (2 * draws[:, 3] - 1) * config.hue
+    ops = np.array([Op.BRIGHTNESS, Op.CONTRAST, Op.COLOR, Op.HUE])
+    used = np.flatnonzero([config.jitter > 0] * 3 + [config.hue > 0])
+    order = used[np.argsort(draws[:, 4 + used], axis=1)]  # (B, operations)
+    return [Layer(ops[column], factors[np.arange(len(column)), column]) for column in order.T]
+
+
+def _values(op: np.ndarray, level: np.ndarray, sign: np.ndarray, size: Size, ranges: dict[Op, Range]) -> np.ndarray:
+    values = np.zeros(len(op))
+    for kind, value in ranges.items():
+        rows = op == kind
+        values[rows] = value(level[rows], sign[rows], size[1] if kind is Op.TRANSLATE_X else size[0])
+    return values
+
+
+def _bits(level: np.ndarray) -> np.ndarray:
+    return np.floor(4 * level)
+
+
+def _threshold(level: np.ndarray) -> np.ndarray:
+    return np.minimum(256, np.floor(256 * level))
+
+
+def _enhance(level: np.ndarray, sign: np.ndarray, side: int) -> np.ndarray:
+    return 1.8 * level + 0.1
+
+
+def _enhance_more(level: np.ndarray, sign: np.ndarray, side: int) -> np.ndarray:
+    return np.maximum(0.1, 1 + sign * 0.9 * level)
+
+
+GEOMETRIC: dict[Op, Range] = {
+    Op.ROTATE: lambda level, sign, side: sign * 30 * level,
+    Op.SHEAR_X: lambda level, sign, side: sign * 0.3 * level,
+    Op.SHEAR_Y: lambda level, sign, side: sign * 0.3 * level,
+}
+BIG_VISION: dict[Op, Range] = {
+    **GEOMETRIC,
+    Op.TRANSLATE_X: lambda level, sign, side: sign * TRANSLATE_PIXELS * level,
+    Op.TRANSLATE_Y: lambda level, sign, side: sign * TRANSLATE_PIXELS * level,
+    Op.CUTOUT: lambda level, sign, side: np.floor(CUTOUT_PIXELS * level),
+    Op.POSTERIZE: lambda level, sign, side: np.clip(_bits(level), 1, 8),  # TensorFlow keeps one bit when told none
+    Op.SOLARIZE: lambda level, sign, side: _threshold(level),
+    Op.SOLARIZE_ADD: lambda level, sign, side: np.minimum(255, np.floor(110 * level)),
+    **dict.fromkeys((Op.COLOR, Op.CONTRAST, Op.BRIGHTNESS, Op.SHARPNESS), _enhance),
+}
+TIMM: dict[Op, Range] = {
+    **GEOMETRIC,
+    Op.TRANSLATE_X: lambda level, sign, side: sign * TRANSLATE_SHARE * side * level,
+    Op.TRANSLATE_Y: lambda level, sign, side: sign * TRANSLATE_SHARE * side * level,
+    Op.POSTERIZE: lambda level, sign, side: np.clip(4 - _bits(level), 1, 8),
+    Op.SOLARIZE: lambda level, sign, side: 256 - _threshold(level),
+    Op.SOLARIZE_ADD: lambda level, sign, side: np.minimum(128, np.floor(110 * level)),
+    **dict.fromkeys((Op.COLOR, Op.CONTRAST, Op.BRIGHTNESS, Op.SHARPNESS), _enhance_more),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernels take of a layer."""
+
+    factor: np.ndarray  # float32 (B,): the value itself
+    whole: np.ndarray  # int32 (B, 6): an affine map, the weights of a filter, or the edges of a box
+    levels: np.ndarray  # uint8 (B, 256): what each level becomes, where that is the same for every image
+
+    @classmethod
+    def of(cls, layer: Layer, height: int, width: int) -> Arguments:
+        op, value = layer.op, layer.value
+        whole = np.zeros((len(op), 6))
+        moved, blurred, cut = (op >= Op.ROTATE) & (op <= Op.TRANSLATE_Y), op == Op.BLUR, op == Op.CUTOUT
+        whole[moved] = _affine_maps(op[moved], value[moved], height, width)
+        whole[blurred, :3] = _box_weights(value[blurred])
+        if cut.any() and layer.place is not None:
+            centre = np.floor(layer.place[cut] * (height, width))  # (n, 2)
+            whole[cut, 0:2], whole[cut, 2:4] = centre - value[cut, None], centre + value[cut, None]
+        return cls(value.astype(np.float32), whole.astype(np.int32), _levels(op, value))
+
+    def __getitem__(self, rows: np.ndarray) -> Arguments:
+        return Arguments(self.factor[rows], self.whole[rows], self.levels[rows])
+
+
+def _levels(op: np.ndarray, value: np.ndarray) -> np.ndarray:
+    ramp = np.arange(256)
+    table = np.zeros((len(op), 256), dtype=np.uint8)
+    table[op == Op.INVERT] = 255 - ramp
+    for kind, change in _LEVELS.items():
+        rows = op == kind
+        table[rows] = change(ramp, value[rows, None])  # (n, 256)
+    return table
+
+
+_LEVELS: dict[Op, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    Op.POSTERIZE: lambda ramp, bits: ramp & (256 - 2 ** (8 - bits)).astype(np.int64),
+    Op.SOLARIZE: lambda ramp, threshold: np.where(ramp < threshold, ramp, 255 - ramp),
+    Op.SOLARIZE_ADD: lambda ramp, added: np.where(ramp < 128, np.minimum(ramp + added, 255), ramp),
+    Op.BRIGHTNESS: lambda ramp, factor: np.minimum(ramp.astype(np.float32) * factor.astype(np.float32), 255),
+}
+
+
+def _affine_maps(op: np.ndarray, value: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Where output pixels come from: x = a x' + b y' + c, y = d x' + e y' + f, as Pillow's Image.transform takes it,
+    but from the centres of pixels and in units of 1/65536 of one."""
+    angle = np.where(op == Op.ROTATE, -np.deg2rad(value), 0)
+    a, b = np.cos(angle).round(15), np.sin(angle).round(15)
+    x, y = width / 2, height / 2  # what a rotation leaves in place
+    c, f = x - a * x - b * y, y + b * x - a * y
+    d, e = -b, a
+    b, d = b + np.where(op == Op.SHEAR_X, value, 0), d + np.where(op == Op.SHEAR_Y, value, 0)
+    c, f = c + np.where(op == Op.TRANSLATE_X, value, 0), f + np.where(op == Op.TRANSLATE_Y, value, 0)
+    maps = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=-1)  # (n, 6)
+    return np.floor(maps * POINT_ONE + 0.5)
+
+
+def _box_weights(radius: np.ndarray) -> np.ndarray:
+    """Weights (n, 3) of the middle pixel and its first and second neighbours in one of the three box blurs that make
+    up Pillow's Gaussian, in the single precision that Pillow uses. Good for radii up to 2.44."""
+    variance = radius.astype(np.float32) ** 2 / np.float32(BOX_PASSES)
+    whole = np.floor((np.sqrt(12 * variance + 1) - 1) / 2)
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) * (whole + 1)))
+    full = np.floor(np.float32(BOX_ONE) / ((whole + part) * 2 + 1)).astype(np.float64)
+    edge = np.floor((BOX_ONE - (2 * whole + 1) * full) / 2)
+    return np.where(whole[:, None] > 0, np.stack([full, full, edge], -1), np.stack([full, edge, 0 * edge], -1))

@@ -1,0 +1,313 @@
+"""Samples -> batches. The position in the stream of training images is one integer; everything follows from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.config import AugmentConfig
+from vitrail.data.augment.crop import crop_box, crop_draws
+from vitrail.data.decode import BadImage
+from vitrail.data.loader.device import pinned, to_device
+from vitrail.data.loader.reader import Reader
+from vitrail.data.loader.workers import Failures, Pool, Slots
+from vitrail.data.randomness import order as random_order
+from vitrail.data.scan import cores
+from vitrail.data.transforms import prepare
+from vitrail.errors import UserError
+
+UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
+NOBODY = -1  # the position of a row that counts nothing
+FEW = 256  # images that one process evaluates before others have started
+
+
+@dataclass
+class Batch:
+    pixels: Tensor  # uint8 (B, C, H, W), on the device
+    labels: Tensor  # int64 (B,), or uint8 (B, K) where an image has any number of labels
+    weights: Tensor  # float32 (B,): how much an image counts; 0 if it could not be read
+    epoch: Tensor  # int64 (B,)
+    sample: Tensor  # int64 (B,): index in the split
+    position: Tensor  # int64 (B,): place in the batch of the step, of which this may be one rank's part
+    failures: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the images that could not be read
+    extra: int = 0  # rows at the front that belong to the rank before: to mix with, then to drop
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One after the other, as one."""
+    return Batch(
+        torch.cat([batch.pixels for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat([batch.weights for batch in batches]),
+        torch.cat([batch.epoch for batch in batches]),
+        torch.cat([batch.sample for batch in batches]),
+        torch.cat([batch.position for batch in batches]),
+        [failure for batch in batches for failure in batch.failures],
+        batches[0].extra,
+    )
+
+
+class Rows(NamedTuple):
+    """What a batch is made of, int64 (B,) each."""
+
+    epochs: np.ndarray
+    samples: np.ndarray
+    positions: np.ndarray
+
+
+class Order(Protocol):
+    """Which rows a step takes."""
+
+    most: int  # rows in a step
+    extra: int
+    weighs: bool  # whether images count as much as the data says; else one as much as the other
+
+    def __call__(self, step: int) -> Rows: ...
+
+
+class TrainingOrder:
+    """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order.
+
+    A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
+    """
+
+    weighs = True
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        neighbour: bool = False,
+        repeats: int = 1,
+    ) -> None:
+        if batch_size % world:
+            raise UserError(
+                f"a batch of {batch_size} does not divide among {world} processes: "
+                "start as many as do divide it, or change train.batch_size"
+            )
+        self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
+        part = batch_size // world
+        self.extra = int(neighbour and world > 1)
+        self.positions = np.arange(rank * part - self.extra, (rank + 1) * part) % batch_size
+        self.most = len(self.positions)
+        self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
+
+    def __call__(self, step: int) -> Rows:
+        distinct = -(-self.batch_size // self.repeats)
+        copies, numbers = np.divmod(self.positions, distinct)  # copies lie far apart: mixing takes neighbours
+        epochs, places = np.divmod(step * distinct + numbers, self.size)
+        touched = np.unique(epochs).tolist()
+        known = {epoch: rows for epoch, rows in self.orders.items() if epoch in touched}
+        self.orders = known | {
+            epoch: random_order(self.seed, epoch, self.size) for epoch in touched if epoch not in known
+        }
+        samples = np.empty_like(places)
+        for epoch in touched:
+            here = epochs == epoch
+            samples[here] = self.orders[epoch][places[here]]
+        return Rows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
+
+
+class EvaluationOrder:
+    """Every sample once, in order; of several ranks each takes every so manieth batch, and all the same number of
+    batches, as networks that work together need it: where there is none left, one sample that counts nothing."""
+
+    extra, weighs = 0, False
+
+    def __init__(self, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.size, self.most, self.rank, self.world = size, batch_size, rank, world
+
+    @property
+    def steps(self) -> int:
+        return -(-self.size // (self.most * self.world))
+
+    def __call__(self, step: int) -> Rows:
+        first = (step * self.world + self.rank) * self.most
+        samples = np.arange(first, min(first + self.most, self.size))
+        if not len(samples):
+            return Rows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([NOBODY]))
+        return Rows(np.zeros_like(samples), samples, samples - first)
+
+
+class Maker:
+    """Pixels of the rows of a batch; runs in the workers."""
+
+    def __init__(self, reader: Reader, augment: AugmentConfig | None = None, seed: int = 0) -> None:
+        self.reader, self.seed = reader, seed
+        self.augment = augment if augment is not None and augment.crop not in UNCUT else None
+
+    def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
+        """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
+        draws = crop_draws(self.seed, epochs, samples) if self.augment is not None else None  # (n, attempts, 4)
+        failures = []
+        for row, sample in enumerate(samples.tolist()):
+            try:
+                pixels[row] = self._pixels(sample, None if draws is None else draws[row]).numpy()
+            except BadImage as error:
+                pixels[row] = 0
+                failures.append((row, str(error)))
+        return failures
+
+    def _pixels(self, sample: int, draws: np.ndarray | None) -> Tensor:
+        augment = self.augment
+        if augment is None or draws is None:
+            return prepare(self.reader.image(sample), self.reader.spec)
+        return self.reader.crop(sample, lambda height, width: crop_box(height, width, augment, draws))
+
+
+class Loader:
+    """Batches for training steps or for evaluation, from the main process or from workers."""
+
+    def __init__(self, maker: Maker, order: Order, workers: int, device: torch.device) -> None:
+        self.maker, self.order, self.workers, self.device = maker, order, workers, device
+
+    @property
+    def reader(self) -> Reader:
+        return self.maker.reader
+
+    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[Batch]:
+        """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one, and
+        `together` of them may come as one."""
+        made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
+        epoch = -1
+        try:
+            arrived = to_device(made, self.device, lambda batch: batch.pixels, _with_pixels)
+            for first in range(start, stop, together):
+                batches = list(islice(arrived, min(together, stop - first)))
+                if epoch < (epoch := int(batches[-1].epoch[-1])):
+                    self.reader.save()
+                yield batches[0] if len(batches) == 1 else joined(batches)
+        finally:
+            made.close()
+            self.reader.save()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        spec = self.reader.spec
+        return spec.channels, *spec.size
+
+    def _from_here(self, start: int, stop: int) -> Generator[Batch]:
+        for step in range(start, stop):
+            rows = self.order(step)
+            pixels = torch.empty(
+                len(rows.samples), *self.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"
+            )
+            yield self._batch(pixels, rows, self.maker(pixels.numpy(), rows.epochs, rows.samples))
+
+    def _from_workers(self, start: int, stop: int) -> Generator[Batch]:
+        slots = Slots(self.order.most, self.shape)
+        pool = Pool(self.maker, self.workers, slots)
+        steps, coming = iter(range(start, stop)), deque[tuple[int, Rows]]()
+        try:
+            with pinned(slots.pixels, self.device):
+                while True:
+                    while slots.free and (step := next(steps, None)) is not None:
+                        slot, rows = slots.free.popleft(), self.order(step)
+                        pool.start(slot, rows.epochs, rows.samples)
+                        coming.append((slot, rows))
+                    if not coming:
+                        return
+                    slot, rows = coming.popleft()
+                    failures = pool.finish(slot)
+                    yield self._batch(slots.lend(slot, len(rows.samples)), rows, failures)
+        finally:
+            pool.close()
+
+    def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> Batch:
+        source, extra = self.reader.source, self.order.extra
+        known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
+        weights = np.array(known, np.float32)
+        weights[[row for row, _ in failures]] = 0
+        weights[rows.positions == NOBODY] = 0
+        return Batch(
+            pixels,
+            torch.from_numpy(np.ascontiguousarray(source.labels_of(rows.samples))),
+            torch.from_numpy(weights),
+            torch.from_numpy(rows.epochs),
+            torch.from_numpy(rows.samples),
+            torch.from_numpy(rows.positions),
+            # A neighbour's row is for its own rank to report.
+            [(source.name(int(rows.samples[row])), reason) for row, reason in failures if row >= extra],
+            extra,
+        )
+
+
+def _with_pixels(batch: Batch, pixels: Tensor) -> Batch:
+    return replace(batch, pixels=pixels)
+
+
+class EvaluationLoader(Loader):
+    """Every image of a split, or a rank's part of them."""
+
+    order: EvaluationOrder
+
+    def __len__(self) -> int:
+        return self.order.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.from_step(0, len(self))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the processes of a run a loader works for; processes on one machine share its cores."""
+
+    rank: int = 0
+    world: int = 1
+    beside: int = 1
+
+
+ALONE = Place()
+
+
+def training_order(
+    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, place: Place = ALONE
+) -> TrainingOrder:
+    """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
+    mixes = bool(augment.mixup or augment.cutmix)
+    return TrainingOrder(len(reader.source), batch_size, seed, place.rank, place.world, mixes, augment.repeats)
+
+
+def training_loader(
+    reader: Reader,
+    batch_size: int,
+    augment: AugmentConfig,
+    seed: int,
+    workers: int | None,
+    device: torch.device,
+    place: Place = ALONE,
+) -> Loader:
+    order = training_order(reader, batch_size, augment, seed, place)
+    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device, place), device)
+
+
+def evaluation_loader(
+    reader: Reader, batch_size: int, workers: int | None, device: torch.device, place: Place = ALONE
+) -> EvaluationLoader:
+    if workers is None and len(reader.source) <= FEW:
+        workers = 0
+    order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
+    return EvaluationLoader(Maker(reader), order, workers_for(reader, workers, device, place), device)
+
+
+def workers_for(reader: Reader, asked: int | None, device: torch.device, place: Place = ALONE) -> int:
+    """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
+    if asked is not None:
+        return asked
+    kept, share = reader.cache is not None, max(1, cores() // place.beside)
+    if device.type == "cuda":
+        return min(8 if kept else 16, share)
+    return min(1, share - 1) if kept else min(8, share)

@@ -1,0 +1,89 @@
+"""One sample of a split, by index, as pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.config import Preprocess
+from vitrail.data.decode import SHRINKS, BadImage, Opened, open_image
+from vitrail.data.loader.cache import PixelCache
+from vitrail.data.transforms import crop_resize
+
+Box = tuple[int, int, int, int]  # top, left, height, width
+
+
+class Source(Protocol):
+    """What a split must offer: the bytes and name of each image, and labels and weights for many at a time."""
+
+    def __len__(self) -> int: ...
+    def name(self, index: int) -> str: ...
+    def read(self, index: int) -> bytes: ...
+    def labels_of(self, indices: np.ndarray) -> np.ndarray: ...  # int64 (B,), or uint8 (B, K) of 0 and 1
+    def weights_of(self, indices: np.ndarray) -> np.ndarray: ...  # float32 (B,)
+
+
+class Reader:
+    """Decodes samples. Images come from the cache where there is one; else a JPEG of which a large part is wanted at
+    a small size can be decoded smaller (`scaled`), which a network in training does not notice: 41 dB from the crop
+    of the whole picture, as a crop half a pixel beside it is."""
+
+    def __init__(
+        self, source: Source, spec: Preprocess, max_pixels: int, cache: PixelCache | None = None, scaled: bool = False
+    ) -> None:
+        self.source, self.spec, self.max_pixels = source, spec, max_pixels
+        self.cache, self.scaled = cache, scaled and cache is None
+
+    def image(self, index: int) -> np.ndarray:
+        """The whole picture, uint8 (H, W, C), not to be written to; raises BadImage."""
+        found = self.cache.get(index) if self.cache is not None else None
+        if found is not None:
+            return found
+        data = self._bytes(index)
+        image = self._open(data).pixels()
+        if self.cache is not None:
+            self.cache.put(index, image, data)
+        return image
+
+    def crop(self, index: int, choose: Callable[[int, int], Box]) -> Tensor:
+        """The part that `choose` takes of (height, width), as the network's input: uint8 (C, height, width)."""
+        if not self.scaled:
+            image = self.image(index)
+            return crop_resize(image, choose(*image.shape[:2]), self.spec)
+        opened = self._open(self._bytes(index))
+        box = choose(*opened.size)
+        shrink = shrink_for(box, self.spec.size) if opened.can_shrink else 1
+        image = opened.pixels(shrink)
+        return crop_resize(image, shrunk(box, shrink), self.spec)
+
+    def save(self) -> None:
+        """Let later runs have what was decoded, where they can."""
+        if self.cache is not None:
+            self.cache.save()
+
+    def _open(self, data: bytes) -> Opened:
+        spec = self.spec
+        return open_image(data, channels=spec.channels, background=spec.background, max_pixels=self.max_pixels)
+
+    def _bytes(self, index: int) -> bytes:
+        try:
+            return self.source.read(index)
+        except OSError as error:
+            raise BadImage(f"cannot be read: {error.strerror or error}") from error
+
+
+def shrink_for(box: Box, size: tuple[int, int]) -> int:
+    """How many times smaller a picture may be decoded for `box` of it to be at least `size`."""
+    fits = (shrink for shrink in SHRINKS if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
+    return next(fits, 1)
+
+
+def shrunk(box: Box, shrink: int) -> Box:
+    """The same part of a picture that was decoded smaller, to the nearest pixel."""
+    if shrink == 1:
+        return box
+    top, left = round(box[0] / shrink), round(box[1] / shrink)
+    return top, left, round((box[0] + box[2]) / shrink) - top, round((box[1] + box[3]) / shrink) - left

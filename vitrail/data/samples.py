@@ -1,0 +1,106 @@
+"""One split: labels, weights and names beside each other, and the bytes of an image by its index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.files import Files
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Many texts in one buffer and not a list, so that loader workers share it and stay small."""
+
+    buffer: bytes
+    starts: np.ndarray  # int64 (n + 1,)
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Texts:
+        encoded = [os.fsencode(text) for text in texts]
+        return cls(b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+
+    def __getitem__(self, index: int) -> str:
+        return os.fsdecode(self.buffer[self.starts[index] : self.starts[index + 1]])
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSets:
+    """Any number of labels for each image, one after the other."""
+
+    values: np.ndarray  # int64
+    starts: np.ndarray  # int64 (n + 1,)
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[int]]) -> LabelSets:
+        values = np.array([label for labels in sets for label in labels], np.int64)
+        return cls(values, np.cumsum([0, *map(len, sets)], dtype=np.int64))
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.values[self.starts[index] : self.starts[index + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    classes: tuple[str, ...]
+    files: Files
+    names: Texts
+    labels: np.ndarray  # int64 (n,): index in classes; where there are sets, their first label or -1
+    sets: LabelSets | None  # none: every image has exactly one label
+    weights: np.ndarray  # float32 (n,)
+    digests: np.ndarray  # uint64 (n,): of the content
+    firsts: np.ndarray  # uint64 (n,): the same before packing made the images smaller
+    pixels: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
+    areas: np.ndarray  # int64 (n,): height times width
+    groups: Texts | None = None  # names of what belongs together; none: the data has no such column
+    looks: np.ndarray | None = None  # int8 (n, 64), see `similar.look`; none: likeness does not count
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "looks": None}  # other processes read images, and need not compare them
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} images of {len(self.classes):,} classes>"
+
+    def name(self, index: int) -> str:
+        """What the data calls an image: mostly its path under the root."""
+        return self.names[range(len(self))[index]]
+
+    def read(self, index: int) -> bytes:
+        """The encoded image; raises OSError when it cannot be had."""
+        return self.files.read(self.name(index))
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """One label each, int64 (B,); or, where an image has any number of them, 0 and 1 for each class, (B, K)."""
+        if self.sets is None:
+            return self.labels[indices]
+        marked = np.zeros((len(indices), len(self.classes)), np.uint8)
+        for row, index in enumerate(indices):
+            marked[row, self.sets[index]] = 1
+        return marked
+
+    def weights_of(self, indices: np.ndarray) -> np.ndarray:
+        """How much each image counts in training, float32 (B,)."""
+        return self.weights[indices]
+
+    def subset(self, indices: Iterable[int]) -> Samples:
+        chosen = np.array([int(index) for index in indices], np.int64)
+        return replace(
+            self,
+            names=Texts.of(self.name(i) for i in chosen),
+            labels=self.labels[chosen],
+            sets=None if self.sets is None else LabelSets.of([self.sets[i].tolist() for i in chosen]),
+            weights=self.weights[chosen],
+            digests=self.digests[chosen],
+            firsts=self.firsts[chosen],
+            pixels=self.pixels[chosen],
+            areas=self.areas[chosen],
+            groups=None if self.groups is None else Texts.of(self.groups[i] for i in chosen),
+            looks=None if self.looks is None else self.looks[chosen],
+        )

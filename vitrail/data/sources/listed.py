@@ -1,0 +1,61 @@
+"""Two layouts in which lists say which image is where: the Describable Textures Dataset, and the tasks of VTAB-1k."""
+
+from __future__ import annotations
+
+import re
+
+from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.errors import UserError
+
+TEXTURE_LISTS = {"labels/train1.txt": "train", "labels/val1.txt": "val", "labels/test1.txt": "test"}
+THOUSAND = {"train800.txt": "train", "val200.txt": "val", "test.txt": "test"}
+LISTED = re.compile(r"(\S.*?)\s+(\d{1,4})")  # images/train800/000000.jpg 12
+
+
+def read_textures(root: Root, notes: list[str]) -> Catalogue | None:
+    """images/banded/banded_0002.jpg, and ten folds of lists in labels/, of which the first is the one that is used."""
+    there = [name for name in TEXTURE_LISTS if root.has(name)]
+    if not there or "images" not in root.folders():
+        return None
+    for name, split in TEXTURE_LISTS.items():
+        if name not in there:
+            raise UserError(f"'{root.path}' is the Describable Textures Dataset without '{name}', its {split} split")
+    notes.append("Read as the Describable Textures Dataset in its original layout, with the first of its ten folds.")
+    listed: dict[str, tuple[str, str]] = {}
+    for file, split in TEXTURE_LISTS.items():
+        for line in root.lines(file):
+            _add(listed, f"images/{line}", split, line.partition("/")[0], root, file)
+    classes = tuple(sorted({label for _, label in listed.values()}))
+    return annotated(root, "images", listed, classes, notes)
+
+
+def read_thousand(root: Root, notes: list[str]) -> Catalogue | None:
+    """A task of VTAB-1k as it is passed around: train800.txt, val200.txt and test.txt, each a list of images and of the
+    numbers of their classes, beside the images."""
+    there = [name for name in THOUSAND if root.has(name)]
+    if "train800.txt" not in there:
+        return None
+    for name in THOUSAND:
+        if name not in there:
+            raise UserError(f"'{root.path}' is a task of VTAB-1k without '{name}'")
+    notes.append("Read as a task of VTAB-1k with its published lists.")
+    listed: dict[str, tuple[str, str]] = {}
+    for file, split in THOUSAND.items():
+        for line in root.lines(file):
+            parts = LISTED.fullmatch(line)
+            if parts is None:
+                raise UserError(f"{root.where(file)} has the line '{line[:60]}', and not an image with its class")
+            _add(listed, parts[1], split, f"class {int(parts[2])}", root, file)
+    most = max(int(label.removeprefix("class ")) for _, label in listed.values())
+    classes = tuple(f"class {number}" for number in range(most + 1))
+    folders = {name.partition("/")[0] for name in listed}
+    if len(folders) > 1 or not all("/" in name for name in listed):
+        raise UserError(f"'{root.path}' lists images of several folders, {sorted(folders)[:3]}, and not of one")
+    return annotated(root, folders.pop(), listed, classes, notes)
+
+
+def _add(listed: dict[str, tuple[str, str]], name: str, split: str, label: str, root: Root, file: str) -> None:
+    if name in listed:
+        raise UserError(f"{root.where(file)} lists '{name}', which was listed before")
+    listed[name] = split, label

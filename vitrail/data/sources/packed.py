@@ -1,0 +1,163 @@
+"""Reading what `vitrail pack` wrote: Parquet shards, and beside them what each image is and where it lies.
+
+Packed images have been looked at one by one, so such a folder opens without a scan and without a Parquet library.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from vitrail.data.files import Entry
+from vitrail.data.samples import LabelSets, Texts
+from vitrail.data.scan import Scan
+from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.shards import Shard, ShardFiles, row_name
+from vitrail.errors import UserError
+
+MANIFEST, INDEX, UNFINISHED = "manifest.json", "index.npz", "packing.json"
+FORMAT, VERSION = "vitrail shards", 1
+SCANNED = tuple(field.name for field in fields(Scan) if field.name != "problems")
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Every image of a packed folder, shard after shard."""
+
+    offsets: np.ndarray  # int64 (n,): in its shard
+    lengths: np.ndarray  # int64 (n,)
+    sums: np.ndarray  # uint32 (n,): CRC-32
+    labels: LabelSets
+    origins: Texts  # the names the images had
+    groups: Texts
+    weights: np.ndarray  # float64 (n,)
+    firsts: np.ndarray  # uint8 (n, 16): digests of the images as they were before packing
+    first_pixels: np.ndarray  # uint8 (n, 8): of their pixels; zeros are unknown
+    scan: Scan
+
+    def write(self, path: Path) -> None:
+        stored: dict[str, Any] = {
+            key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights", "firsts", "first_pixels")
+        }
+        for key, texts in (("origins", self.origins), ("groups", self.groups)):
+            stored |= {key: np.frombuffer(texts.buffer, np.uint8), f"{key}.starts": texts.starts}
+        stored |= {"labels": self.labels.values, "labels.starts": self.labels.starts}
+        stored |= {f"scan.{key}": getattr(self.scan, key) for key in SCANNED}
+        with path.open("wb") as file:
+            np.savez(file, **stored)
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        with np.load(path, allow_pickle=False) as file:
+            stored = {key: file[key] for key in file.files}
+        origins, groups = (Texts(stored[key].tobytes(), stored[f"{key}.starts"]) for key in ("origins", "groups"))
+        labels = LabelSets(stored["labels"], stored["labels.starts"])
+        # What was packed before pixels had digests goes without them.
+        scan = Scan(**{key: stored[f"scan.{key}"] for key in SCANNED if f"scan.{key}" in stored}, problems={})
+        firsts = stored["firsts"]
+        pixels = stored.get("first_pixels", np.zeros((len(firsts), 8), np.uint8))
+        offsets, lengths, sums = (stored[key] for key in ("offsets", "lengths", "sums"))
+        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], firsts, pixels, scan)
+
+
+class _ShardFile(BaseModel):
+    file: str = Field(pattern=r"^[^/\\\x00]+$")  # beside the manifest, and nowhere else
+    split: str
+    images: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+
+
+class _Manifest(BaseModel):
+    """What reading takes from it."""
+
+    model_config = ConfigDict(strict=True)
+    shards: list[_ShardFile]
+    classes: list[str]
+    notes: list[str]
+    several: bool
+
+
+def is_packed(place: Path) -> bool:
+    """Whether `vitrail pack` wrote the folder. One that it has not finished must not be read as if it were whole."""
+    if not place.is_dir():
+        return False
+    if _is_ours(place / UNFINISHED):
+        raise UserError(f"'{place}' is not packed to the end: give the same `vitrail pack` command again, it goes on")
+    if (place / INDEX).is_file() and not _is_ours(place / MANIFEST):
+        raise UserError(f"{MANIFEST} of the packed folder '{place}' is damaged or missing: copy the folder again")
+    return _is_ours(place / MANIFEST)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file of such a name is one that `vitrail pack` wrote."""
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("format") == FORMAT)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def read_packed(place: Path, notes: list[str]) -> Catalogue:
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["version"] != VERSION:
+            raise UserError(f"'{place}' was packed by another version of vitrail: pack the data again")
+        _Manifest.model_validate(manifest)
+        index = Index.read(place / INDEX)
+        shards = _shards(place, manifest["shards"], index)
+        classes = tuple(manifest["classes"])
+        splits = [told["split"] for told in manifest["shards"] for _ in range(told["images"])]
+        notes += manifest["notes"]
+        return Catalogue(
+            ShardFiles(str(place.absolute()), shards),
+            _entries(manifest["shards"], index),
+            splits,
+            _labels(index.labels, classes),
+            [index.groups[row] for row in range(len(splits))] if len(index.groups.buffer) else None,
+            index.weights.tolist() if (index.weights != 1).any() else None,
+            classes,
+            bool(manifest["several"]),
+            scan=index.scan,
+            firsts=[digest.tobytes() for digest in index.firsts],
+            first_pixels=[digest.tobytes() for digest in index.first_pixels],
+        )
+    except UserError:
+        raise
+    except Exception:  # numpy and json raise nearly every kind on damaged files
+        raise UserError(
+            f"{MANIFEST} or {INDEX} in '{place}' is damaged: copy the folder or pack the data again"
+        ) from None
+
+
+def _shards(place: Path, told: list[dict[str, Any]], index: Index) -> dict[str, Shard]:
+    """A shard that is missing or cut short is told before training; single bytes are checked as they are read."""
+    shards, start = {}, 0
+    for shard in told:
+        file, rows = place / shard["file"], slice(start, start + shard["images"])
+        size = file.stat().st_size if file.is_file() else None
+        if size != shard["bytes"]:
+            state = "is missing" if size is None else f"has {size:,} bytes, not {shard['bytes']:,}"
+            raise UserError(f"the shard '{file}' {state}: copy the folder or pack the data again")
+        shards[shard["file"]] = Shard(str(file.absolute()), index.offsets[rows], index.lengths[rows], index.sums[rows])
+        start = rows.stop
+    return shards
+
+
+def _entries(told: list[dict[str, Any]], index: Index) -> list[Entry]:
+    places = ((shard["file"], row) for shard in told for row in range(shard["images"]))
+    return [
+        Entry(row_name(file, row, index.origins[number]), int(index.lengths[number]), int(index.sums[number]))
+        for number, (file, row) in enumerate(places)
+    ]
+
+
+def _labels(labels: LabelSets, classes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    seen: dict[tuple[int, ...], tuple[str, ...]] = {}  # one tuple for all images of a class
+    return [
+        seen.setdefault(own, tuple(classes[label] for label in own))
+        for own in (tuple(labels[row].tolist()) for row in range(len(labels.starts) - 1))
+    ]

@@ -1,0 +1,132 @@
+"""What data sets keep beside their images: lists of names, classes and splits, in a folder or a .zip archive."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from vitrail.data.files import NAMED, FolderFiles, Listing, ZipFiles
+from vitrail.data.formats import is_image_name
+from vitrail.data.sources.catalogue import Catalogue, count, some
+from vitrail.data.sources.layout import note_links
+from vitrail.errors import UserError
+
+Tree = FolderFiles | ZipFiles
+
+
+class Root:
+    """A place where a data set may lie."""
+
+    def __init__(self, files: Tree, path: str) -> None:
+        self.files = files
+        self.path = path  # as the user knows it
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(Path(self.path).absolute().as_posix()).name
+
+    @cached_property
+    def listing(self) -> Listing:
+        return self.files.list()
+
+    def under(self, folder: str) -> Root:
+        if not folder:
+            return self
+        inner = self.files
+        inner = (
+            inner.under(folder) if isinstance(inner, ZipFiles) else replace(inner, root=str(Path(inner.root) / folder))
+        )
+        return Root(inner, f"{self.path}/{folder}")
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        if isinstance(self.files, FolderFiles):
+            return (Path(self.files.root) / name).is_file()
+        try:
+            self.files.read(name)
+        except OSError:
+            return False
+        return True
+
+    def folders(self, inside: str = "") -> list[str]:
+        """The names of the folders directly in a folder, which need not exist."""
+        if isinstance(self.files, FolderFiles):
+            return sorted(child.name for child in self._children(inside) if child.is_dir())
+        return _direct(self.listing.folders, inside)
+
+    def images(self, inside: str) -> list[str]:
+        """The names of the images directly in a folder, which need not exist."""
+        if isinstance(self.files, FolderFiles):
+            return sorted(child.name for child in self._children(inside) if is_image_name(child.name))
+        return _direct([entry.name for entry in self.listing.images], inside)
+
+    def _children(self, inside: str) -> list[os.DirEntry[str]]:
+        """Looked up without the rest of the tree, which may hold a million files and be no standard data set."""
+        assert isinstance(self.files, FolderFiles)
+        try:
+            with os.scandir(Path(self.files.root) / inside) as children:
+                return [child for child in children if not child.name.startswith(".")]
+        except OSError:
+            return []
+
+    def where(self, name: str) -> str:
+        return f"'{self.path}/{name}'"
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.files.read(name)
+        except OSError as error:
+            raise UserError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a text file that have something on them."""
+        return text_lines(self.read(name), self.where(name))
+
+
+def _direct(names: list[str], inside: str) -> list[str]:
+    start = f"{inside}/" if inside else ""
+    inner = [name.removeprefix(start) for name in names if name.startswith(start)]
+    return [name for name in inner if "/" not in name]
+
+
+def text_lines(data: bytes, where: str) -> list[str]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{where} is not UTF-8 text") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def annotated(
+    root: Root,
+    folder: str,
+    listed: dict[str, tuple[str, str]],
+    classes: tuple[str, ...],
+    notes: list[str],
+) -> Catalogue:
+    """The images of `folder` that side files list, as name -> (split, class)."""
+    images = {entry.name: entry for entry in root.listing.images if entry.name.startswith(f"{folder}/")}
+    extra = sorted(images.keys() - listed.keys())
+    if extra:
+        notes.append(f"Ignored {count(len(extra), 'image')} that the annotations do not name: {some(extra)}.")
+    note_links(root.listing, notes)
+    label_of = {name: (name,) for name in classes}  # one tuple for all images of a class
+    present = sorted(images.keys() & listed.keys())
+    if not present:
+        raise UserError(f"'{root.path}/{folder}' has none of the {len(listed):,} images that the annotations name")
+    return Catalogue(
+        root.files,
+        [images[name] for name in present],
+        [listed[name][0] for name in present],
+        [label_of[listed[name][1]] for name in present],
+        classes=classes,
+        unreadable=unreadable(root.listing, listed.keys() - images.keys()),
+    )
+
+
+def unreadable(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
+    """What the folder could not give, and what the annotations name and is not in it."""
+    known = dict(listing.unreadable)
+    return sorted({**dict.fromkeys(absent, NAMED), **known}.items())

@@ -1,0 +1,183 @@
+"""A loaded classifier: weights, preprocessing and class names in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import Preprocess, Size
+from vitrail.data.decode import BadImage, decode
+from vitrail.data.files import read_file
+from vitrail.data.formats import is_image_name
+from vitrail.data.transforms import normalise, prepare
+from vitrail.errors import UserError, check_whole
+from vitrail.inference.device import choose_device
+from vitrail.inference.forward import device_of
+from vitrail.models.build import build_with
+from vitrail.models.variants import size_of
+from vitrail.weights.names import local_path
+from vitrail.weights.read import read_weights
+
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Card
+
+NONE_OF_THESE = "none of these"
+NOT_FINITE = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
+_IMAGE = "an image is a path, bytes or a uint8 array"
+Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    label: str  # of several labels: all of them, with commas between
+    probability: float  # of the first label; where none is given, of the likeliest class
+    top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
+    labels: tuple[str, ...]  # one, or what the image has of several, likeliest first; none: below the threshold
+    probabilities: tuple[float, ...]  # of the labels
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """The whole contract of a weights file: `net`, `preprocess`, `classes`, `card`."""
+
+    net: nn.Module
+    card: Card
+    file: Path | None = None  # of vitrail, that it was read from
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.card.preprocess
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names in the order of the logits; weights that came without have numbers for names."""
+        return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
+
+    def predict(
+        self, images: Iterable[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
+    ) -> list[Prediction]:
+        """One Prediction per image, in order; below `threshold` the label is "none of these".
+
+        If not given, the threshold is the one that `vitrail evaluate --write` found for these weights; else 0, and 1/2
+        for weights that give an image any number of labels.
+        """
+        if isinstance(images, str | Path | bytes | np.ndarray):
+            images = [images]  # one image, and not the characters of its name
+        if not isinstance(images, Iterable):
+            raise UserError(f"predict takes images, or one, and not {type(images).__name__}: {_IMAGE}")
+        check_whole("batch_size", batch_size)
+        self._check_asked(top, threshold)
+        found: list[Prediction] = []
+        for batch in _batched((self.pixels(image) for image in images), batch_size):
+            for answer in self.predict_pixels(batch, top, threshold):
+                if answer is None:
+                    raise UserError(f"{_called(images, len(found))}: {NOT_FINITE}")
+                found.append(answer)
+        return found
+
+    def pixels(self, image: Image) -> Tensor:
+        """An image as the network's uint8 input (C, H, W)."""
+        if isinstance(image, np.ndarray):
+            return prepare(_checked_array(image, self.preprocess.channels), self.preprocess)
+        if not isinstance(image, str | Path | bytes):
+            raise UserError(f"{_IMAGE}, not {type(image).__name__}")
+        name = "the image" if isinstance(image, bytes) else str(image)
+        try:
+            data = image if isinstance(image, bytes) else read_file(image)
+            decoded = decode(data, channels=self.preprocess.channels, background=self.preprocess.background)
+        except (OSError, BadImage, ValueError) as error:  # ValueError: a path that none can be
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise UserError(f"{name}: {reason}") from None
+        return prepare(decoded, self.preprocess)
+
+    def chances(self, logits: Tensor) -> Tensor:
+        """Probabilities (N, classes) of the network's logits, at the temperature of these weights."""
+        logits = logits.float() / self.card.answering.temperature
+        return logits.sigmoid() if self.card.several else logits.softmax(-1)
+
+    @torch.no_grad()
+    def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
+        """Predictions for a batch of uint8 inputs (B, C, H, W); none for an image whose probabilities are not finite,
+        of which nothing can be said."""
+        self._check_asked(top, threshold)
+        several, classes = self.card.several, self.classes
+        logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).cpu()
+        chances = self.chances(logits)
+        best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
+        found: list[Prediction | None] = []
+        finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
+        for probabilities, indices, sound in zip(best.values.tolist(), best.indices.tolist(), finite, strict=True):
+            if not sound:
+                found.append(None)
+                continue
+            ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
+            least = [self._least(i, threshold) for i in (indices if several else indices[:1])]
+            given = [pair for pair, own in zip(ranked, least, strict=False) if pair[1] >= own]
+            labels, theirs = tuple(name for name, _ in given), tuple(p for _, p in given)
+            words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]
+            found.append(Prediction(words, likeliest, ranked[:top], labels, theirs))
+        return found
+
+    def _check_asked(self, top: int, threshold: float | None) -> None:
+        if not self.classes:
+            raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
+        check_whole("top", top, "how many classes to show")
+        if threshold is not None and not isinstance(threshold, int | float | np.number):
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
+
+    def _least(self, label: int, asked: float | None) -> float:
+        """The probability from which on a label is given."""
+        answering = self.card.answering
+        if asked is not None:
+            return asked
+        if not self.card.several:
+            return answering.threshold
+        return answering.thresholds[label] if answering.thresholds else 0.5
+
+
+def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:
+    """Weights from a file, a folder, `bundled` or `hf-hub:owner/name`, ready to predict.
+
+    `image_size`, a side or (height, width), is for foreign weights that do not say theirs.
+    """
+    path = local_path(spec)
+    if path is not None and is_image_name(path.name) and path.is_file():
+        raise UserError(f"'{spec}' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES")
+    place = choose_device(device)
+    weights = read_weights(spec, image_size=None if image_size is None else size_of(image_size))
+    net = build_with(weights.card.model, weights.state)
+    own = weights.file if weights.layout == "vitrail" else None
+    return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own)
+
+
+def _called(images: Iterable[Image], index: int) -> str:
+    """What to call an image in a message."""
+    image = next(islice(images, index, None), None) if isinstance(images, Sequence) else None
+    return str(image) if isinstance(image, str | Path) else f"image {index}"
+
+
+def _checked_array(image: np.ndarray, channels: int) -> np.ndarray:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels or not image.size:
+        shape = "x".join(map(str, image.shape))
+        raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
+    return image
+
+
+def _batched(pixels: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    held: list[Tensor] = []
+    for tensor in pixels:
+        held.append(tensor)
+        if len(held) == size:
+            yield torch.stack(held)
+            held = []
+    if held:
+        yield torch.stack(held)

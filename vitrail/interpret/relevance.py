@@ -1,0 +1,78 @@
+"""Why this class rather than that one: attention weighted by its gradient (Chefer, Gur and Wolf, ICCV 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UserError
+from vitrail.interpret.attention import at_rest, block, read_out
+from vitrail.models.heads import AttentionPool
+from vitrail.models.vit import VisionTransformer
+
+
+def relevance(
+    net: VisionTransformer, pixels: Tensor, classes: Sequence[int], against: Sequence[int] | None = None
+) -> np.ndarray:
+    """Maps (B, h, w) of what spoke for `classes`, one for each image; with `against`, for them rather than those.
+
+    In each block attention counts as far as more of it would raise the logit (or the difference of logits), averaged
+    over heads: E(max(0, A * dA)), added to the identity, multiplied through all blocks.
+
+    The forward pass stays fused: a head gives A V, so the gradient of A is that of its output times V transposed.
+    """
+    if not net.config.num_classes:
+        raise UserError("these weights have no classifier, so there is no class to explain")
+    inputs: list[Tensor] = []  # of each block
+    given: list[Tensor] = []  # what each block's heads give, before they are mixed; at the end the pool's
+
+    def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        given.append(arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_())
+
+    outs = [block(net, index).attention.out for index in range(net.config.blocks)]
+    if isinstance(net.pool, AttentionPool):
+        outs.append(net.pool.out)
+    hooks = [out.register_forward_pre_hook(keep) for out in outs]
+    try:
+        with torch.enable_grad(), at_rest(net):
+            watched = net.encode(net.tokens(pixels), net.pool.reads, lambda _, x, __: inputs.append(x.detach()))
+            logits = net.head(net.representation(net.pool(watched)))
+            rows = torch.arange(len(pixels), device=logits.device)
+            target = logits[rows, torch.as_tensor(classes, device=logits.device)]
+            if against is not None:
+                target = target - logits[rows, torch.as_tensor(against, device=logits.device)]
+            gradients = torch.autograd.grad(target.sum(), given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with torch.no_grad():
+        return _gathered(net, inputs, gradients, watched.detach()).cpu().numpy()
+
+
+def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Sequence[Tensor], tokens: Tensor) -> Tensor:
+    """(B, h, w), from the inputs of blocks and the gradients of what their heads give."""
+    count = inputs[0].shape[1]
+    total = torch.eye(count, device=tokens.device).repeat(len(tokens), 1, 1)  # (B, T, T)
+    for index, (x, gradient) in enumerate(zip(inputs, gradients, strict=False)):  # the pool has one gradient more
+        attention, x = block(net, index).attention, block(net, index).norm1(x)
+        values = attention.qkv(x).unflatten(-1, (3, attention.heads, -1))[:, :, 2].transpose(1, 2)
+        read = gradient.shape[1]  # the last block may have computed only what is read
+        weighted = _weighted(attention.weights(x)[:, :, :read], gradient, values)
+        total[:, :read] += weighted @ total
+    if isinstance(net.pool, AttentionPool):
+        values = net.pool.split(tokens)[2]
+        weighted = _weighted(net.pool.weights(tokens), gradients[-1].unsqueeze(1), values)
+        return (weighted @ total)[:, 0, net.config.prefix :].unflatten(1, net.config.grid)
+    total.diagonal(dim1=1, dim2=2).sub_(1)  # what every patch has of itself, and a mean of patches would show as a veil
+    return read_out(net, total, tokens)
+
+
+def _weighted(attention: Tensor, gradient: Tensor, values: Tensor) -> Tensor:
+    """Attention (B, heads, R, T) where it helps, mean over heads: (B, R, T), from the gradient (B, R, D) of what the
+    heads give and their values (B, heads, T, D/heads)."""
+    heads = attention.shape[1]
+    slope = gradient.unflatten(-1, (heads, -1)).transpose(1, 2) @ values.transpose(-2, -1)  # (B, heads, R, T)
+    return (slope * attention).clamp_min(0).mean(1).float()

@@ -1,0 +1,230 @@
+"""Logits and true labels -> the numbers a classifier is judged by, each with its uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.errors import UserError
+from vitrail.metrics.calibration import bin_confidence, chance_error
+
+if TYPE_CHECKING:
+    from vitrail.metrics.tuning import Tuning
+
+CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
+RESAMPLES = 2000  # of the bootstrap
+BOOTSTRAP_DRAWS = 200_000_000  # of single images: beyond, fewer resamples are drawn
+MANY = 100  # right and as many wrong: from there on, resampling tells how sure a share is
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class. A number is None where it is undefined: recall without test images, precision without predictions."""
+
+    name: str
+    count: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    n: int
+    top1: float
+    top1_interval: Interval  # 95 %
+    top5: float | None  # None with five classes or fewer
+    top5_interval: Interval | None
+    balanced_accuracy: float  # mean recall over the classes that have test images
+    nll: float  # mean negative log-likelihood of the true class, in nats
+    ece: float
+    per_class: list[ClassScore]
+    confusion: np.ndarray  # (K, K) int32: rows are the truth, columns the prediction
+    balanced_interval: Interval | None = None  # 95 %, as are those before it
+    nll_interval: Interval | None = None
+    ece_chance: float | None = None  # 95 % of perfectly calibrated classifiers as confident as this have less
+    tuned: Tuning | None = None  # what temperature and abstention would change
+
+    def __repr__(self) -> str:
+        """Short: a thousand classes would fill pages."""
+        return f"<top-1 {self.top1:.1%} of {self.n:,} images in {len(self.per_class):,} classes>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion", "tuned")}
+        intervals = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
+        per_class = [asdict(one) for one in self.per_class]
+        tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
+        return {**values, **intervals, "per_class": per_class, "confusion": self.confusion.tolist(), **tuned}
+
+
+def score(
+    logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = RESAMPLES, seed: int = 0
+) -> Scores:
+    """Judge (N, K) logits against (N,) labels.
+
+    Equal logits rank by class index, lowest first: the prediction is numpy's argmax, and an image counts for top-5
+    when fewer than five classes rank before its true one.
+    """
+    logits, labels = _checked(logits, labels)
+    n, k = logits.shape
+    if k != len(classes):
+        raise UserError(f"the network gives {k} values per image but there are {len(classes)} class names")
+    predicted = np.empty(n, dtype=np.int64)
+    confidence, truth_nll = np.empty(n), np.empty(n)
+    rank = np.empty(n, dtype=np.int64)  # classes that rank before the true one
+    for rows in chunks(n, k):
+        log_p = log_softmax(logits[rows])
+        truth = np.take_along_axis(log_p, labels[rows, None], axis=1)
+        predicted[rows] = log_p.argmax(axis=1)
+        confidence[rows] = np.exp(log_p.max(axis=1))
+        truth_nll[rows] = -truth[:, 0]
+        earlier = np.arange(k) < labels[rows, None]
+        rank[rows] = ((log_p > truth) | ((log_p == truth) & earlier)).sum(axis=1)
+    confusion = np.bincount(labels * k + predicted, minlength=k * k).reshape(k, k).astype(np.int32)
+    per_class = _per_class(confusion, classes)
+    correct = predicted == labels
+    rng = np.random.Generator(np.random.PCG64(seed))
+    hits5 = rank < 5 if k > 5 else None
+    return Scores(
+        n=n,
+        top1=float(correct.mean()),
+        top1_interval=share_interval(int(correct.sum()), n, bootstrap, rng),
+        top5=None if hits5 is None else float(hits5.mean()),
+        top5_interval=None if hits5 is None else share_interval(int(hits5.sum()), n, bootstrap, rng),
+        balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
+        nll=float(truth_nll.mean()),
+        ece=bin_confidence(confidence, correct).ece,
+        per_class=per_class,
+        confusion=confusion,
+        balanced_interval=_balanced_interval(confusion, bootstrap, rng),
+        nll_interval=mean_interval(truth_nll, bootstrap, rng),
+        ece_chance=chance_error(confidence, rng),
+    )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """(N, K) logits -> probabilities in float64."""
+    return np.exp(log_softmax(np.asarray(logits)))
+
+
+def confident_mistakes(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the at most `k` wrongly classified images, the most confident mistake first."""
+    logits, labels = _checked(logits, labels)
+    wrong = np.flatnonzero(logits.argmax(axis=1) != labels)
+    return wrong[np.argsort(-_confidence(logits)[wrong], kind="stable")][:k]
+
+
+def least_certain(logits: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the at most `k` images whose predicted class has the lowest probability, right or wrong."""
+    return np.argsort(_confidence(np.asarray(logits)), kind="stable")[:k]
+
+
+def _confidence(logits: np.ndarray) -> np.ndarray:
+    """(N,) probability of the predicted class."""
+    parts = [np.exp(log_softmax(logits[rows]).max(axis=1)) for rows in chunks(*logits.shape)]
+    return np.concatenate([*parts, np.empty(0)])
+
+
+def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    logits, labels = np.asarray(logits), np.asarray(labels)
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(f"logits are {logits.shape} and labels {labels.shape}, not (N, K) and (N,)")
+    n, k = logits.shape
+    if n == 0:
+        raise UserError("there are no images to evaluate")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels are {labels.dtype}, not integers")
+    if labels.min() < 0 or labels.max() >= k:
+        raise UserError(f"labels run from {labels.min()} to {labels.max()} but the network knows classes 0 to {k - 1}")
+    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in chunks(n, k))
+    if bad:
+        raise UserError(
+            f"the network's output is not a finite number for {bad} of {n} images; the weights or the inputs are broken"
+        )
+    return logits, labels.astype(np.int64)
+
+
+def chunks(n: int, k: int) -> Iterator[slice]:
+    rows = max(1, CHUNK_VALUES // max(1, k))
+    for start in range(0, n, rows):
+        yield slice(start, min(n, start + rows))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def share_interval(hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random.Generator | None = None) -> Interval:
+    """95 % percentile bootstrap over images of the share of `hits` among `n`.
+
+    Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
+    distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where few
+    are right or few wrong, Wilson's interval stands in. (With 80 % of 19 right it covers the truth in 96 % of the
+    cases, percentiles in 89 %.)
+    """
+    if min(hits, n - hits) < MANY:
+        return wilson_interval(hits, n)
+    rng = rng or np.random.Generator(np.random.PCG64(0))
+    low, high = np.quantile(rng.binomial(n, hits / n, size=bootstrap) / n, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def wilson_interval(hits: int, n: int) -> Interval:
+    """95 %: all shares from which so many hits among `n` are no surprise."""
+    p, z = hits / n, 1.959964
+    centre, scale = p + z * z / (2 * n), 1 + z * z / n
+    half = z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5
+    return max(0.0, (centre - half) / scale) if hits else 0.0, min(1.0, (centre + half) / scale) if hits < n else 1.0
+
+
+def mean_interval(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
+    """95 % percentile bootstrap over images of the mean of (N,) values."""
+    n = len(values)
+    bootstrap = max(100, min(bootstrap, BOOTSTRAP_DRAWS // n))
+    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ values / n for _ in range(bootstrap)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _balanced_interval(confusion: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
+    """The same for balanced accuracy. Resampling images makes the right and the wrong ones of every class one draw of a
+    multinomial variable; a class that is not drawn at all is left out of the mean."""
+    right, actual = np.diagonal(confusion), confusion.sum(axis=1)
+    present = actual > 0
+    cells = np.concatenate([right[present], (actual - right)[present]])
+    drawn = rng.multinomial(actual.sum(), cells / cells.sum(), size=bootstrap).reshape(bootstrap, 2, -1)
+    with np.errstate(invalid="ignore"):
+        recalls = drawn[:, 0] / drawn.sum(axis=1)
+    if not ((right > 0) & (right < actual)).any():  # every class is all right or all wrong: resamples do not differ
+        recalls = rng.beta(right[present] + 0.5, (actual - right)[present] + 0.5, size=(bootstrap, present.sum()))
+    low, high = np.quantile(np.nanmean(recalls, axis=1), [0.025, 0.975])
+    point = float((right[present] / actual[present]).mean())
+    return min(float(low), point), max(float(high), point)
+
+
+def _per_class(confusion: np.ndarray, classes: Sequence[str]) -> list[ClassScore]:
+    right = np.diagonal(confusion)
+    actual, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+
+    def share(part: int, whole: int) -> float | None:
+        return float(part / whole) if whole else None
+
+    return [
+        ClassScore(
+            name=str(name),
+            count=int(actual[i]),
+            recall=share(right[i], actual[i]),
+            precision=share(right[i], predicted[i]),
+            f1=share(2 * right[i], actual[i] + predicted[i]),
+        )
+        for i, name in enumerate(classes)
+    ]

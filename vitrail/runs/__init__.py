@@ -1,1 +1,0 @@
-"""The composition root: one file per command, config -> objects -> work."""

@@ -1,0 +1,91 @@
+"""A step as one CUDA graph: small networks take a GPU less time than its host needs to launch their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.tasks.batch import Prepared
+from vitrail.training.optimizer import rates_on_device
+from vitrail.training.state import TrainState
+from vitrail.training.step import Done, Update
+
+PLAIN_STEPS = 3  # before the graph is recorded: they compile, choose kernels and make what the optimizer keeps
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    batch: Prepared  # where the graph reads
+    done: Done  # where it writes
+
+
+class GraphedUpdate:
+    """The same steps as those of `update`, to the bit; recorded anew whenever a checkpoint was taken over. Where they
+    cannot be recorded, `tell` is told so and they are done one kernel after the other."""
+
+    def __init__(self, update: Update, tell: Callable[[str], None] = lambda _: None):
+        self.update, self.tell = update, tell
+        self.possible = True
+        self.stream: torch.cuda.Stream | None = None
+        self.recorded: _Recorded | None = None
+        self.loads, self.plain = 0, 0
+
+    def learning_rate(self, step: int) -> float:
+        return self.update.learning_rate(step)
+
+    def __call__(self, state: TrainState, batch: Prepared) -> Done:
+        if state.loads != self.loads:
+            self.recorded, self.plain, self.loads = None, 0, state.loads
+        if self.stream is None:
+            self.stream = torch.cuda.Stream(batch.pixels.device)
+            rates_on_device(state.optimizer, batch.pixels.device)
+        return self.update.around(state, lambda: self._change(state, batch))
+
+    def _change(self, state: TrainState, batch: Prepared) -> Done:
+        if self.plain < PLAIN_STEPS or not self.possible:
+            self.plain += 1
+            return self._beside(state, batch)
+        if self.recorded is None:
+            try:
+                self.recorded = self._record(state, batch)
+            except RuntimeError as error:
+                self.possible = False
+                self.tell(f"a step cannot be launched as one CUDA graph here, so its kernels are, one by one: {error}")
+                state.optimizer.zero_grad(set_to_none=True)
+                return self._beside(state, batch)
+        for place, tensor in zip(_tensors(self.recorded.batch), _tensors(batch), strict=True):
+            place.copy_(tensor)
+        self.recorded.graph.replay()
+        return _copied(self.recorded.done)
+
+    def _beside(self, state: TrainState, batch: Prepared) -> Done:
+        """A step that is not recorded, on the stream that will be: gradients stay with the stream they came on."""
+        assert self.stream is not None
+        here = torch.cuda.current_stream(batch.pixels.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            done = _copied(self.update.change(state, batch))
+        here.wait_stream(self.stream)
+        return done
+
+    def _record(self, state: TrainState, batch: Prepared) -> _Recorded:
+        """To record is not to do: the weights stay as they are."""
+        pixels, targets, weights = (tensor.clone() for tensor in _tensors(batch))
+        still = Prepared(pixels, targets, weights)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            done = self.update.change(state, still)
+        return _Recorded(graph, still, done)
+
+
+def _tensors(batch: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.pixels, batch.targets, batch.weights
+
+
+def _copied(done: Done) -> Done:
+    """What the next step does not write over."""
+    return Done(*(tensor.clone() for tensor in (done.loss, done.right, done.weight, done.norm, done.finite)))

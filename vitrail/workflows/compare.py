@@ -1,0 +1,186 @@
+"""Runs side by side on the same images, with a test that says whether a difference is one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from vitrail.config import DataConfig
+from vitrail.data.dataset import Samples
+from vitrail.distributed import Ranks, joined
+from vitrail.errors import UserError, given_path
+from vitrail.inference.classifier import load
+from vitrail.inference.forward import Outputs, device_of
+from vitrail.interrupt import Interrupts
+from vitrail.metrics.accuracy import Scores, score
+from vitrail.metrics.multilabel import THRESHOLD, TagScores, score_tags
+from vitrail.metrics.significance import Paired, compare_right, compare_tags, holm
+from vitrail.models.flops import macs, parameters
+from vitrail.terminal import make_console
+from vitrail.weights.bundle import Card
+from vitrail.weights.names import local_path, spec_of, whole_spec
+from vitrail.weights.read import read_weights
+from vitrail.workflows.measure import logits_of, with_one_label
+from vitrail.workflows.show import scanning
+from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
+from vitrail.workflows.tune import fitted_on
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One of several runs; all but the first with what sets them apart from the first."""
+
+    name: str
+    scores: Scores | TagScores
+    parameters: int
+    gmacs: float
+    settings: dict[str, Any]  # of its recipe: those that are not the same in all
+    against_first: Paired | None
+    fitted: bool = False  # its temperature and thresholds, to these very images
+
+    def to_dict(self) -> dict[str, Any]:
+        scores = {k: v for k, v in self.scores.to_dict().items() if k not in ("per_class", "confusion")}
+        paired = None if self.against_first is None else asdict(self.against_first)
+        return {
+            "name": self.name,
+            "scores": scores,
+            "parameters": self.parameters,
+            "gmacs": self.gmacs,
+            "settings": self.settings,
+            "against_first": paired,
+            "fitted": self.fitted,
+        }
+
+
+def compare_runs(
+    runs: Sequence[str | Path],
+    data: str | Path | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    console: Console | None = None,
+) -> tuple[list[Compared], str]:
+    """All `runs` measured on the same images, which none of them was trained on, and in words which images these are.
+
+    Without `data`, the images are those that the first run kept from its own training.
+    """
+    names = [spec_of(run) for run in runs]
+    if len(names) < 2:
+        raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
+    if len({whole_spec(name) for name in names}) < len(names):
+        raise UserError("a run is named twice")
+    if split == "train":
+        raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
+    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+        console = console if console is not None and ranks.first else make_console()
+        console.quiet = console.quiet or not ranks.first
+        trained = [Trained.of(read_weights(name)) for name in names]
+        cards = [one.card for one in trained]
+        _check_alike(names, cards)
+        source = str(data) if data is not None else _data_of(names[0])
+
+        def look() -> tuple[Samples, str]:
+            with scanning(console, interrupts) as scanned:
+                return unseen_images(source, trained, split, "", scanned)[1:]
+
+        samples, words = ranks.share(look)
+        found = [
+            _logits(name, card, samples, device, interrupts, ranks) for name, card in zip(names, cards, strict=True)
+        ]
+        return ranks.share(lambda: (_compare(names, cards, found, samples), words))
+
+
+def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
+    for name, card in zip(names, cards, strict=True):
+        check_names(name, card)
+        if set(card.classes) != set(cards[0].classes):
+            odd = sorted(set(card.classes) ^ set(cards[0].classes))[0]
+            raise UserError(f"{names[0]} and {name} do not know the same classes: only one of them knows '{odd}'")
+        if card.several != cards[0].several:
+            raise UserError(f"of {names[0]} and {name}, one gives an image one label and the other any number")
+
+
+def _data_of(name: str) -> str:
+    """Where the images of a run lie, by its config.toml."""
+    folder = local_path(name)
+    try:
+        text = (folder / "config.toml").read_text(encoding="utf-8") if folder is not None else ""
+        where = str(tomllib.loads(text)["data"]["path"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
+    if not given_path(where).exists():
+        raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
+    return where
+
+
+def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: Interrupts, ranks: Ranks) -> Outputs:
+    """What one network says, with its classes in the order of the samples."""
+    classifier = load(name, device=device)
+    out = logits_of(
+        classifier.net,
+        samples,
+        card.preprocess,
+        DataConfig(),
+        device_of(classifier.net),
+        interrupts,
+        ranks,
+        card.answering.temperature,
+    )
+    return replace(out, values=out.values[:, [card.classes.index(known) for known in samples.classes]])
+
+
+def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Outputs], samples: Samples) -> list[Compared]:
+    if any(len(out.sample) != len(found[0].sample) or (out.sample != found[0].sample).any() for out in found):
+        raise UserError("an image could be read for one run and not for another: look at the data with `vitrail check`")
+    differing = differences([card.recipe for card in cards])
+    rows: list[Compared] = []
+    for name, card, out, settings in zip(names, cards, found, differing, strict=True):
+        paired = None if not rows else _paired(found[0], out, card.several)
+        scores = _scores(out, card, samples.classes)
+        cost = parameters(card.model), macs(card.model) / 1e9
+        rows.append(Compared(name, scores, *cost, settings, paired, fitted_on(card, samples)))
+    tests = [row.against_first for row in rows if row.against_first is not None]
+    raised = iter(holm([one.p for one in tests if one.p is not None]))
+    return [
+        row
+        if row.against_first is None or row.against_first.p is None
+        else replace(row, against_first=replace(row.against_first, p=next(raised)))
+        for row in rows
+    ]
+
+
+def _scores(out: Outputs, card: Card, classes: Sequence[str]) -> Scores | TagScores:
+    if not card.several:
+        out = with_one_label(out)
+        return score(out.values.numpy(), out.labels.numpy(), classes)
+    least = dict(zip(card.classes, card.answering.thresholds or [THRESHOLD] * len(classes), strict=True))
+    thresholds = np.array([least[name] for name in classes])
+    return score_tags(out.values.numpy(), out.labels.numpy(), classes, thresholds=thresholds)
+
+
+def _paired(first: Outputs, second: Outputs, several: bool) -> Paired:
+    if several:
+        return compare_tags(first.values.numpy(), second.values.numpy(), first.labels.numpy())
+    first, second = with_one_label(first), with_one_label(second)
+    right = [(out.values.argmax(dim=1) == out.labels).numpy() for out in (first, second)]
+    return compare_right(right[0], right[1])
+
+
+def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each recipe, the settings that are not the same in all of them; none where a recipe does not say."""
+    flat = [_flat(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    odd = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
+    return [{key: one.get(key) for key in odd} for one in flat]
+
+
+def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return found

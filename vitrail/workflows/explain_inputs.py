@@ -1,0 +1,158 @@
+"""Images for explanations: found, chosen evenly, opened, and run through a network in small batches."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.data.transforms import normalise
+from vitrail.errors import UserError
+from vitrail.inference.classifier import NOT_FINITE, Classifier
+from vitrail.inference.forward import device_of
+from vitrail.interpret.attention import attention_maps, transformer
+from vitrail.interpret.distance import Distances, attention_distances
+from vitrail.interpret.relevance import relevance
+from vitrail.interpret.rollout import rollout
+from vitrail.interpret.votes import can_vote, reasons
+from vitrail.workflows.inputs import Row, find_images, opened
+
+BATCH = 16
+MOST_IMAGES = 128  # that the paper measures attention distance on
+TRIES = 8  # images that are opened for the place of one
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Images as a network sees them."""
+
+    names: list[str]
+    pixels: Tensor  # (N, C, H, W) uint8, on the CPU
+    failed: list[tuple[str, str]]  # (name, why)
+    of: int  # how many there were to choose from
+
+    @property
+    def unread(self) -> str:
+        """A sentence on those that could not be read, if any."""
+        return f"{len(self.failed)} of the images could not be read, first {': '.join(self.failed[0])}." * bool(
+            self.failed
+        )
+
+    def picture(self, index: int) -> np.ndarray:
+        """(H, W, C)"""
+        return self.pixels[index].permute(1, 2, 0).numpy()
+
+
+def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> Seen:
+    """At most `most` of the images at `paths`, evenly over their order, so that every class has its part. In place of
+    one that cannot be read comes a neighbour."""
+    found = list(find_images(paths))
+    names, pixels, failed, tried = [], [], [], set()
+    for places in _slots(len(found), most):
+        for place in (place for place in places if place not in tried):
+            tried.add(place)
+            item = found[place]
+            row = item if isinstance(item, Row) else opened(classifier, item)
+            if not isinstance(row, Row):
+                names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it; the folder may be a class
+                pixels.append(row[1])
+                break
+            failed.append((row.file, row.error or ""))
+    if not pixels:
+        reason = (
+            f", first {failed[0][0]}: {failed[0][1]}" if failed else f": there are none in {', '.join(map(str, paths))}"
+        )
+        raise UserError(f"no image could be read{reason}")
+    return Seen(names, torch.stack(pixels), failed, len(found))
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, from the first to the last."""
+    if count <= most:
+        return list(range(count))
+    return sorted(set(np.linspace(0, count - 1, most).round().astype(int).tolist()))
+
+
+def _slots(count: int, most: int) -> Iterator[Iterable[int]]:
+    """For each of the even places it and some neighbours, in the order to try."""
+    ends = [-1, *evenly(count, most), count]
+    for before, place, after in zip(ends, ends[1:], ends[2:], strict=False):
+        yield islice(chain(range(place, after), range(place - 1, before, -1)), TRIES)
+
+
+def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterator[Tensor]:
+    """uint8 pixels as the network takes them, on its device."""
+    for part in pixels.split(size):
+        yield normalise(part.to(device_of(classifier.net)), classifier.preprocess)
+
+
+def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> Distances:
+    """Attention distance over all the images."""
+    task = bar.add_task("attention distance", total=len(seen.pixels))
+    parts = batches(classifier, seen.pixels)
+    return attention_distances(transformer(classifier.net), parts, lambda done: bar.update(task, completed=done))
+
+
+@torch.no_grad()
+def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
+    """(N, classes)"""
+    rows = torch.cat([classifier.net(part).float().cpu() for part in batches(classifier, pixels)])
+    if not rows.isfinite().all():
+        raise UserError(NOT_FINITE)
+    return rows.numpy()
+
+
+def maps_of(
+    classifier: Classifier,
+    parts: Iterable[Tensor],
+    classes: np.ndarray,
+    against: np.ndarray | None = None,
+    between: Callable[[int], None] | None = None,
+) -> dict[str, np.ndarray]:
+    """Every kind of map, (N, h, w) each, for batches of normalised pixels: votes where there are any and relevance, for
+    `classes` (rather than `against`); rollout, and the last block's attention. The first one is what `reasons` shows.
+    `between` hears how many images a batch had."""
+    net = transformer(classifier.net)
+    kinds = (*(("votes",) if can_vote(net) else ()), "relevance", "rollout", "last attention")
+    found: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+    done = 0
+    for pixels in parts:
+        rows = slice(done, done + len(pixels))
+        others = None if against is None else against[rows].tolist()
+        if "votes" in found:
+            found["votes"].append(reasons(net, pixels, classes[rows].tolist(), others))
+        found["relevance"].append(relevance(net, pixels, classes[rows].tolist(), others))
+        found["rollout"].append(rollout(net, pixels))
+        found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))
+        done += len(pixels)
+        if between is not None:
+            between(len(pixels))
+    return {name: np.concatenate(maps) for name, maps in found.items()}
+
+
+def ready_folder(folder: Path) -> None:
+    """Make a folder and try to write into it, before minutes are spent on what goes there."""
+    temporary = folder / f".{secrets.token_hex(4)}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except FileExistsError:
+        raise UserError(f"cannot write to {folder}: it is a file, and a folder is needed") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def weights_name(weights: str | Path) -> str:
+    """What weights are called: their folder, or their file without the ending."""
+    path = Path(str(weights).partition("@")[0])
+    if path.name == "model.safetensors" and path.parent.name:
+        return path.parent.name
+    return path.stem if path.suffix in (".safetensors", ".npz") else path.name or "weights"

@@ -1,0 +1,106 @@
+"""What `vitrail explain` was asked: which blocks, heads and classes to show, where to write, and how to ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.config import Size
+from vitrail.errors import UserError, did_you_mean
+from vitrail.inference.classifier import Classifier
+from vitrail.interpret.attention import transformer
+from vitrail.weights.names import HUB
+from vitrail.workflows.explain_inputs import weights_name
+from vitrail.workflows.show import data_name
+
+MOST_HEADS = 12  # shown in a row, if none are named
+SHOWN, MEASURED = 6, 64  # images that get maps and images that maps are judged on, if nobody says
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to show of each image: numbers of blocks, heads and classes."""
+
+    layers: Sequence[int]
+    heads: Sequence[int]
+    why: int | None  # none: the predicted class
+    rather_than: int | None  # none: the likeliest other one
+
+
+def wanted_of(
+    classifier: Classifier,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    why: str | None,
+    rather_than: str | None,
+) -> Wanted:
+    config = transformer(classifier.net).config
+    count = config.blocks
+    asked = list(layers) if layers else list(dict.fromkeys([0, count // 2, count - 1]))
+    for numbers, most, what in ((asked, count, "block"), (heads or (), config.heads, "head")):
+        wrong = [number for number in numbers if not -most <= number < most]
+        if wrong:
+            raise UserError(f"there is no {what} {wrong[0]}: this network has {what}s 0 to {most - 1}")
+    chosen = [head % config.heads for head in heads] if heads else list(range(min(config.heads, MOST_HEADS)))
+    first, second = (class_of(classifier, name) if name is not None else None for name in (why, rather_than))
+    if first is not None and first == second:
+        raise UserError(f"'{why}' rather than itself: name two different classes")
+    return Wanted([layer % count for layer in asked], chosen, first, second)
+
+
+def class_of(classifier: Classifier, name: str) -> int:
+    """The number of a class by its name; where weights came without names, by its number too."""
+    classes = classifier.classes
+    if not classifier.card.classes and f"class {name}" in classes:
+        name = f"class {name}"
+    if name in classes:
+        return classes.index(name)
+    if not classes:
+        raise UserError("these weights have no classifier, so there is no class to explain")
+    if classifier.card.classes:
+        raise UserError(f"these weights have no class '{name}'{did_you_mean(name, classes) or _some(classes)}")
+    raise UserError(f"these weights have no class '{name}': theirs have no names, but numbers, 0 to {len(classes) - 1}")
+
+
+def _some(classes: Sequence[str]) -> str:
+    """Names, as an example of how classes are called."""
+    return f"; there is {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
+
+
+def explained_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
+    """Where to write if nobody says, named after both: other weights or images do not take its place."""
+    path = Path(str(weights).removeprefix(HUB).partition("@")[0])
+    place = (path.parent if path.name == "model.safetensors" else path).parent.name
+    name = "-".join(part for part in (place, weights_name(weights)) if part not in ("", "..", "runs"))
+    seen = data_name(str(Path(images[0]).absolute())) if images else ""
+    more = f"-and-{len(images) - 1}-more" if len(images) > 1 else ""
+    return Path("explained") / (f"{name}-on-{seen}{more}" if seen else name)
+
+
+def command_again(
+    weights: str | Path,
+    images: Sequence[str | Path],
+    *,
+    out: str | Path | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    why: str | None,
+    rather_than: str | None,
+    shown: int,
+    measured: int,
+    image_size: Size | None,
+) -> list[str]:
+    """What shows the same again."""
+    options = {
+        "--out": out,
+        "--layers": ",".join(map(str, layers)) if layers else None,
+        "--heads": ",".join(map(str, heads)) if heads else None,
+        "--why": why,
+        "--rather-than": rather_than,
+        "--shown": shown if shown != SHOWN else None,
+        "--measured": measured if measured != MEASURED else None,
+        "--image-size": "x".join(map(str, image_size)) if image_size else None,
+    }
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return ["vitrail", "explain", str(weights), *map(str, images), *given]

@@ -1,0 +1,124 @@
+"""Which maps deserve trust for a network: deletion, insertion and pointing measured on the user's images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.inference.classifier import Classifier
+from vitrail.interpret.attention import transformer
+from vitrail.interpret.faithfulness import STEPS, Curves, faithfulness, random_maps
+from vitrail.interpret.pointing import Pasted, paste, pointing, share_found
+from vitrail.report.canvas import Drawing
+from vitrail.report.explain_plots import draw_curves, draw_pasted
+from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
+from vitrail.report.summary import percent
+from vitrail.workflows.explain_inputs import BATCH, Seen, batches, evenly, logits_of, maps_of
+
+PASTED_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Trusted:
+    rows: list[Trust]
+    images: int
+    sentences: list[str]
+    curves: Drawing
+    pasted: Drawing | None
+    pasted_sentence: str
+    found: Pasted
+    notes: list[str]
+
+
+def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progress) -> Trusted:
+    """Judge the maps of at most `measured` images and as many pasted ones, for the classes the network predicts."""
+    chosen = evenly(len(seen.pixels), measured)
+    pixels = seen.pixels[chosen]
+    classes = logits_of(classifier, pixels).argmax(1)
+    task = bar.add_task("maps to judge", total=len(pixels))
+    maps = maps_of(classifier, batches(classifier, pixels), classes, between=lambda n: bar.advance(task, n))
+    maps["random"] = random_maps(maps["rollout"])
+    curves = _curves(classifier, pixels, maps, classes, bar)
+    found, points, examples = _pasted(classifier, pixels, measured, bar)
+    rows = trust(curves, points)
+    counts = (
+        f"in {found.changed:,} of {found.tried:,} tries the network then gives the pasted picture’s class, in "
+        f"{found.hidden:,} of these a grey box gives it too"
+    )
+    notes = []
+    if not found.tried:
+        notes.append("Pointing could not be measured: the network gives all these images one class.")
+    elif not points:
+        rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {FEWEST} are needed"
+        notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
+    sentence = (
+        f"A picture is shrunk and pasted into a quarter of an image of another class: {counts}, because of what it "
+        f"hides. Kept are {len(found.pixels):,} of the others, equally many for each quarter: there the answer needs "
+        f"something inside the box, though the rest of the image may have its part in it. A map that lights the same "
+        f"patch in every image finds {percent(found.chance)}, whichever patch that is."
+    )
+    return Trusted(rows, len(pixels), trust_sentences(rows), draw_curves(curves), examples, sentence, found, notes)
+
+
+def _curves(
+    classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
+) -> dict[str, Curves]:
+    net = transformer(classifier.net)
+    task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * len(maps))
+    parts: dict[str, list[Curves]] = {name: [] for name in maps}
+    for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
+        rows = slice(start, start + len(batch))
+        for name, one in maps.items():
+            parts[name].append(
+                faithfulness(
+                    net,
+                    batch,
+                    one[rows],
+                    classes[rows].tolist(),
+                    chances=classifier.chances,
+                    between=lambda n: bar.advance(task, n),
+                )
+            )
+    return {name: joined(found) for name, found in parts.items()}
+
+
+def joined(parts: list[Curves]) -> Curves:
+    """The curves of all images."""
+    deletion, insertion = (np.concatenate([getattr(one, kind) for one in parts]) for kind in ("deletion", "insertion"))
+    return Curves(parts[0].shares, deletion, insertion)
+
+
+def _pasted(
+    classifier: Classifier, pixels: Tensor, wanted: int, bar: Progress
+) -> tuple[Pasted, dict[str, Pointing], Drawing | None]:
+    net = transformer(classifier.net)
+    whole = torch.cat(list(batches(classifier, pixels)))
+    found = paste(net, whole, wanted)
+    if len(found.pixels) < FEWEST:
+        return found, {}, None
+    task = bar.add_task("pasted pictures", total=len(found.pixels))
+    maps = maps_of(
+        classifier,
+        found.pixels.split(BATCH),
+        found.classes,
+        found.backgrounds,
+        between=lambda n: bar.advance(task, n),
+    )
+    points = {}
+    for name, one in maps.items():
+        hits, share = pointing(one, found.inside)
+        points[name] = Pointing(*share_found(hits), float(share.mean()), found.chance)
+    spec = classifier.preprocess
+    mean, std = (np.array(values)[:, None, None] for values in (spec.mean, spec.std))
+    shown = found.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean
+    images = (255 * shown.clip(0, 1)).round().astype(np.uint8).transpose(0, 2, 3, 1)
+    names = [
+        (classifier.classes[a], classifier.classes[b]) for a, b in zip(found.classes, found.backgrounds, strict=True)
+    ]
+    kind = next(iter(maps))
+    examples = draw_pasted(images, found.inside, maps[kind], names, kind)
+    return found, points, examples

@@ -1,0 +1,205 @@
+"""The end of a run: the last measurement, the weights file that carries it, and the report."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.data.dataset import Samples, recognised_by
+from vitrail.data.splits import SplitRule
+from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.multilabel import TagScores
+from vitrail.models.build import Network
+from vitrail.models.flops import macs, parameters
+from vitrail.report.model_card import write_model_card
+from vitrail.report.page import ReportFacts, write_report
+from vitrail.report.provenance import provenance
+from vitrail.terminal import escape
+from vitrail.training.precision import measured_in_float32
+from vitrail.training.progress import few_points, read_metrics
+from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
+from vitrail.workflows.fit import Launch
+from vitrail.workflows.measure import Measurement, measure
+from vitrail.workflows.prediction_table import write_answers
+from vitrail.workflows.resolve import Plan
+from vitrail.workflows.run_folder import NEW, check_there
+from vitrail.workflows.show import data_name, show_scores
+from vitrail.workflows.train_test_overlap import all_before, seen_before
+from vitrail.workflows.tune import tuned
+from vitrail.workflows.written import ANSWERS, MODEL_CARD
+
+
+def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores | TagScores:
+    """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
+    folder, about, console = launch.folder, launch.about, launch.console
+    name = "test" if "test" in plan.dataset.splits else "val"
+    samples = plan.dataset.splits[name]
+    copies, before = _known(plan, samples), seen_before(samples, all_before(about))
+    split = _split(name, copies, before)
+    data, interrupts, several = plan.config.data, launch.interrupts, plan.dataset.several
+    with interrupts.at_once():  # all that training made has been saved
+        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
+    show_scores(console, found.scores, found.sentence)
+    if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):
+        console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
+    to_beat = about["baseline"]
+    # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
+    if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:
+        advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
+        console.print(f"[yellow]worse than the linear probe on {escape(to_beat['features'])}[/]: {advice}")
+    metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
+    metrics |= {"seen_before": before} if before else {}
+    found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
+    place = _place(launch)
+    history = read_metrics(place / "metrics.jsonl")
+    card = _card(plan, found.sentence, metrics, about, history)
+    config = (place / "config.toml").read_text(encoding="utf-8")
+    facts = _facts(plan, found, folder, about, seconds, card, history, config)
+    write_answers(place / ANSWERS, found, samples)
+    write_report(place / "report.html", facts)
+    write_model_card(place / MODEL_CARD, facts)
+    # last: with it, the run counts as finished
+    write_bundle(place / "model.safetensors", _with_digests(plan, net, about), card)
+    console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
+    console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
+    console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
+    return found.scores
+
+
+def _place(launch: Launch) -> Path:
+    """Where the files go: to the folder, or beside what it holds if the run has not saved anything before."""
+    new = launch.folder / NEW
+    if new.exists():
+        return new
+    check_there(launch.folder, launch.lock)
+    return launch.folder
+
+
+def _known(plan: Plan, samples: Samples) -> int:
+    """How many images lie among those of the training as well."""
+    return int(np.isin(samples.firsts, plan.dataset.splits["train"].firsts).sum())
+
+
+def _with_digests(plan: Plan, net: Network, about: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights, and the digests of all images that they and the weights before them learned from."""
+    own = recognised_by(plan.dataset.splits["train"])
+    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, all_before(about)]))}
+
+
+def _split(name: str, copies: int, before: int) -> str:
+    """Which images were measured on, and what makes their numbers too good."""
+    words = "test split" if name == "test" else "held-out split"
+    if copies:
+        words += f", {copies:,} of which are exact copies of training images"
+    if before:
+        words += f"; {before:,} were in the training of the weights it started from, which makes the numbers too good"
+    return words if name == "test" or copies or before else f"{words}, which training never saw"
+
+
+def finish_masked(plan: Plan, net: Network, launch: Launch) -> dict[str, float]:
+    """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
+    folder, console = _place(launch), launch.console
+    history = read_metrics(folder / "metrics.jsonl")
+    last = [row for row in history if "val_loss" in row][-1]
+    found = {key: value for key, value in last.items() if key != "step"}
+    card = _card(plan, "masked patches of held-out images", found, launch.about, history)
+    write_bundle(folder / "model.safetensors", _with_digests(plan, net, launch.about), card)
+    right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
+    console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
+    console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
+    console.print(
+        f"next:    vitrail train DATA --from {escape(shlex.quote(str(folder)))} fine-tunes them to classes",
+    )
+    return found
+
+
+def _card(
+    plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, Any], history: list[dict[str, Any]]
+) -> Card:
+    dataset, data = plan.dataset, plan.config.data
+    recipe = plan.config.model_dump(mode="json", exclude_none=True)
+    recipe["data"]["path"] = Path(dataset.root).name  # a whole path tells about the machine, not about the weights
+    recipe["model"]["weights"] = about["source"]
+    return Card(
+        model=plan.model,
+        preprocess=plan.preprocess,
+        classes=dataset.classes if plan.model.num_classes else (),
+        several=dataset.several and plan.model.num_classes > 0,
+        recipe=recipe,
+        data={
+            "name": Path(dataset.root).name,
+            "fingerprint": dataset.fingerprint,
+            "images": {name: len(samples) for name, samples in dataset.splits.items()},
+            "given_split": dataset.given_split,
+            **asdict(SplitRule.of(data.model_dump())),
+            "max_pixels": data.max_pixels,
+            "trained_before": about["trained_before"],
+        },
+        metrics={"measured_on": sentence, **metrics},
+        curves=few_points(history),
+        source=about["source"],
+        licence=about["licence"],
+        created_with=created_with(),
+    )
+
+
+def _facts(
+    plan: Plan,
+    found: Measurement,
+    folder: Path,
+    about: dict[str, Any],
+    seconds: float,
+    card: Card,
+    history: list[dict[str, Any]],
+    config: str,
+) -> ReportFacts:
+    dataset, to_beat = plan.dataset, about["baseline"]
+    speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
+    weights = str(folder / "model.safetensors")
+    cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
+    cost += [("speed", f"{sorted(speeds)[len(speeds) // 2]:.0f} images/s")] if speeds else []
+    cost += [
+        ("parameters", f"{parameters(plan.model):,}"),
+        ("compute", f"{macs(plan.model) / 1e9:.2f} GMAC an image"),
+        ("device", about["environment"]["device"]),
+    ]
+    return ReportFacts(
+        title=data_name(dataset.root),
+        subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
+        scores=found.scores,
+        reliability=found.reliability,
+        split_used=found.sentence,
+        history=history,
+        watched_baseline=to_beat["watched"] if to_beat else None,
+        baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
+        mistakes=found.mistakes,
+        uncertain=found.uncertain,
+        suspects=found.suspects,
+        suspected=len(found.doubted),
+        answers=ANSWERS,
+        decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
+        data=data_rows(plan),
+        excluded=dataset.excluded,
+        notes=dataset.notes,
+        cost=cost,
+        config_toml=config,
+        commands=[
+            ["vitrail", "predict", weights, "photo.jpg"],
+            ["vitrail", "evaluate", weights, plan.config.data.path],
+            ["vitrail", "train", "--recipe", str(folder / "config.toml"), "--out", "again"],
+        ],
+        card=provenance(card),
+    )
+
+
+def dataset_line(plan: Plan) -> str:
+    return f"{len(plan.dataset.classes)} classes, {len(plan.dataset.splits['train']):,} training images"
+
+
+def data_rows(plan: Plan) -> list[tuple[str, str]]:
+    return [(name, f"{len(samples):,} images") for name, samples in plan.dataset.splits.items()]

@@ -1,0 +1,122 @@
+"""What the caller of `vitrail.train(model=MODULE, objective=, source=)` brings, looked at before anything is written,
+and the settings of such a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from vitrail.config import RunConfig, merge, validate
+from vitrail.errors import UserError
+from vitrail.inference.device import choose_device
+from vitrail.training.optimizer import parameter_groups
+from vitrail.training.parallel import blocks_of
+from vitrail.training.precision import choose_precision
+from vitrail.training.tensorboard import require_tensorboard
+from vitrail.workflows.batch_source import length_of
+from vitrail.workflows.resolve import leaves, typed_settings
+from vitrail.workflows.validate import check_learning, check_read
+
+UNREAD = ("optimizer.freeze", "precision.residual", "train.batch_size", "train.recompute")  # what needs our networks
+CHOSEN = {"precision": "compute", "train": "device"}  # by the machine, unless the caller says
+
+
+@dataclass(frozen=True)
+class Custom:
+    """What the caller brings."""
+
+    model: nn.Module
+    objective: Callable[[nn.Module, Any], Tensor]  # of the network and a batch: the mean loss
+    source: Iterable[Any] | Callable[[int], Iterable[Any]]
+    evaluator: Callable[[nn.Module], dict[str, float]] | None = None
+    overrides: Sequence[str] = ()
+
+
+def settle(custom: Custom, world: int, before: RunConfig | None = None) -> RunConfig:
+    """Every setting; `before`: those of the run to go on with, whose choices stay."""
+    given = typed_settings(custom.overrides)
+    for path in leaves(given):
+        if not path.startswith(("optimizer.", "schedule.", "precision.", "train.")) or path in UNREAD:
+            raise UserError(f"nothing would read {path} where the network and the data are your own: leave it out")
+    if custom.evaluator is None and "evaluate_every" in given.get("train", {}):
+        raise UserError("nothing would read train.evaluate_every: it needs an evaluator")
+    _check(custom)
+    chosen = {s: {key: getattr(getattr(before, s), key)} for s, key in CHOSEN.items()} if before is not None else {}
+    config = validate(RunConfig, {"kind": "custom", **merge(chosen, given)}, "settings")
+    train, device = config.train, choose_device(config.train.device)
+    if train.compile == "graphs" or (train.compile == "blocks" and not blocks_of(custom.model)):
+        raise UserError(f"train.compile={train.compile} is not for a network of your own: use off or network")
+    if train.compile == "network" and train.parallel == "fsdp":
+        raise UserError("train.compile=network does not go with fsdp: use off")
+    if train.tensorboard:
+        require_tensorboard()
+    compute, _ = choose_precision(config.precision.compute, device)
+    compiled = "off" if train.compile == "auto" else train.compile
+    learned = {"steps": _steps(custom, config), "epochs": None, "device": str(device), "compile": compiled}
+    config = config.model_copy(
+        update={
+            "precision": config.precision.model_copy(update={"compute": compute}),
+            "train": train.model_copy(update=learned),
+        }
+    )
+    check_learning(config, device.type, world)
+    check_read(leaves(given), config)
+    parameter_groups(custom.model, config.optimizer)  # that there are some for this optimizer
+    return config
+
+
+def said(config: RunConfig) -> dict[str, Any]:
+    """The settings that such a run has."""
+    sections = {"kind", "optimizer", "schedule", "precision", "train"}
+    unread: dict[str, set[str]] = {}
+    for path in UNREAD:
+        section, _, key = path.partition(".")
+        unread.setdefault(section, set()).add(key)
+    return config.model_dump(mode="json", include=sections, exclude=unread, exclude_none=True)
+
+
+def _steps(custom: Custom, config: RunConfig) -> int:
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    if train.epochs is None:
+        raise UserError('say how long to train: overrides=["train.steps=1000"]')
+    length = length_of(custom.source)
+    if length is None:
+        raise UserError("train.epochs needs a source that has a length: set train.steps")
+    return max(1, round(train.epochs * length))
+
+
+def _check(custom: Custom) -> None:
+    model, objective, source = custom.model, custom.objective, custom.source
+    for name, value in (("objective", objective), ("evaluator", custom.evaluator)):
+        if value is not None and not callable(value):
+            raise UserError(f"the {name} must be a function, not {type(value).__name__}")
+    if isinstance(objective, nn.Module) and any(p.requires_grad for p in objective.parameters()):
+        raise UserError("the objective has parameters, which would not be trained: make it a part of the model")
+    if isinstance(source, torch.utils.data.Dataset):
+        raise UserError("the source must give batches, and a Dataset gives samples: wrap it in a DataLoader")
+    if not hasattr(source, "__iter__"):
+        if not callable(source):
+            raise UserError(f"the source must be a function or something to iterate, not {type(source).__name__}")
+        try:
+            inspect.signature(source).bind(0)
+        except TypeError:
+            raise UserError("a function as source takes one argument, the number of the batch to begin with") from None
+        except ValueError:  # it has no signature that could be read
+            pass
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"'{name}' in the state of the module is no tensor, and could not be saved")
+        if is_lazy(value):
+            raise UserError(f"'{name}' has no size yet: call the module on a batch once before training")
+        if value.is_complex():
+            raise UserError(f"'{name}' is complex, which the optimizers do not take")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("nothing is left to train: no parameter of the module requires a gradient")

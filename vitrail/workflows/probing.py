@@ -1,0 +1,117 @@
+"""The linear probe: one pass over the images for features, then logistic regression. Baseline, and a recipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.config import Preprocess
+from vitrail.data.splits import groups_of
+from vitrail.inference.forward import Outputs
+from vitrail.interrupt import Interrupts
+from vitrail.metrics.probe import Probe, fit_probe
+from vitrail.models.build import Network
+from vitrail.models.flops import macs
+from vitrail.workflows.choose import SMALL_DATA
+from vitrail.workflows.outputs import outputs_of
+from vitrail.workflows.resolve import Plan
+
+THUMBNAIL = (16, 16)
+BASELINE_SECONDS = 60.0  # features that would take longer are not worth a baseline
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A linear classifier's accuracy on the images the run will be measured on, and on those watched meanwhile."""
+
+    features: str  # what the probe saw
+    accuracy: float
+    watched: float | None
+    seconds: float
+
+
+def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
+    """Fit the probe on the network's features of the training images."""
+    net.eval()
+    train = _features(plan, "train", net.forward_features, plan.preprocess, plan.device, interrupts)
+    return _fit(plan, train)
+
+
+def why_penalty(fitted: Probe) -> str:
+    """The reason for the penalty of a probe, with what was tried."""
+    if not fitted.tried:
+        return "the only one, or the strongest where no images can be held out to choose by"
+    tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
+    left_out = f"; without {fitted.unmeasured:,} classes whose images all belong together" if fitted.unmeasured else ""
+    return f"best on a fifth of the training images, what belongs together on one side{left_out} ({tried})"
+
+
+def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
+    """The number a run has to beat, with the probe that reached it; none when the data is too large for it to take
+    seconds.
+
+    With starting weights the probe sees their features; without any (`net` is none), the pixels of a thumbnail.
+    """
+    splits = plan.dataset.splits
+    images = sum(len(samples) for samples in splits.values())
+    if len(splits["train"]) > SMALL_DATA or plan.dataset.several:
+        return None
+    if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
+        return None
+    started = time.monotonic()
+    if net is None:
+        name, spec = "16x16 thumbnails", plan.preprocess.model_copy(update={"size": THUMBNAIL, "resize": "squash"})
+        forward: Callable[[Tensor], Tensor] = _pixels
+        device = torch.device("cpu")
+    else:
+        name, spec, forward, device = (
+            "the starting weights' features",
+            plan.preprocess,
+            net.forward_features,
+            plan.device,
+        )
+        net.eval()
+    found = {split: _features(plan, split, forward, spec, device, interrupts) for split in splits}
+    fitted = _fit(plan, found["train"])
+    accuracy = {split: _accuracy(fitted, outputs) for split, outputs in found.items()}
+    watched = accuracy.get("val")
+    reached = accuracy["test" if "test" in accuracy else "val"]
+    return Baseline(name, reached, watched, time.monotonic() - started), fitted
+
+
+def _pixels(batch: Tensor) -> Tensor:
+    return batch.flatten(1)
+
+
+def _features(
+    plan: Plan,
+    split: str,
+    forward: Callable[[Tensor], Tensor],
+    spec: Preprocess,
+    device: torch.device,
+    interrupts: Interrupts,
+) -> Outputs:
+    return outputs_of(forward, plan.dataset.splits[split], spec, plan.config.data, device, interrupts)
+
+
+def _fit(plan: Plan, train: Outputs) -> Probe:
+    settings = plan.config.probe
+    groups = groups_of(plan.dataset.splits["train"], train.sample.numpy())
+    return fit_probe(
+        train.values,
+        train.labels,
+        len(plan.dataset.classes),
+        penalties=settings.penalties,
+        iterations=settings.iterations,
+        seed=plan.config.train.seed,
+        groups=groups,
+    )
+
+
+def _accuracy(probe: Probe, outputs: Outputs) -> float:
+    logits = outputs.values @ probe.weight.T + probe.bias
+    return (logits.argmax(-1) == outputs.labels).float().mean().item()

@@ -1,0 +1,119 @@
+"""Whether a file that stands where a command writes was written by vitrail, by its contents.
+
+There is no list of our files, which could be copied, go stale or come from elsewhere. What is not recognised is the
+user's, and is neither replaced nor removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vitrail.data.quarantine import TITLES as QUARANTINE_TITLES
+from vitrail.errors import UserError
+from vitrail.spreadsheet import csv_table
+from vitrail.weights.bundle import MAX_HEADER
+
+ANSWERS, EXCLUDED, MODEL_CARD = "answers.csv", "excluded.csv", "model_card.md"
+EXCLUDED_TITLES = ("name", "reason")
+SETTINGS = {"kind", "optimizer", "precision", "schedule", "train"}  # sections that config.toml of any run has
+ANSWER_TITLES = ("name,label,answer,probability,label probability,rather\r\n", "name,labels,answers\r\n")
+
+
+def is_ours(path: Path, kind: str = "") -> bool:
+    """Whether vitrail wrote a file, which is no link. `kind`: what it is called where vitrail chooses the name."""
+    test = TESTS[kind or path.name]
+    try:
+        return not path.is_symlink() and path.is_file() and test(path)
+    except PermissionError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # something else
+        return False
+
+
+def refuse_others(paths: Iterable[tuple[Path, str]], advice: str) -> None:
+    """Refuse to replace files that vitrail did not write, links too; `paths` come with their kinds."""
+    for path, kind in paths:
+        if os.path.lexists(path) and not path.is_dir() and not is_ours(path, kind):
+            raise UserError(f"{path} was not written by vitrail and would be replaced: {advice}")
+
+
+def has_our_header(path: Path) -> bool:
+    """Whether it is a safetensors file with a document of ours; it may be cut short after its header."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= MAX_HEADER else {}
+        return any(key.startswith("vitrail") for key in header["__metadata__"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _is_run_config(path: Path) -> bool:
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    return values.keys() >= SETTINGS and "log_every" in values["train"]
+
+
+def _is_log(path: Path) -> bool:
+    """Rows with a step each; a crash may have cut the last one."""
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    rows = [json.loads(line) for line in lines]
+    return all(isinstance(row, dict) and "step" in row for row in rows) and (bool(rows) or not path.stat().st_size)
+
+
+def _begins(*words: str) -> Callable[[Path], bool]:
+    def test(path: Path) -> bool:
+        with path.open("rb") as file:
+            return file.read(200).startswith(tuple(word.encode() for word in words))
+
+    return test
+
+
+def _holds(*words: str) -> Callable[[Path], bool]:
+    def test(path: Path) -> bool:
+        text = path.read_bytes()
+        return all(word.encode() in text for word in words)
+
+    return test
+
+
+def _page(kind: str) -> Callable[[Path], bool]:
+    """A page with our mark and this line at its top."""
+    return _holds('<path fill="#1f5fa8" d="M2 2h10v6L2 12z"/>', f"<span>vitrail {kind}</span>")
+
+
+def _keys(*names: str) -> Callable[[Path], bool]:
+    def test(path: Path) -> bool:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return isinstance(values, dict) and values.keys() >= set(names)
+
+    return test
+
+
+def _is_untouched_list(path: Path) -> bool:
+    """The quarantine list as `vitrail check` wrote it, by the report beside it: people may edit the list."""
+    report = json.loads(path.with_name("report.json").read_text(encoding="utf-8"))
+    rows = [[row[title] for title in QUARANTINE_TITLES] for row in report["quarantine"]]
+    return path.read_bytes() == csv_table(QUARANTINE_TITLES, rows)
+
+
+TESTS: dict[str, Callable[[Path], bool]] = {
+    "config.toml": _is_run_config,
+    "curves.svg": _holds('<rect class="page" width="100%" height="100%"/>'),
+    "metrics.jsonl": _is_log,
+    "model.safetensors": has_our_header,
+    ANSWERS: _begins(*ANSWER_TITLES),
+    EXCLUDED: _begins(",".join(EXCLUDED_TITLES) + "\r\n"),
+    MODEL_CARD: _begins("---\nlibrary_name: vitrail"),
+    "report.html": _page("classification report"),
+    "check": _page("data check"),
+    "report.json": _keys("data", "usable", "severe", "quarantine"),
+    "quarantine.csv": _is_untouched_list,
+    "explain.html": _page("explanation"),
+    "explain.json": _keys("query", "grid", "findings", "figures"),
+    "index.html": _page("demo"),
+    "transfer.json": _keys("tried", "rate", "test", "tested"),
+}
