@@ -11,7 +11,7 @@ def recipes(name: str | None = None, /) -> None:
     name
         The recipe to show.
     """
-    from vitrail.commands.models import show_recipes
+    from vitrail.commands.recipes import show_recipes
     from vitrail.terminal import make_console
 
     show_recipes(make_console(), name)

@@ -50,10 +50,10 @@ def transfer(
     overrides
         A setting of the recipe, as section.key=value; may be repeated.
     """
+    from vitrail.commands.transfer import transfer
     from vitrail.config import with_options
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
-    from vitrail.workflows.transfer import transfer
 
     settings, console = with_options(overrides, everyday.given()), make_console(lasting=True, quiet=quiet)
     transfer(data, from_=from_, recipe=recipe, rates=rates, seeds=seeds, out=out, overrides=settings, console=console)
