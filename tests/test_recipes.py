@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitrail.commands.models import EVERY_DAY, FAMILIES, family, show_recipes
+from vitrail.commands.recipes import EVERY_DAY, FAMILIES, family, show_recipes
 from vitrail.config import (
     RunConfig,
     merge,

@@ -117,8 +117,8 @@ class _LastingConsole(SafeConsole):
         self._file = new
 
 
-def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
+def make_console(*, stderr: bool = False, lasting: bool = False, quiet: bool = False) -> Console:
     """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut, and
     nothing out of a file acts on the terminal.
     `lasting`: for work that is worth more than what is said of it, and goes on when nobody can read that any more."""
-    return (_LastingConsole if lasting else _Console)(stderr=stderr, soft_wrap=True)
+    return (_LastingConsole if lasting else _Console)(stderr=stderr, soft_wrap=True, quiet=quiet)

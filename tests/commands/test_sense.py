@@ -7,11 +7,10 @@ from contextlib import nullcontext
 import pytest
 
 from tests.small import SMALL
-from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
+from vitrail.config import RunConfig, check_read, check_resolved, leaves, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
-from vitrail.workflows.resolve import leaves
 from vitrail.workflows.train_run import train
-from vitrail.workflows.validate import check_purpose, check_read, check_resolved
+from vitrail.workflows.validate import check_purpose
 
 
 @pytest.mark.parametrize(

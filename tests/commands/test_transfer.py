@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tests import ranks as processes
 from tests.commands.conftest import draw
+from vitrail.commands.transfer import transfer
 from vitrail.config import RunConfig, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.data.splits import SplitRule
@@ -24,7 +25,7 @@ from vitrail.interrupt import Interrupted
 from vitrail.models.variants import configure
 from vitrail.weights.bundle import read_card, read_trained_on
 from vitrail.workflows.train_run import train
-from vitrail.workflows.transfer import Transfer, rates_of, transfer
+from vitrail.workflows.transfer import Transfer, rates_of
 
 STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
 

@@ -12,13 +12,11 @@ from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
 from vitrail.commands import vtab as run
 from vitrail.commands.vtab import thousand, vtab
-from vitrail.config import RunConfig, merge, parse_overrides, read_recipe
+from vitrail.config import RunConfig, check_read, leaves, merge, parse_overrides, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.vtab import TASKS
 from vitrail.weights.bundle import read_card, write_bundle
-from vitrail.workflows.resolve import leaves
-from vitrail.workflows.validate import check_read
 from vitrail.workflows.vtab_finetune import RECIPE, settings_for
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,23 @@ from cyclopts import App, Parameter
 from rich import markup
 
 from vitrail import __version__
-from vitrail.cli import data, explaining, measuring, networks, tasks, training
+from vitrail.cli.check import check
+from vitrail.cli.compare import compare
+from vitrail.cli.convert import convert
+from vitrail.cli.demo import demo
+from vitrail.cli.evaluate import evaluate
+from vitrail.cli.explain import explain
+from vitrail.cli.fewshot import fewshot
+from vitrail.cli.knn import knn
+from vitrail.cli.models import models
+from vitrail.cli.pack import pack
+from vitrail.cli.paper import paper
+from vitrail.cli.plan import plan
+from vitrail.cli.predict import predict
+from vitrail.cli.recipes import recipes
+from vitrail.cli.train import train
+from vitrail.cli.transfer import transfer
+from vitrail.cli.vtab import vtab
 from vitrail.errors import Note, UserError
 from vitrail.interrupt import ended_by_signals
 from vitrail.terminal import SafeConsole, escape
@@ -44,23 +60,23 @@ app = App(
 )
 
 for command in (
-    training.demo,
-    data.check,
-    training.train,
-    training.transfer,
-    measuring.evaluate,
-    tasks.fewshot,
-    tasks.knn,
-    tasks.vtab,
-    measuring.compare,
-    training.predict,
-    explaining.explain,
-    data.pack,
-    networks.plan,
-    networks.convert,
-    networks.models,
-    networks.recipes,
-    explaining.paper,
+    demo,
+    check,
+    train,
+    transfer,
+    evaluate,
+    fewshot,
+    knn,
+    vtab,
+    compare,
+    predict,
+    explain,
+    pack,
+    plan,
+    convert,
+    models,
+    recipes,
+    paper,
 ):
     app.command(command, help_epilogue="")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 
@@ -47,3 +48,29 @@ def _rates(_kind: object, tokens: Sequence[Token]) -> tuple[float, ...]:
 
 Rates = Annotated[tuple[float, ...], Parameter(converter=_rates, n_tokens=1)]
 Shots = Annotated[tuple[int | None, ...], Parameter(converter=_shots, n_tokens=1)]
+Quiet = Annotated[bool, Parameter(help="Print nothing but results asked for as --json or --csv, and what went wrong.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class FineTuning:
+    """Everyday settings of a training; what is not given, the recipe says, or it is chosen."""
+
+    epochs: Annotated[float | None, Parameter(help="Times that every training image is seen.")] = None
+    steps: Annotated[int | None, Parameter(help="Steps of the optimizer, instead of --epochs.")] = None
+    batch_size: Annotated[int | None, Parameter(help="Images in a step, of all processes together.")] = None
+    image_size: Annotated[ImageSize | None, Parameter(help="Pixels, as 224 or 224x320 (height x width).")] = None
+    device: Annotated[str | None, Parameter(help="cpu, cuda, or auto.")] = None
+    workers: Annotated[int | None, Parameter(help="Processes that decode images; 0: none beside the own.")] = None
+    precision: Annotated[Literal["auto", "fp32", "bf16"] | None, Parameter(help="Of matrix products.")] = None
+
+    def given(self) -> dict[str, object]:
+        """Options that were given, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Training(FineTuning):
+    lr: Annotated[float | None, Parameter(help="Largest learning rate.")] = None
+    seed: Annotated[int | None, Parameter(help="Of every random number of the run.")] = None

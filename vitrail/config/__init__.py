@@ -1,5 +1,6 @@
 """The schema: everything a run, a network or a weights file can be told. No torch here."""
 
+from vitrail.config.consistency import check_learning, check_read, check_resolved
 from vitrail.config.network import (
     GROUPS,
     MOST_TOKENS,
@@ -27,7 +28,9 @@ from vitrail.config.run import (
     TrainConfig,
 )
 from vitrail.config.values import (
+    OPTIONS,
     key_paths,
+    leaves,
     merge,
     network_config,
     parse_overrides,
@@ -36,11 +39,13 @@ from vitrail.config.values import (
     recipe_folder,
     recipe_names,
     validate,
+    with_options,
 )
 
 __all__ = [
     "GROUPS",
     "MOST_TOKENS",
+    "OPTIONS",
     "AugmentConfig",
     "DataConfig",
     "LoraConfig",
@@ -61,7 +66,11 @@ __all__ = [
     "Size",
     "StemConfig",
     "TrainConfig",
+    "check_learning",
+    "check_read",
+    "check_resolved",
     "key_paths",
+    "leaves",
     "merge",
     "network_config",
     "parse_overrides",
@@ -70,4 +79,5 @@ __all__ = [
     "recipe_folder",
     "recipe_names",
     "validate",
+    "with_options",
 ]

@@ -169,6 +169,17 @@ class ScheduleConfig(Schema):
     cooldown: int | float = Field(default=0, ge=0)  # last steps, down to 0 in a line; below 1: a share
     drops: tuple[Share, ...] = (0.3, 0.6, 0.9)  # staircase: when the rate becomes a tenth, as shares of all steps
 
+    def warmup_steps(self, total: int) -> int:
+        return _steps(self.warmup, total)
+
+    def cooldown_steps(self, total: int) -> int:
+        return _steps(self.cooldown, total)
+
+
+def _steps(value: float, total: int) -> int:
+    """Below 1, a share of all steps."""
+    return round(value * total) if value < 1 else int(value)
+
 
 class PrecisionConfig(Schema):
     """Number formats, one for each thing a step handles."""

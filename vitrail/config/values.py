@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from vitrail.config.network import ModelConfig, NetworkConfig, ResNetConfig
 from vitrail.errors import UserError, did_you_mean, given_path
 
 S = TypeVar("S", bound=BaseModel)
+TABLES = ("preprocess", "objective.class_weights")  # settings whose value is a table
 
 
 def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
@@ -58,6 +59,15 @@ def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
         else:
             paths.append(prefix + name)
     return paths
+
+
+def leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys of all settings; one whose value is a table, such as preprocess, is one setting."""
+    found: list[str] = []
+    for key, value in nested.items():
+        path = prefix + key
+        found += leaves(value, f"{path}.") if isinstance(value, dict) and path not in TABLES else [path]
+    return found
 
 
 def recipe_names() -> list[str]:
@@ -131,3 +141,34 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
             value = {part: value}
         nested = merge(nested, value)
     return nested
+
+
+# Settings that people reach for every day have options of their own, under the names they type.
+OPTIONS = {
+    "epochs": "train.epochs",
+    "steps": "train.steps",
+    "batch_size": "train.batch_size",
+    "lr": "optimizer.lr",
+    "image_size": "model.image_size",
+    "device": "train.device",
+    "seed": "train.seed",
+    "workers": "data.workers",
+    "precision": "precision.compute",
+}
+
+
+def with_options(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """`overrides` and the options that were given, as `section.key=value`."""
+    given = [f"{OPTIONS[name]}={_toml(value)}" for name, value in options.items() if value is not None]
+    for setting in overrides:
+        path = setting.partition("=")[0].strip()
+        for name, own in OPTIONS.items():
+            if own == path and options.get(name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} and --set {path} are the same setting: leave one out")
+    return [*overrides, *given]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -9,7 +9,7 @@ from vitrail.config import ScheduleConfig
 
 def learning_rate(step: int, base: float, total: int, config: ScheduleConfig) -> float:
     """Linear warm-up times a decay that starts when warm-up ends, as in the paper's code, times a linear cool-down."""
-    warmup, cooldown = warmup_steps(config, total), _steps(config.cooldown, total)
+    warmup, cooldown = config.warmup_steps(total), config.cooldown_steps(total)
     rate = _decayed(max(step, warmup), warmup, base, total, config)
     if step < warmup:
         rate = config.warmup_from + (rate - config.warmup_from) * (step / warmup)
@@ -29,12 +29,3 @@ def _decayed(step: int, warmup: int, base: float, total: int, config: ScheduleCo
         # As BiT has it, the step at a drop is the last before it; rounded, as 0.57 * 100 is a little less than 57.
         return base / 10 ** sum(round(drop * total, 6) < step for drop in config.drops)
     return base
-
-
-def warmup_steps(config: ScheduleConfig, total: int) -> int:
-    """Below 1, `warmup` is a share of all steps."""
-    return _steps(config.warmup, total)
-
-
-def _steps(value: float, total: int) -> int:
-    return round(value * total) if value < 1 else int(value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from vitrail.config import RunConfig, merge, validate
+from vitrail.config import RunConfig, check_learning, check_read, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
 from vitrail.training.optimizer import parameter_groups
@@ -20,8 +20,7 @@ from vitrail.training.parallel import blocks_of
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.workflows.batch_source import length_of
-from vitrail.workflows.resolve import leaves, typed_settings
-from vitrail.workflows.validate import check_learning, check_read
+from vitrail.workflows.resolve import typed_settings
 
 UNREAD = ("optimizer.freeze", "precision.residual", "train.batch_size", "train.recompute")  # what needs our networks
 CHOSEN = {"precision": "compute", "train": "device"}  # by the machine, unless the caller says

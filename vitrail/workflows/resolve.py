@@ -15,7 +15,10 @@ from vitrail.config import (
     Preprocess,
     RunConfig,
     TrainConfig,
+    check_read,
+    check_resolved,
     key_paths,
+    leaves,
     merge,
     parse_overrides,
     read_recipe,
@@ -44,13 +47,12 @@ from vitrail.workflows.choose import (
 )
 from vitrail.workflows.network import network_from, new_network
 from vitrail.workflows.start import find_start, is_open, random_start
-from vitrail.workflows.validate import check_purpose, check_read, check_resolved
+from vitrail.workflows.validate import check_purpose
 
 if TYPE_CHECKING:
     import torch
 
 
-TABLES = ("preprocess", "objective.class_weights")
 SMALL_STEP = 1.5e13  # FLOP: about 50 ms of a fast GPU; its host takes as long to launch the kernels of a step
 
 
@@ -124,7 +126,7 @@ def make_plan(
         settings.choose(choose_model(facts, settings.config.model.image_size))
     model, preprocess = network_of(settings.config, dataset, weights)
     settings.set("model.image_size", model.image_size)
-    settings.values["preprocess"] = preprocess.model_dump()
+    settings.config = settings.config.model_copy(update={"preprocess": preprocess.model_dump()})
     settings.set("train.device", str(device))
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
     if settings.config.data.quarantine:
@@ -148,7 +150,8 @@ def make_plan(
         settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
         check_resolved(settings.config, device.type, world)
     check_read(leaves(parse_overrides(request.overrides)), settings.config)
-    return Plan(settings.config, model, preprocess, dataset, device, weights, settings.decisions)
+    config = validate(RunConfig, settings.config.model_dump(), "settings")  # with all that was chosen
+    return Plan(config, model, preprocess, dataset, device, weights, settings.decisions)
 
 
 class _Settings:
@@ -156,12 +159,8 @@ class _Settings:
 
     def __init__(self, given: dict[str, Any]):
         self.given = given
-        self.values: dict[str, Any] = {}
+        self.config = RunConfig()
         self.decisions: list[Decision] = []
-
-    @property
-    def config(self) -> RunConfig:
-        return validate(RunConfig, self.values, "settings")
 
     def take_recipe(self, name: str | None, facts: Facts) -> None:
         if name is None:
@@ -170,15 +169,17 @@ class _Settings:
             name = decision.value
         typed = self.given
         self.given = with_own(name, self.given)
-        self.values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
+        values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
         if "epochs" in typed.get("train", {}):  # what was typed wins over what the recipe says
-            self.values["train"].pop("steps", None)
+            values["train"].pop("steps", None)
+        self.config = validate(RunConfig, values, "settings")
         if self.config.kind == "probe":
             _refuse_unused(typed)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
-        self.values = merge(self.values, {section: {key: value}})
+        own = getattr(self.config, section).model_copy(update={key: value})
+        self.config = self.config.model_copy(update={section: own})
 
     def choose(self, choices: Sequence[tuple[str, Any, Decision]]) -> None:
         """Take choices for what the user did not set."""
@@ -208,7 +209,7 @@ class _Settings:
     def fix_steps(self, images: int) -> None:
         """Epochs become steps, so that the written settings say exactly what ran."""
         self.set("train.steps", steps_of(self.config.train, images))
-        self.values["train"].pop("epochs", None)
+        self.set("train.epochs", None)
 
 
 def steps_of(train: TrainConfig, images: int) -> int:
@@ -311,12 +312,3 @@ def _refuse_unused(given: dict[str, Any]) -> None:
     for path in leaves(given):
         if not path.startswith(used):
             raise UserError(f"the probe recipe does not use {path}: leave it out")
-
-
-def leaves(nested: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys of all settings; one whose value is a table, such as preprocess, is one setting."""
-    found: list[str] = []
-    for key, value in nested.items():
-        path = prefix + key
-        found += leaves(value, f"{path}.") if isinstance(value, dict) and path not in TABLES else [path]
-    return found

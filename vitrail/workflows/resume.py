@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, merge, network_config, read_recipe, validate
+from vitrail.config import Preprocess, RunConfig, leaves, merge, network_config, read_recipe, validate
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import choose_device
@@ -28,7 +28,7 @@ from vitrail.weights.names import whole_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.probing import Baseline
-from vitrail.workflows.resolve import Plan, Request, given_settings, leaves, read_data, steps_of, with_own
+from vitrail.workflows.resolve import Plan, Request, given_settings, read_data, steps_of, with_own
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, trained_before
 

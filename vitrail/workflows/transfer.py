@@ -1,4 +1,4 @@
-"""`vitrail transfer`: fine-tuning as the paper measures it.
+"""Fine-tuning as the paper measures it.
 
 Learning rates are tried on a part of the training images; with the best one, networks are trained on all of them, with
 several seeds, and only those see the test images, each once.
@@ -34,7 +34,7 @@ from vitrail.data.sources.read import read_source
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.interrupt import Interrupted
-from vitrail.terminal import escape, make_console
+from vitrail.terminal import escape
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
 from vitrail.weights.read import read_weights
@@ -78,23 +78,22 @@ class Transfer:
         return f"{100 * self.mean:.2f}{spread}"
 
 
-def transfer(
+def run_transfer(
     data: str | Path,
     *,
     from_: str | Path,
-    recipe: str = "paper-finetune",
+    recipe: str,
     rates: Sequence[float] = (),
-    seeds: int = 3,
-    out: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    console: Console | None = None,
+    seeds: int,
+    out: str | Path | None,
+    overrides: Sequence[str],
+    console: Console,
 ) -> Transfer:
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
     folder = given_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
         ranks.share(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
-        console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
         splits, watched = ranks.share(lambda: _check(data, recipe, chosen, seeds, overrides))

@@ -11,7 +11,7 @@ from vitrail.data.sources.listed import THOUSAND
 from vitrail.errors import UserError
 from vitrail.metrics.accuracy import share_interval
 from vitrail.metrics.vtab import TRAIN, VAL, Task
-from vitrail.workflows.transfer import transfer
+from vitrail.workflows.transfer import run_transfer
 from vitrail.workflows.vtab_score import TaskScore, notes_on
 
 RECIPE = "paper-finetune-vtab"
@@ -37,7 +37,7 @@ def finetune_tasks(
             )
     scores = []
     for task, place in places.items():
-        found = transfer(
+        found = run_transfer(
             place,
             from_=weights,
             recipe=RECIPE,

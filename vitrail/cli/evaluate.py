@@ -1,10 +1,11 @@
-"""Commands that measure weights. Nothing heavy is imported before a command needs it."""
+"""`vitrail evaluate`: arguments and help."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.options import Device, ImageSize, NoFollow
+from vitrail.cli.options import Device, ImageSize, NoFollow, Quiet
+from vitrail.cli.printing import print_json
 
 
 def evaluate(
@@ -21,6 +22,7 @@ def evaluate(
     no_follow: NoFollow = False,
     device: Device = "auto",
     json: bool = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure weights on images: accuracy with its interval, per class, confusion, calibration, and a report.
 
@@ -63,7 +65,7 @@ def evaluate(
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
 
-    console = make_console(stderr=json)
+    console = make_console(stderr=json, quiet=quiet)
     scores = evaluate(
         weights,
         data,
@@ -80,53 +82,3 @@ def evaluate(
     if json:
         print_json(scores.to_dict())
     end_process()
-
-
-def compare(
-    *runs: str,
-    data: str | None = None,
-    split: Literal["train", "val", "test", "all", "real"] | None = None,
-    device: Device = "auto",
-    json: bool = False,
-) -> None:
-    """Compare runs on the same images, with a paired test that tells a difference from chance.
-
-    Every run is compared with the first one. Images that any of them was trained on are left out.
-
-    Examples:
-
-    vitrail compare runs/photos runs/photos-2
-
-    vitrail compare runs/photos runs/photos-2 --data more_photos/
-
-    Parameters
-    ----------
-    runs
-        Run folders or weights files, two or more.
-    data
-        Images to compare on, anything `train` takes; those the first run held out, if not given.
-    split
-        Which images, where the data has splits.
-    device
-        cpu, cuda, or auto.
-    json
-        Print the numbers as JSON.
-    """
-    from vitrail.commands.compare import compare
-    from vitrail.distributed import end_process
-    from vitrail.terminal import make_console
-
-    found = compare(runs, data=data, split=split, device=device, console=make_console(stderr=json))
-    if json:
-        print_json([row.to_dict() for row in found])
-    end_process()
-
-
-def print_json(values: object) -> None:
-    """Of several processes only the first prints."""
-    import os
-
-    from vitrail import strict_json
-
-    if os.environ.get("RANK", "0") == "0":
-        print(strict_json.dumps(values))

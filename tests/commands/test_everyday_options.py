@@ -1,0 +1,66 @@
+"""Options for the settings that people change every day do what `--set` does."""
+
+import re
+import tomllib
+
+import pytest
+
+from vitrail.config import OPTIONS, with_options
+from vitrail.errors import UserError
+
+VALUES = {  # typed, and what config.toml then says
+    "epochs": (2, None),
+    "steps": (3, 3),
+    "batch_size": (6, 6),
+    "lr": (0.002, 0.002),
+    "image_size": ("16x24", [16, 24]),
+    "device": ("cpu", "cpu"),
+    "seed": (7, 7),
+    "workers": (1, 1),
+    "precision": ("fp32", "fp32"),
+}
+
+
+def option(name):
+    return f"--{name.replace('_', '-')}"
+
+
+def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed, undrawn):
+    assert VALUES.keys() == OPTIONS.keys()
+    words = [word for name, (value, _) in VALUES.items() if name != "epochs" for word in (option(name), value)]
+    out = tmp_path / "run"
+    code, said, _ = typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, "--quiet", *words)
+    assert code == 0 and said == ""
+    settings = tomllib.loads((out / "config.toml").read_text())
+    for name, (_, written) in VALUES.items():
+        if name != "epochs":
+            section, key = OPTIONS[name].split(".")
+            assert settings[section][key] == written, name
+
+
+def test_epochs_count_images(photos, tiny, tmp_path, typed, undrawn):
+    out = tmp_path / "run"
+    words = ("--epochs", 2, "--batch-size", 9, "--image-size", 16)
+    assert typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, *words)[0] == 0
+    assert tomllib.loads((out / "config.toml").read_text())["train"]["steps"] == 2 * 36 / 9
+
+
+def test_an_option_and_its_setting_are_not_both_given(photos, tiny, typed):
+    for name, path in OPTIONS.items():
+        with pytest.raises(UserError, match=re.escape(path)):
+            with_options([f"{path}=1"], {name: 2})
+    code, _, error = typed("train", photos, "--from", tiny, "--steps", 5, "--epochs", 1)
+    assert code == 2 and "train.steps" in error and "train.epochs" in error
+    code, _, error = typed("train", photos, "--from", tiny, "--lr", "fast")
+    assert code != 0 and "--lr" in error
+
+
+def test_options_are_settings_of_toml():
+    options = {"image_size": (16, 24), "precision": "fp32", "lr": 1e-5, "seed": 0, "epochs": None}
+    assert with_options(["data.alike=false"], options) == [
+        "data.alike=false",
+        "model.image_size=[16, 24]",
+        'precision.compute="fp32"',
+        "optimizer.lr=1e-05",
+        "train.seed=0",
+    ]

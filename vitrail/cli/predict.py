@@ -1,0 +1,70 @@
+"""`vitrail predict`: arguments and help."""
+
+from __future__ import annotations
+
+from vitrail.cli.options import Device, ImageSize, NoFollow
+from vitrail.errors import UserError
+
+
+def predict(
+    weights: str,
+    /,
+    *images: str,
+    top: int = 1,
+    threshold: float | None = None,
+    json: bool = False,
+    csv: bool = False,
+    image_size: ImageSize | None = None,
+    no_follow: NoFollow = False,
+    device: Device = "auto",
+) -> None:
+    """Label images: files, or every image in a folder.
+
+    Every file that looks like a picture, by its name or its first bytes, gets a row. Where one cannot be read, the row
+    says why, and the exit code is 2.
+
+    Examples:
+
+    vitrail predict runs/photos new.jpg
+
+    vitrail predict runs/photos inbox/ --csv > labels.csv
+
+    vitrail predict runs/photos inbox/ --top 3 --threshold 0.5
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, bundled, or hf-hub:owner/name.
+    images
+        Image files, folders, .zip archives, tables and Parquet shards.
+    top
+        How many classes to show for each image.
+    threshold
+        Below this probability the answer is "none of these"; if not given what `evaluate --write` found, else 0, or 0.5
+        where images can have several labels.
+    json
+        One JSON object a line.
+    csv
+        Comma-separated values.
+    image_size
+        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
+    device
+        cpu, cuda, or auto.
+    """
+    if not images:
+        raise UserError("say which images to label: vitrail predict WEIGHTS IMAGE...")
+    from vitrail.commands.predict import predict
+
+    form = "json" if json else "csv" if csv else "table"
+    failed = predict(
+        weights,
+        images,
+        top=top,
+        threshold=threshold,
+        form=form,
+        image_size=image_size,
+        follow_links=not no_follow,
+        device=device,
+    )
+    if failed:
+        raise UserError(f"{failed} of the images could not be read")
