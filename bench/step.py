@@ -16,15 +16,22 @@ from typing import Any
 
 import torch
 
-from vitrail.config import ObjectiveConfig, OptimizerConfig, parse_overrides
-from vitrail.inference.device import autocast, repeatable
+from vitrail.config import (
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+    parse_overrides,
+)
+from vitrail.inference.device import repeatable
 from vitrail.models.build import build
 from vitrail.models.variants import configure
 from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 
 CLASSES = 1000
 WARMUP, STEPS = 4, 10
@@ -42,25 +49,30 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)))
+    config = RunConfig(
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.1, clip=1.0),
+        schedule=ScheduleConfig(shape="constant"),
+        precision=PrecisionConfig(compute="bf16"),
+    )
+    state = TrainState(net, build_optimizer(net, config.optimizer))
     objective = Classification(ObjectiveConfig(), CLASSES)
-    update = Update(objective, lambda step: 1e-4, 1.0, autocast("bf16", device), lambda step: step)
+    step = TrainStep(objective, config, device)
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)
     targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
     prepared = Prepared(pixels, targets, torch.ones(batch, device=device))
     with repeatable(device):
         for _ in range(WARMUP):
-            update(state, prepared)
+            step(state, prepared)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        seconds = [_timed(update, state, prepared) for _ in range(STEPS)]
+        seconds = [_timed(step, state, prepared) for _ in range(STEPS)]
     return Measured(statistics.median(seconds), torch.cuda.max_memory_allocated())
 
 
-def _timed(update: Update, state: TrainState, batch: Prepared) -> float:
+def _timed(step: TrainStep, state: TrainState, batch: Prepared) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    update(state, batch)
+    step(state, batch)
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1000

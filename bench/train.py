@@ -34,7 +34,7 @@ from bench.model import CLASSES, IMAGE_SIZE, compiled
 from bench.peers import PEERS
 from bench.record import RESULTS, machine_facts, ratio_cell, write_results
 from bench.variants import variant
-from vitrail.config import ObjectiveConfig, OptimizerConfig
+from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast, repeatable
 from vitrail.models.estimate import peak_of, training_flops
@@ -42,7 +42,7 @@ from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 
 LR, DECAY, CLIP = 1e-4, 0.1, 1.0
 WARMUP = 3  # steps before anything is measured: the first one compiles, the second makes the optimizer's state
@@ -59,7 +59,7 @@ class Settings:
     out: str
 
     @property
-    def precision(self) -> str:
+    def precision(self) -> Literal["fp32", "bf16"]:
         return "bf16" if self.device == "cuda" else "fp32"
 
 
@@ -69,16 +69,21 @@ Step = Callable[[], object]
 def our_step(net: nn.Module, pixels: Tensor, settings: Settings, *, eager: bool, deterministic: bool) -> Step:
     """A step as `vitrail train` makes it."""
     device, objective = pixels.device, Classification(ObjectiveConfig(), CLASSES)
-    optimizer = build_optimizer(net.train(), OptimizerConfig(lr=LR, weight_decay=DECAY))
+    config = RunConfig(
+        optimizer=OptimizerConfig(lr=LR, weight_decay=DECAY, clip=CLIP),
+        schedule=ScheduleConfig(shape="constant"),
+        precision=PrecisionConfig(compute=settings.precision),
+    )
+    optimizer = build_optimizer(net.train(), config.optimizer)
     network = net if eager else cast(nn.Module, torch.compile(net))
     state = TrainState(net, optimizer, network=network)
-    update = Update(objective, lambda step: LR, CLIP, autocast(settings.precision, device), lambda step: step)
+    step = TrainStep(objective, config, device)
     targets = objective.targets(torch.arange(len(pixels), device=device) % CLASSES)
     batch = Prepared(pixels, targets, torch.ones(len(pixels), device=device))
 
     def work() -> None:
         with repeatable(device, deterministic):
-            update(state, batch)
+            step(state, batch)
 
     return work
 

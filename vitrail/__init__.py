@@ -6,16 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["create", "load", "train"]
+__all__ = ["create", "fit", "load", "train"]
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import load
     from vitrail.models.build import create
+    from vitrail.workflows.fit import fit
     from vitrail.workflows.train_run import train
 
 
 _HOME = {
     "create": "vitrail.models.build",
+    "fit": "vitrail.workflows.fit",
     "load": "vitrail.inference.classifier",
     "train": "vitrail.workflows.train_run",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import warnings
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
@@ -33,6 +34,16 @@ def given_path(path: str | Path) -> Path:
 
 class Note(UserWarning):
     """What a user should know though all goes on: a warning in Python, one sentence on standard error of a command."""
+
+
+_warned: set[str] = set()
+
+
+def warn_once(old: str, new: str) -> None:
+    """A name of an earlier version was used; it works, and the first time the new one is named."""
+    if old not in _warned:
+        _warned.add(old)
+        warnings.warn(Note(f"{old} is called {new} now; the old name still works"), stacklevel=3)
 
 
 def check_whole(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:

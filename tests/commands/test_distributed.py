@@ -22,7 +22,7 @@ from vitrail.data.loader.loader import Maker
 from vitrail.training import checkpoint
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import TrainingProgress, read_metrics
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 from vitrail.workflows import batches, finish
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -203,7 +203,7 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
 
 
 MOMENTS = {  # what is under way, in which call, and the step that is saved
-    "step": (Update, "_gradients", 9, 9),
+    "step": (TrainStep, "_gradients", 9, 9),
     "evaluation": (batches, "normalise", 16, 15),
     "checkpoint": (checkpoint, "save_file", 4, 7),
     "end": (finish, "measure", 1, 30),

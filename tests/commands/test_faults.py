@@ -17,7 +17,7 @@ from vitrail.config import read_recipe
 from vitrail.errors import UserError
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 from vitrail.training.tensorboard import Events
 from vitrail.workflows import batches, finish, fit
 from vitrail.workflows import train_run as module
@@ -159,14 +159,14 @@ def poison(monkeypatch):
 def states(monkeypatch):
     """Weights and moments after each step taken, in order."""
     found = []
-    step = Update.__call__
+    step = TrainStep.__call__
 
     def remember(self, state, batch):
         done = step(self, state, batch)
         found.append({name: tensor.clone() for name, tensor in state.tensors().items()})
         return done
 
-    monkeypatch.setattr(Update, "__call__", remember)
+    monkeypatch.setattr(TrainStep, "__call__", remember)
     return found
 
 
@@ -221,7 +221,7 @@ def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
 
 def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, monkeypatch):
     """A step makes them huge, though finite, and is saved, as are those after it: going back there would never help."""
-    step, broken = Update.__call__, []
+    step, broken = TrainStep.__call__, []
 
     def break_once(self, state, batch):
         done = step(self, state, batch)
@@ -232,7 +232,7 @@ def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, m
                     parameter.fill_(1e30)
         return done
 
-    monkeypatch.setattr(Update, "__call__", break_once)
+    monkeypatch.setattr(TrainStep, "__call__", break_once)
     out = tmp_path / "run"
     start(out, "train.bad_steps=3", "train.log_every=1", "train.checkpoint_every=1")
     told = [event for _, event in events(out) if "back to step" in event]
@@ -337,7 +337,7 @@ def test_too_little_memory_means_fewer_images_at_a_time(start, tmp_path, monkeyp
     plain = ("model.dropout=0", "train.tensorboard=false")
     start(tmp_path / "whole", *plain)
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.workflows.memory.available_memory", lambda: 1_160_000)
+        patch.setattr("vitrail.training.memory.available_memory", lambda: 1_160_000)
         with (tmp_path / "log").open("w") as file:
             start(tmp_path / "small", *plain, console=Console(file=file, width=300))
     chosen = read_recipe(str(tmp_path / "small" / "config.toml"))["train"]["micro_batch"]

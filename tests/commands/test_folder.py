@@ -27,12 +27,13 @@ from vitrail.data import scan
 from vitrail.data.loader import workers
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted
+from vitrail.training import trainer
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_bundle, read_card, replace_card
 from vitrail.weights.output_path import free_place, staged
 from vitrail.weights.write import TARGETS
-from vitrail.workflows import finish, fit, probing
+from vitrail.workflows import finish, probing
 from vitrail.workflows.run_folder import check_free, claimed, take_place
 from vitrail.workflows.train_run import train
 
@@ -173,7 +174,7 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
     probe = ends == "in the last write of a probe"
     with monkeypatch.context() as patch:
         patch.setattr(*((finish, "write_bundle") if probe else (Checkpoints, "save")), fail)
-        patch.setattr(*((finish, "measure", finish.measure) if ends != "by a signal" else (fit, "_state", fail)))
+        patch.setattr(*((finish, "measure", finish.measure) if ends != "by a signal" else (trainer, "prepare", fail)))
         with pytest.raises(Interrupted if ends == "by a signal" else UserError) as failed:
             start(run, recipe="probe" if probe else "scratch", overwrite=True)
     assert "go on" not in str(failed.value)
@@ -191,7 +192,7 @@ def test_a_finished_run_is_kept_until_the_next_is_finished(start, run, photos, m
     old = run / ".vitrail-old"
     assert {name: value for name, value in contents(old).items() if name != ".lock"} == before
     with pytest.raises(UserError), monkeypatch.context() as patch:  # the next one fails as well
-        patch.setattr(fit, "_update", lambda *_: _fails())
+        patch.setattr(trainer, "TrainStep", lambda *_: _fails())
         start(run, overwrite=True)
     assert (old / "model.safetensors").read_bytes() == before["model.safetensors"]
     start(run, overwrite=True)
@@ -492,8 +493,8 @@ def _slow(where: str, begun: Path, *arguments: object) -> None:
         "check": (scan, "see"),
         "probe": (probing, "fit_probe"),
         "workers": (workers, "_serve"),
-        "optimizer": (fit, "build_optimizer"),
-        "first step": (fit.Update, "__call__"),
+        "optimizer": (trainer, "build_optimizer"),
+        "first step": (trainer.TrainStep, "__call__"),
         "measurement": (finish, "measure"),
     }[where]
     setattr(place, name, then(getattr(place, name)))

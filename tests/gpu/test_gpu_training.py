@@ -7,16 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig
-from vitrail.inference.device import autocast
+from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig, TrainConfig
 from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
-from vitrail.training.cuda_graph import GraphedUpdate
+from vitrail.training.cuda_graph import GraphedStep
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.precision import set_types
 from vitrail.training.state import TrainState
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +23,17 @@ pytestmark = [
 ]
 
 GIB = 2**30
+
+
+def step_with(objective, optimizer: OptimizerConfig, shape="constant", micro_batch=0) -> TrainStep:
+    """A step in bfloat16, clipped to a norm of 1."""
+    config = RunConfig(
+        optimizer=optimizer.model_copy(update={"clip": 1.0}),
+        schedule=ScheduleConfig(shape=shape, timescale=1),
+        precision=PrecisionConfig(compute="bf16"),
+        train=TrainConfig(steps=30, micro_batch=micro_batch),
+    )
+    return TrainStep(objective, config, torch.device("cuda"))
 
 
 class Trainer:
@@ -92,8 +102,7 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
     net = make_net("Ti/16", num_classes=10)
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
     objective = Classification(ObjectiveConfig(), 10)
-    device = torch.device("cuda")
-    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step, micro_batch=4)
+    update = step_with(objective, OptimizerConfig(name=name, lr=1e-3), micro_batch=4)
     batch = Prepared(
         torch.randn(8, 3, 224, 224, device="cuda"),
         objective.targets(torch.arange(8, device="cuda")),
@@ -120,8 +129,7 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     net.encoder.recompute = recompute
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
-    device = torch.device("cuda")
-    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step)
+    update = step_with(objective, OptimizerConfig(lr=1e-3))
     pixels = torch.randn(16, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     targets = objective.targets(torch.arange(16, device="cuda") % 10)
     batch = Prepared(pixels, targets, torch.ones(16, device="cuda"))
@@ -133,7 +141,7 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
 @pytest.mark.parametrize("micro_batch", [0, 4])
 def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micro_batch):
     """With dropout, averaging and a batch that is not finite; the weights of both to the bit."""
-    device, objective = torch.device("cuda"), Classification(ObjectiveConfig(), 10)
+    objective, optimizer = Classification(ObjectiveConfig(), 10), OptimizerConfig(name=name, lr=1e-3, layer_decay=0.9)
     generator = torch.Generator("cuda").manual_seed(0)
     batches = [torch.randn(8, 3, 224, 224, device="cuda", generator=generator) for _ in range(10)]
     batches[6] *= torch.nan
@@ -141,10 +149,9 @@ def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micr
     found = []
     for graphed in (False, True):
         net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
-        state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name, layer_decay=0.9)), Average(net, 0.9))
-        rate = lambda step: 1e-3 / (1 + step)  # noqa: E731
-        update = Update(objective, rate, 1.0, autocast("bf16", device), lambda step: step + 7, micro_batch)
-        step = GraphedUpdate(update) if graphed else update
+        state = TrainState(net, build_optimizer(net, optimizer), Average(net, 0.9))
+        update = step_with(objective, optimizer, "rsqrt", micro_batch)  # another rate in each step
+        step = GraphedStep(update) if graphed else update
         losses = torch.stack([step(state, Prepared(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
         found.append((losses, tensors, int(state.unfit)))

@@ -9,10 +9,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests import ranks as processes
-from vitrail.config import ModelConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig
+from vitrail.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from vitrail.distributed import ALONE, Ranks, joined
 from vitrail.errors import UserError
-from vitrail.inference.device import autocast
 from vitrail.models.build import build
 from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
@@ -21,7 +28,7 @@ from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.parallel import choose_parallel, distribute, whole
 from vitrail.training.state import TrainState
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
 
 CPU = torch.device("cpu")
 # No size divides by three, and most are odd: parts are uneven, and of the head some have no rows at all.
@@ -41,8 +48,13 @@ def make(name, how, ranks, micro=0, objective=None):
     network = distribute(net, how, PrecisionConfig(), CPU)
     state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), Average(net, 0.9), network=network)
     objective = objective or Classification(ObjectiveConfig(), 3)
-    config = OPTIMIZERS[name]
-    return state, Update(objective, lambda _: config.lr, config.clip, autocast("fp32", CPU), int, micro, ranks)
+    config = RunConfig(
+        optimizer=OPTIMIZERS[name],
+        schedule=ScheduleConfig(shape="constant"),
+        precision=PrecisionConfig(compute="fp32"),
+        train=TrainConfig(micro_batch=micro),
+    )
+    return state, TrainStep(objective, config, CPU, ranks)
 
 
 def batch(step, ranks):
@@ -236,9 +248,10 @@ def test_what_the_first_process_cannot_do_fails_in_all(tmp_path):
 
 def test_how_processes_share_a_network():
     two = Ranks(0, 2)
-    assert choose_parallel("fsdp", 10, ALONE, CPU) == "none"
-    assert choose_parallel("auto", 10, two, CPU) == "ddp"
-    assert choose_parallel("fsdp", 10, two, CPU) == "fsdp"
+    net, fsdp = build(NET), TrainConfig(parallel="fsdp")
+    assert choose_parallel(net, fsdp, ALONE, CPU) == "none"
+    assert choose_parallel(net, TrainConfig(), two, CPU) == "ddp"
+    assert choose_parallel(net, fsdp, two, CPU) == "fsdp"
 
 
 def test_variables_that_are_no_numbers_are_one_sentence(monkeypatch):

@@ -15,12 +15,12 @@ from vitrail.data.loader.cache import PixelCache
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
-from vitrail.training.step import Done
-from vitrail.training.throughput import Pace
+from vitrail.training.step import StepResult
+from vitrail.training.throughput import Throughput
 from vitrail.workflows import outputs
 
 ONE = torch.tensor(1.0)
-DONE = Done(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
+DONE = StepResult(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
 
 
 def test_the_share_is_that_of_the_time_between_items():
@@ -29,7 +29,7 @@ def test_the_share_is_that_of_the_time_between_items():
             time.sleep(0.03)
             yield number
 
-    pace, seen = Pace(), []
+    pace, seen = Throughput(), []
     for number in pace.waiting(slow()):
         seen.append(number)
         time.sleep(0.01)
@@ -42,7 +42,7 @@ def test_the_share_is_that_of_the_time_between_items():
 
 
 def test_pauses_are_not_waiting_and_not_training():
-    pace = Pace()
+    pace = Throughput()
     for _ in pace.waiting([1]):
         with pace.paused():
             time.sleep(0.05)

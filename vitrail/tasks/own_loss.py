@@ -1,4 +1,4 @@
-"""Anybody's batches and losses, as the training loop takes them."""
+"""Batches and losses of a user's own, as the trainer takes them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from vitrail.tasks.batch import Loss
 
 
 @dataclass(frozen=True)
-class CustomBatch:
+class OwnBatch:
     """Tensors in any nesting of tuples, lists and mappings, on the device of the network."""
 
     content: Any
     weights: Tensor  # (B,) ones
 
     @classmethod
-    def of(cls, content: Any, device: torch.device) -> CustomBatch:
+    def of(cls, content: Any, device: torch.device) -> OwnBatch:
         moved = _each(content, lambda tensor: tensor.to(device, non_blocking=True))
         sizes = Counter(len(tensor) for tensor in _tensors(moved) if tensor.ndim)
         size = sizes.most_common(1)[0][0] if sizes else 0  # of equally many, the first
         if not size:
             raise UserError(
-                "a batch of the source must hold tensors with an entry for each sample, and at least one: "
+                "a batch must hold tensors with an entry for each sample, and at least one: "
                 f"this one is {type(content).__name__}"
             )
         return cls(moved, torch.ones(size, device=device))
@@ -38,14 +38,14 @@ class CustomBatch:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def part(self, first: int, last: int) -> CustomBatch:
+    def part(self, first: int, last: int) -> OwnBatch:
         """Samples `first` to `last`; what does not have an entry for each sample stays whole."""
 
         def cut(value: Any) -> Any:
             scalar = isinstance(value, Tensor) and not value.ndim
             return value[first:last] if not scalar and len(value) == len(self) else value
 
-        return CustomBatch(_each(self.content, cut, cut), self.weights[first:last])
+        return OwnBatch(_each(self.content, cut, cut), self.weights[first:last])
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor], words: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -78,17 +78,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class CustomObjective:
-    """`loss` gets the network and a batch of the source and gives the mean over the batch, a scalar."""
+class OwnLoss:
+    """A task made of a function: it gets the network and a batch, and gives the mean loss over the batch, a scalar."""
 
-    loss: Callable[[nn.Module, Any], Tensor]
+    function: Callable[[nn.Module, Any], Tensor]
+    graph_safe = False  # the function may do anything
 
-    def __call__(self, network: nn.Module, batch: CustomBatch) -> Loss:
-        mean = self.loss(network, batch.content)
+    def loss(self, model: nn.Module, batch: OwnBatch) -> Loss:
+        mean = self.function(model, batch.content)
         if not isinstance(mean, Tensor) or mean.numel() != 1:
             what = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean).__name__
-            raise UserError(f"the objective must give one number, the mean loss of a batch: it gave {what}")
+            raise UserError(f"the task must give one number, the mean loss of a batch: it gave {what}")
         if not mean.requires_grad:
-            raise UserError("the loss of the objective does not depend on the network: nothing would be learned")
+            raise UserError("the loss of the task does not depend on the network: nothing would be learned")
         total = mean.reshape(()).float() * len(batch)
         return Loss(total, torch.full_like(total.detach(), torch.nan))  # nothing is right or wrong

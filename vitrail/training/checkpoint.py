@@ -58,6 +58,9 @@ class Saved:
     rows: list[dict[str, Rows]]  # of each part: which rows it has of what is divided
     where: dict[str, list[int]]  # parts that hold a tensor
 
+    def load_into(self, state: TrainState) -> None:
+        state.load(self.where.keys(), self.read, self.facts)
+
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         """A tensor, or some of its rows, whatever the parts are."""
         found = []

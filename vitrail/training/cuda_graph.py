@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.tasks.batch import Prepared
 from vitrail.training.optimizer import rates_on_device
 from vitrail.training.state import TrainState
-from vitrail.training.step import Done, Update
+from vitrail.training.step import StepResult, TrainStep
 
 PLAIN_STEPS = 3  # before the graph is recorded: they compile, choose kernels and make what the optimizer keeps
 
@@ -20,32 +20,32 @@ PLAIN_STEPS = 3  # before the graph is recorded: they compile, choose kernels an
 class _Recorded:
     graph: torch.cuda.CUDAGraph
     batch: Prepared  # where the graph reads
-    done: Done  # where it writes
+    done: StepResult  # where it writes
 
 
-class GraphedUpdate:
-    """The same steps as those of `update`, to the bit; recorded anew whenever a checkpoint was taken over. Where they
+class GraphedStep:
+    """The same steps as those of `step`, to the bit; recorded anew whenever a checkpoint was taken over. Where they
     cannot be recorded, `tell` is told so and they are done one kernel after the other."""
 
-    def __init__(self, update: Update, tell: Callable[[str], None] = lambda _: None):
-        self.update, self.tell = update, tell
+    def __init__(self, step: TrainStep, tell: Callable[[str], None] = lambda _: None):
+        self.step, self.tell = step, tell
         self.possible = True
         self.stream: torch.cuda.Stream | None = None
         self.recorded: _Recorded | None = None
         self.loads, self.plain = 0, 0
 
     def learning_rate(self, step: int) -> float:
-        return self.update.learning_rate(step)
+        return self.step.learning_rate(step)
 
-    def __call__(self, state: TrainState, batch: Prepared) -> Done:
+    def __call__(self, state: TrainState, batch: Prepared) -> StepResult:
         if state.loads != self.loads:
             self.recorded, self.plain, self.loads = None, 0, state.loads
         if self.stream is None:
             self.stream = torch.cuda.Stream(batch.pixels.device)
             rates_on_device(state.optimizer, batch.pixels.device)
-        return self.update.around(state, lambda: self._change(state, batch))
+        return self.step.on_host(state, lambda: self._change(state, batch))
 
-    def _change(self, state: TrainState, batch: Prepared) -> Done:
+    def _change(self, state: TrainState, batch: Prepared) -> StepResult:
         if self.plain < PLAIN_STEPS or not self.possible:
             self.plain += 1
             return self._beside(state, batch)
@@ -62,13 +62,13 @@ class GraphedUpdate:
         self.recorded.graph.replay()
         return _copied(self.recorded.done)
 
-    def _beside(self, state: TrainState, batch: Prepared) -> Done:
+    def _beside(self, state: TrainState, batch: Prepared) -> StepResult:
         """A step that is not recorded, on the stream that will be: gradients stay with the stream they came on."""
         assert self.stream is not None
         here = torch.cuda.current_stream(batch.pixels.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            done = _copied(self.update.change(state, batch))
+            done = _copied(self.step.on_device(state, batch))
         here.wait_stream(self.stream)
         return done
 
@@ -78,7 +78,7 @@ class GraphedUpdate:
         still = Prepared(pixels, targets, weights)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            done = self.update.change(state, still)
+            done = self.step.on_device(state, still)
         return _Recorded(graph, still, done)
 
 
@@ -86,6 +86,6 @@ def _tensors(batch: Prepared) -> tuple[Tensor, Tensor, Tensor]:
     return batch.pixels, batch.targets, batch.weights
 
 
-def _copied(done: Done) -> Done:
+def _copied(done: StepResult) -> StepResult:
     """What the next step does not write over."""
-    return Done(*(tensor.clone() for tensor in (done.loss, done.right, done.weight, done.norm, done.finite)))
+    return StepResult(*(tensor.clone() for tensor in (done.loss, done.right, done.weight, done.norm, done.finite)))

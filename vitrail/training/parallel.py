@@ -11,21 +11,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitrail.config import PrecisionConfig
+from vitrail.config import PrecisionConfig, TrainConfig
 from vitrail.distributed import Ranks
 
 FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
 
 
-def choose_parallel(asked: str, held: int, ranks: Ranks, device: torch.device) -> Literal["none", "ddp", "fsdp"]:
-    """How the processes of a run share the network; `held`: bytes of weights, gradients, moments and average."""
+def choose_parallel(
+    model: nn.Module, train: TrainConfig, ranks: Ranks, device: torch.device
+) -> Literal["none", "ddp", "fsdp"]:
+    """How the processes of a run share the network: as the settings say, else by the memory of a GPU."""
     if ranks.world == 1:
         return "none"
-    if asked in ("ddp", "fsdp"):
-        return "ddp" if asked == "ddp" else "fsdp"
+    if train.parallel != "auto":
+        return train.parallel
     if device.type != "cuda":
         return "ddp"
-    return "fsdp" if held > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory else "ddp"
+    room = FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return "fsdp" if held_bytes(sum(p.numel() for p in model.parameters()), train) > room else "ddp"
+
+
+def held_bytes(parameters: int, train: TrainConfig) -> int:
+    """Of float32 weights, gradients, two moments and the average, where there is one."""
+    return 4 * parameters * (5 if train.ema else 4)
 
 
 def distribute(

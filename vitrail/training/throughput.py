@@ -11,12 +11,12 @@ from typing import TypeVar
 import torch
 
 from vitrail.distributed import ALONE, Ranks
-from vitrail.training.step import Done
+from vitrail.training.step import StepResult
 
 Item = TypeVar("Item")
 
 
-class Pace:
+class Throughput:
     """Nothing is read from the device before `summary`. Time spent on anything but training does not count."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -24,7 +24,7 @@ class Pace:
         self._restart()
 
     def _restart(self) -> None:
-        self.done: list[Done] = []
+        self.done: list[StepResult] = []
         self.images = 0  # of this process
         self.waited = 0.0  # seconds
         self.started = time.monotonic()
@@ -42,7 +42,7 @@ class Pace:
             self.waited += time.monotonic() - since if waited is None else waited
             yield item
 
-    def add(self, done: Done, images: int) -> None:
+    def add(self, done: StepResult, images: int) -> None:
         self.done.append(done)
         self.images += images
 

@@ -29,13 +29,13 @@ from vitrail.data.transforms import normalise
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast, repeatable
-from vitrail.interrupt import Interrupts
 from vitrail.metrics.multilabel import mean_average_precision
 from vitrail.tasks.batch import Objective, Prepared
 from vitrail.tasks.classification import Classification
-from vitrail.training.loop import Evaluator
+from vitrail.terminal import escape
 from vitrail.training.precision import measured_in_float32
-from vitrail.training.progress import TrainingProgress
+from vitrail.training.run_context import RunContext
+from vitrail.training.trainer import Validate
 from vitrail.workflows.outputs import reader_of, waiting_advice
 from vitrail.workflows.resolve import Plan
 
@@ -45,34 +45,33 @@ TOGETHER = 1 << 26  # values of images that are changed at one go, at most
 RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 
-def pattern(plan: Plan, targets: Targets, size: int) -> Prepared:
-    """A batch of the right shapes."""
+def example_batch(plan: Plan, targets: Targets, ranks: Ranks) -> Prepared:
+    """A batch of the right shapes, of zeros."""
+    size = plan.config.train.batch_size // ranks.world
     pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
     key = torch.zeros(size, dtype=torch.int64)
     return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
 
 
-class TrainingBatches:
-    """Batches as the network takes them; each unreadable image is reported once."""
+class ImageBatches:
+    """The training images of a run as a stream for the trainer; each unreadable image is reported once."""
 
-    def __init__(self, plan: Plan, targets: Targets, ranks: Ranks, progress: TrainingProgress):
-        self.plan, self.targets, self.progress = plan, targets, progress
-        self.loader = _loader(plan, Place(ranks.rank, ranks.world, ranks.beside))
+    def __init__(self, plan: Plan, targets: Targets, run: RunContext):
+        self.plan, self.targets, self.run = plan, targets, run
+        self.loader = _loader(plan, Place(run.ranks.rank, run.ranks.world, run.ranks.beside))
         self.reported: set[str] = set()
 
-    def __call__(self, start: int, passed: int) -> Iterator[Prepared]:
+    def __call__(self, start: int, skipped: int) -> Iterator[Prepared]:
         """Those of step `start` and all after it, with so many of the stream passed over."""
-        place, stop, together = start + passed, self.plan.steps + passed, self._together()
-        if isinstance(self.loader, Loader):
-            self._advise(self.loader, start)
+        place, stop, together = start + skipped, self.plan.steps + skipped, self._together()
         upcoming = self.loader.from_step(place, stop, together)
         while place < stop:
             since = time.monotonic()
             batch = next(upcoming)
             waited = time.monotonic() - since  # augmentation, which comes next, is work and not waiting
-            if isinstance(self.loader, ResidentLoader) and place > start + passed:
+            if isinstance(self.loader, ResidentLoader) and place > start + skipped:
                 waited = 0.0  # the images are on the device: it was the device's earlier work that took this time
-            self._report(batch, place - passed)
+            self._report(batch, place - skipped)
             places = range(place, min(place + together, stop))
             for prepared in prepare(batch, places, self.plan, self.targets):
                 yield replace(prepared, waited=waited / len(places))
@@ -86,16 +85,21 @@ class TrainingBatches:
         spec, rows = self.plan.preprocess, self.plan.config.train.batch_size
         return max(1, min(16, values // (rows * spec.channels * spec.size[0] * spec.size[1])))
 
-    def _advise(self, loader: Loader, start: int) -> None:
+    def example(self) -> Prepared:
+        return example_batch(self.plan, self.targets, self.run.ranks)
+
+    def waiting_advice(self, start: int) -> tuple[str, int] | None:
+        if not isinstance(self.loader, Loader):
+            return None
         samples, batch_size = self.plan.dataset.splits["train"], self.plan.config.train.batch_size
         # Where images are kept, those of the first epoch are yet to be decoded: what it waits for says nothing.
-        settled = start + (len(samples) // batch_size + 1 if loader.reader.cache is not None else 0)
-        self.progress.advise(waiting_advice(loader, samples, self.plan.preprocess, self.plan.config.data), settled)
+        settled = start + (len(samples) // batch_size + 1 if self.loader.reader.cache is not None else 0)
+        return waiting_advice(self.loader, samples, self.plan.preprocess, self.plan.config.data), settled
 
     def _report(self, batch: Batch, step: int) -> None:
         for name, reason in batch.failures:
             if name not in self.reported:
-                self.progress.message(f"{name} cannot be read any more and is left out: {reason}")
+                self.run.console.print(escape(f"{name} cannot be read any more and is left out: {reason}"))
                 self.reported.add(name)
         if 2 * len(batch.failures) > len(batch):
             raise UserError(
@@ -142,10 +146,11 @@ class _HeldOut:
     """The validation images, each process taking a part of them: on the way in the precision of the training, in the
     end (`last`) as every other measurement, so that the last line of a run and its result are one number."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]):
-        self.plan, self.ranks, self.last = plan, ranks, last
+    def __init__(self, plan: Plan, run: RunContext):
+        self.plan, ranks = plan, run.ranks
+        self.ranks = ranks
         self.cast = autocast(plan.config.precision.compute, plan.device)
-        self.between = lambda _: interrupts.check(ranks)
+        self.between = lambda _: run.interrupts.check(ranks)
         data = plan.config.data.model_copy(update={"scaled_decoding": False})
         reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
         size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
@@ -153,8 +158,8 @@ class _HeldOut:
         self.loader = evaluation_loader(reader, size, data.workers, plan.device, place)
 
     @contextmanager
-    def precision(self) -> Iterator[None]:
-        if self.last() and measured_in_float32(self.plan.config.precision):
+    def precision(self, last: bool) -> Iterator[None]:
+        if last and measured_in_float32(self.plan.config.precision):
             compiled = self.plan.config.train.compile != "off"
             eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
             with repeatable(self.plan.device), eager:
@@ -164,19 +169,17 @@ class _HeldOut:
                 yield
 
 
-def classification_evaluator(
-    plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
-) -> Evaluator:
+def classification_evaluator(plan: Plan, objective: Classification, run: RunContext) -> Validate:
     """Loss and accuracy on the validation images, during training. Only sums are kept: the logits of a million images
     would not fit in memory."""
-    held = _HeldOut(plan, ranks, interrupts, last)
+    held, ranks = _HeldOut(plan, run), run.ranks
 
     @torch.no_grad()
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module, last: bool) -> dict[str, float]:
         sums, found = torch.zeros(3, dtype=torch.float64), []
         for batch in held.loader:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            with held.precision():
+            with held.precision(last):
                 logits = model(pixels)
             readable = batch.weights > 0
             logits, labels = logits.float()[readable.to(plan.device)], batch.labels[readable]
@@ -200,20 +203,18 @@ def classification_evaluator(
     return evaluate
 
 
-def masked_evaluator(
-    plan: Plan, objective: Objective, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
-) -> Evaluator:
+def masked_evaluator(plan: Plan, objective: Objective, run: RunContext) -> Validate:
     """Loss and share of right predictions over corrupted patches of the validation images, the same ones each time."""
-    held = _HeldOut(plan, ranks, interrupts, last)
+    held, ranks = _HeldOut(plan, run), run.ranks
 
     @torch.no_grad()
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module, last: bool) -> dict[str, float]:
         sums = torch.zeros(3, dtype=torch.float64)
         for batch in held.loader:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
             weights = batch.weights.to(plan.device)
             prepared = Prepared(pixels, torch.empty(len(batch), 0), weights, batch.epoch, batch.sample)
-            with held.precision():
+            with held.precision(last):
                 found = objective(model, prepared)
             sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
             held.between(len(batch))

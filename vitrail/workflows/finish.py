@@ -22,8 +22,8 @@ from vitrail.report.provenance import provenance
 from vitrail.terminal import escape
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import few_points, read_metrics
+from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
-from vitrail.workflows.fit import Launch
 from vitrail.workflows.measure import Measurement, measure
 from vitrail.workflows.prediction_table import write_answers
 from vitrail.workflows.resolve import Plan
@@ -34,14 +34,14 @@ from vitrail.workflows.tune import tuned
 from vitrail.workflows.written import ANSWERS, MODEL_CARD
 
 
-def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores | TagScores:
+def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores | TagScores:
     """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
-    folder, about, console = launch.folder, launch.about, launch.console
+    folder, about, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
     copies, before = _known(plan, samples), seen_before(samples, all_before(about))
     split = _split(name, copies, before)
-    data, interrupts, several = plan.config.data, launch.interrupts, plan.dataset.several
+    data, interrupts, several = plan.config.data, run.interrupts, plan.dataset.several
     with interrupts.at_once():  # all that training made has been saved
         found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
     show_scores(console, found.scores, found.sentence)
@@ -55,7 +55,7 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
     metrics |= {"seen_before": before} if before else {}
     found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
-    place = _place(launch)
+    place = _place(run)
     history = read_metrics(place / "metrics.jsonl")
     card = _card(plan, found.sentence, metrics, about, history)
     config = (place / "config.toml").read_text(encoding="utf-8")
@@ -71,13 +71,13 @@ def finish(plan: Plan, net: Network, launch: Launch, seconds: float) -> Scores |
     return found.scores
 
 
-def _place(launch: Launch) -> Path:
+def _place(run: RunContext) -> Path:
     """Where the files go: to the folder, or beside what it holds if the run has not saved anything before."""
-    new = launch.folder / NEW
+    new = run.folder / NEW
     if new.exists():
         return new
-    check_there(launch.folder, launch.lock)
-    return launch.folder
+    check_there(run.folder, run.lock)
+    return run.folder
 
 
 def _known(plan: Plan, samples: Samples) -> int:
@@ -101,14 +101,14 @@ def _split(name: str, copies: int, before: int) -> str:
     return words if name == "test" or copies or before else f"{words}, which training never saw"
 
 
-def finish_masked(plan: Plan, net: Network, launch: Launch) -> dict[str, float]:
+def finish_masked(plan: Plan, net: Network, run: RunContext) -> dict[str, float]:
     """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
-    folder, console = _place(launch), launch.console
+    folder, console = _place(run), run.console
     history = read_metrics(folder / "metrics.jsonl")
     last = [row for row in history if "val_loss" in row][-1]
     found = {key: value for key, value in last.items() if key != "step"}
-    card = _card(plan, "masked patches of held-out images", found, launch.about, history)
-    write_bundle(folder / "model.safetensors", _with_digests(plan, net, launch.about), card)
+    card = _card(plan, "masked patches of held-out images", found, run.facts, history)
+    write_bundle(folder / "model.safetensors", _with_digests(plan, net, run.facts), card)
     right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
     console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")

@@ -1,207 +1,309 @@
-"""The training part of a run, for any network and any data: optimizer, loop, checkpoints, and what comes out of it."""
+"""`vitrail.fit`: the trainer for any torch module, loss and data; and training in a run folder, whatever is trained."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitrail.config import RunConfig
-from vitrail.data.randomness import step_seed
-from vitrail.distributed import Ranks
-from vitrail.errors import UserError
-from vitrail.inference.device import autocast, repeatable
+from vitrail.atomic import whole_file
+from vitrail.config import RunConfig, read_recipe, validate, with_options
+from vitrail.distributed import Ranks, joined
+from vitrail.errors import UserError, given_path
+from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
-from vitrail.models.estimate import peak_of
 from vitrail.report.plots import draw_curves
-from vitrail.tasks.batch import Objective, Prepared
-from vitrail.terminal import escape
-from vitrail.training.checkpoint import Checkpoints, Saved
-from vitrail.training.cuda_graph import GraphedUpdate
-from vitrail.training.ema import Average
-from vitrail.training.loop import Evaluator, LoopPlan, Surroundings, run
-from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import compile_blocks, distribute, whole
-from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
-from vitrail.training.schedule import learning_rate
-from vitrail.training.state import TrainState
-from vitrail.training.step import Update
-from vitrail.training.tensorboard import Events, told_if_it_fails
-from vitrail.workflows.run_folder import NEW, OLD, Lock, check_there, take_place
+from vitrail.tasks.own_loss import OwnLoss
+from vitrail.terminal import escape, make_console
+from vitrail.training import trainer
+from vitrail.training.batch_source import SourceBatches, repeatable_source
+from vitrail.training.checkpoint import Checkpoints, Saved, digest
+from vitrail.training.parallel import choose_parallel
+from vitrail.training.precision import set_types
+from vitrail.training.progress import read_metrics
+from vitrail.training.run_context import LockId, RunContext
+from vitrail.training.tensorboard import told_if_it_fails
+from vitrail.training.trainer import BatchStream, Task, Validate
+from vitrail.weights.bundle import created_with
+from vitrail.workflows.fit_settings import check_arguments, fit_config, stored_settings
+from vitrail.workflows.resume import (
+    changed_settings,
+    environment,
+    facts_of,
+    has_checkpoint,
+    is_finished,
+    warn_of_changes,
+)
+from vitrail.workflows.run_folder import (
+    RunCheckpoints,
+    begin_folder,
+    check_free,
+    check_there,
+    claimed,
+    forget_earlier,
+    refuse_links,
+    resume_advice,
+)
+
+HEADER = "vitrail-module"
+TAKEN = {"step", "event", "loss", "accuracy", "lr", "grad_norm", "images_per_second", "data_wait"}  # by training
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What a launch of a run works in."""
+class TrainResult:
+    """What a training left behind."""
 
     folder: Path
-    about: dict[str, Any]  # what checkpoints say of the run
-    console: Console
-    interrupts: Interrupts
-    ranks: Ranks
-    lock: Lock = (0, 0)  # by which the folder is this launch's
-
-
-@dataclass(frozen=True)
-class Learning:
-    """What is learned, from what, and how."""
-
-    config: RunConfig
-    device: torch.device
-    parallel: Literal["none", "ddp", "fsdp"]
-    objective: Objective
-    batches: Callable[[TrainingProgress], Callable[[int, int], Iterable[Any]]]  # of a step and all after it
-    evaluator: Callable[[Callable[[], bool]], Evaluator | None]  # from what tells whether training is at its end
-    rehearsal: Prepared | None = None  # a batch of the right shapes
-    graphs: bool = False  # whether a step may be recorded as a CUDA graph
-    flops_per_image: float = 0.0  # 0: not known
-
-    @property
-    def steps(self) -> int:
-        return self.config.train.steps or 0
+    weights: Path
+    report: Path | None  # none where nothing is classified
+    scores: Any  # of the last measurement
 
 
 def fit(
-    learning: Learning, module: nn.Module, launch: Launch, saved: Saved | None = None
+    model: nn.Module,
+    task: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any] | Callable[[int], Iterable[Any]],
+    *,
+    out: str | Path | None = None,
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train any torch module on any loss and data, with checkpoints, exact resume and several processes.
+
+    Parameters
+    ----------
+    model
+        The module. In the end it holds the weights that are written into the folder of the run.
+    task
+        A function that gets the model and a batch, and gives the mean loss over the batch.
+    batches
+        A DataLoader or another iterable of batches (iterated as often as needed), or a function that gets the number of
+        the batch to begin with and gives the batches from there on. Batches are tensors in any nesting of tuples,
+        lists and mappings; they are moved to the device.
+    out
+        The folder of the run: config.toml, metrics.jsonl, curves.svg, checkpoints/ and model.safetensors.
+    evaluate
+        A function that gets the model in evaluation mode, without gradients, and gives numbers by name.
+    overrides
+        Settings as "section.key=value", of the sections optimizer, schedule, precision and train.
+    resume
+        Continue the run in `out`, if there is one, to the same bits as if it had not been stopped.
+    overwrite
+        Replace the run in `out` once the new one is finished.
+    console
+        Where to print; by default the terminal.
+    options
+        The everyday settings by their short names: epochs, steps, lr, seed, device, precision.
+
+    Returns
+    -------
+    TrainResult
+        The folder, the file of the weights, and the last numbers of `evaluate`.
+    """
+    if unknown := sorted(options.keys() - {"epochs", "steps", "lr", "seed", "device", "precision"}):
+        raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
+    if resume and overwrite:
+        raise UserError("resume continues a run and overwrite replaces it: choose one")
+    if out is None:
+        raise UserError("say where the run goes: out=FOLDER")
+    overrides = with_options([overrides] if isinstance(overrides, str) else overrides, options)
+    check_arguments(model, task, batches, evaluate)
+    folder = given_path(out)
+    with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
+        console = console if console is not None and ranks.first else make_console(lasting=True)
+        console.quiet = console.quiet or not ranks.first
+        again = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+        def settings(before: RunConfig | None = None) -> RunConfig:
+            return fit_config(model, batches, overrides, evaluate is not None, ranks.world, before)
+
+        def begin() -> tuple[LockId, RunConfig, Saved | None, bool]:
+            if again and has_checkpoint(folder):
+                lock = held.enter_context(claimed(folder))
+                refuse_links(folder)
+                return lock, *_resumed(folder, settings, console), is_finished(folder)
+            config = settings()
+            check_free(folder, overwrite, again)
+            lock = held.enter_context(claimed(folder))
+            begin_folder(folder, stored_settings(config))
+            size = sum(parameter.numel() for parameter in model.parameters())
+            what = f"{type(model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
+            console.print(f"{escape(what)}, {config.precision.compute} -> [bold]{escape(str(folder))}[/]")
+            return lock, config, None, False
+
+        lock, config, saved, finished = ranks.share(begin)
+        run = RunContext(folder, console, interrupts, ranks, lock)
+        if finished:
+            console.print(f"the run in [bold]{escape(str(folder))}[/] is finished")
+        else:
+            _train(model, OwnLoss(task), batches, evaluate, config, run, saved)
+        if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            _load_result(model, folder, ranks)
+        path = folder / "model.safetensors"
+        console.print(f"the weights are in [bold]{escape(str(path))}[/]")
+        rows = read_metrics(folder / "metrics.jsonl")
+        measured = [row for row in rows if "images_per_second" not in row and "event" not in row]
+        return TrainResult(folder, path, None, measured[-1] if measured else {})
+
+
+def fit_in_folder(
+    model: nn.Module,
+    task: Task,
+    batches: BatchStream,
+    config: RunConfig,
+    run: RunContext,
+    *,
+    validate: Validate | None,
+    saved: Saved | None,
+    flops_per_image: float = 0.0,
 ) -> tuple[dict[str, Tensor], float]:
-    """Train `module` from a checkpoint, or from the start, to the last step; returns the weights to keep (the average,
-    where one is kept) and the seconds of all launches."""
-    settings, ranks = learning.config.train, launch.ranks
-    with launch.interrupts.at_once(ranks):
-        state = _state(learning, module)
-    when = _when(learning)
-    checkpoints, first = (
-        Checkpoints(place / "checkpoints", settings.keep_checkpoints, ranks, every=when.checkpoint_every)
-        for place in (launch.folder, launch.folder / NEW)
-    )
-    started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
-
-    def about() -> dict[str, Any]:
-        return {**launch.about, "seconds": time.monotonic() - started}
-
-    def save(current: TrainState) -> None:
-        ranks.share(lambda: check_there(launch.folder, launch.lock))
-        checkpoints.save(current, about())
-
-    def restore(current: TrainState, given_up: Collection[int]) -> None:
-        found = ranks.share(lambda: checkpoints.latest_good(current.step, given_up))
-        if found is None:  # a run saves before its first step
-            raise UserError(f"{checkpoints.folder} holds no checkpoint any more, and the run has to go back to one")
-        _take(current, found[0])
-
-    if saved is not None:
-        _take(state, saved)
-    else:  # a run killed before its first checkpoint can resume too; only now an earlier one is moved aside
-        first.save(state, about())
-        if ranks.share(lambda: take_place(launch.folder)):
-            launch.console.print(f"the earlier run is kept in {escape(str(launch.folder / OLD))} until this one ends")
-    update = _update(learning, ranks)
-    with (
-        _progress(learning, launch, state.step) as progress,
-        repeatable(learning.device, settings.deterministic),
-    ):
-        batches = learning.batches(progress)
-        if ranks.world > 1 and state.step < learning.steps and learning.rehearsal is not None:
-            update.rehearse(state, learning.rehearsal)
-        measured = learning.evaluator(lambda: state.step == learning.steps)
-        around = Surroundings(batches, measured, save, restore, progress, launch.interrupts, ranks)
-        try:
-            run(state, GraphedUpdate(update, progress.message) if learning.graphs else update, when, around)
-        except BaseException:
-            with contextlib.suppress(UserError):  # what stopped the run is what to tell
-                if ranks.first:
-                    _curves(launch.folder)
-            raise
-    ranks.share(lambda: _curves(launch.folder))
-    return weights_of(state, ranks), time.monotonic() - started
+    """`trainer.fit` with the checkpoints and curves of a run folder. Returns the weights to keep and the seconds that
+    the run took."""
+    checkpoints = RunCheckpoints(run, config.train, new=saved is None)
+    try:
+        result = trainer.fit(
+            model,
+            task,
+            batches,
+            config,
+            run,
+            checkpoints,
+            validate=validate,
+            saved=saved,
+            flops_per_image=flops_per_image,
+        )
+    except BaseException:
+        with contextlib.suppress(UserError):  # what stopped the run is what to report
+            if run.ranks.first:
+                _draw_curves(run.folder)
+        raise
+    run.ranks.share(lambda: _draw_curves(run.folder))
+    return result
 
 
-def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
-    """Every tensor of the model, averaged where there is an average, in one piece on the CPU, for the first process.
-    All of them call this together."""
-    found, average = {}, state.average.tensors if state.average is not None else {}
-    first: dict[int, str] = {}  # a parameter that several layers share has one average
-    names = {name: first.setdefault(id(p), name) for name, p in state.model.named_parameters(remove_duplicate=False)}
-    for name, tensor in state.model.state_dict().items():
-        one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
-        if ranks.first:
-            found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return found
-
-
-def _state(learning: Learning, module: nn.Module) -> TrainState:
-    """The module with its optimizer and average, distributed and compiled as the settings say."""
-    config, how = learning.config, learning.parallel
-    # fsdp hangs its work between blocks. A network small enough for graphs gains 5 % when it is compiled as one, and
-    # takes longer to compile than most of its runs earn back.
-    by_blocks = config.train.compile in ("blocks", "graphs") or how == "fsdp"
-    if config.train.compile != "off" and by_blocks:
-        compile_blocks(module)
-    network = distribute(module, how, config.precision, learning.device)
-    if config.train.compile != "off" and not by_blocks:
-        network = torch.compile(network)  # type: ignore[assignment]
-    optimizer = build_optimizer(module, config.optimizer)
-    average = Average(module, config.train.ema, config.train.ema_ramp) if config.train.ema else None
-    return TrainState(module, optimizer, average, network=network)
-
-
-def _take(state: TrainState, saved: Saved) -> None:
-    state.load(saved.where.keys(), saved.read, saved.facts)
-
-
-def _when(learning: Learning) -> LoopPlan:
-    settings, tenth = learning.config.train, max(1, learning.steps // 10)
-    return LoopPlan(
-        learning.steps,
-        settings.log_every,
-        settings.evaluate_every or tenth,
-        settings.checkpoint_every or tenth,
-        math.inf if settings.checkpoint_every else 60.0,
-        settings.bad_steps,
-        settings.rollbacks,
-    )
-
-
-def _update(learning: Learning, ranks: Ranks) -> Update:
-    config = learning.config
-    return Update(
-        learning.objective,
-        lambda step: learning_rate(step, config.optimizer.lr, learning.steps, config.schedule),
-        config.optimizer.clip,
-        autocast(config.precision.compute, learning.device),
-        lambda step: step_seed(config.train.seed, step, ranks.rank),
-        config.train.micro_batch,
-        ranks,
-    )
-
-
-def _progress(learning: Learning, launch: Launch, start: int) -> TrainingProgress:
-    metrics = MetricsLog(launch.folder / "metrics.jsonl", start) if launch.ranks.first else None
-    written = launch.ranks.first and learning.config.train.tensorboard
-    events = Events(launch.folder / "tensorboard", start) if written else None
-    device = learning.device
-    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return TrainingProgress(
-        launch.console,
-        metrics,
-        learning.steps,
-        start,
-        flops_per_image=learning.flops_per_image,
-        peak=peak and peak * launch.ranks.world,
-        events=events,
-    )
-
-
-def _curves(folder: Path) -> None:
+def _draw_curves(folder: Path) -> None:
     rows = read_metrics(folder / "metrics.jsonl")
     if any("loss" in row for row in rows):
         with told_if_it_fails(folder / "curves.svg"):
             draw_curves(rows, folder / "curves.svg")
+
+
+def _resumed(
+    folder: Path, settings: Callable[[RunConfig], RunConfig], console: Console
+) -> tuple[RunConfig, Saved | None]:
+    """The settings of the run in the folder, if they are those that are asked for, and the checkpoint to resume from,
+    if there is one: a finished run needs none."""
+    found = Checkpoints(folder / "checkpoints", 1).latest()
+    if found is None and not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} holds no run: there is no config.toml in it; choose another out")
+    written = facts_of(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
+    before = validate(RunConfig, written, str(folder))
+    if before.kind != "custom":
+        raise UserError(f"{folder} holds a run on a folder of images: choose another out")
+    config = settings(before)
+    for key, (old, new) in changed_settings(before, config).items():
+        raise UserError(f"the run in {folder} was started with {key}={old}, and not {new}: put it back to go on")
+    if found is None:
+        return config, None
+    saved, damaged = found
+    for sentence in damaged:
+        console.print(f"[yellow]{escape(sentence)}[/]")
+    warn_of_changes(saved.facts["environment"], environment(choose_device(config.train.device)), console)
+    if not is_finished(folder):
+        step, steps = saved.facts["step"], config.train.steps or 0
+        console.print(f"[bold]{escape(str(folder))}[/] goes on from step {step:,} of {steps:,}")
+    return config, saved
+
+
+def _train(
+    model: nn.Module,
+    task: OwnLoss,
+    source: Any,
+    evaluate: Callable[[nn.Module], dict[str, float]] | None,
+    config: RunConfig,
+    run: RunContext,
+    saved: Saved | None,
+) -> None:
+    device, ranks = choose_device(config.train.device), run.ranks
+    model.to(device)
+    set_types(model, config.precision)
+    ranks.copy_first([tensor.data for tensor in model.state_dict().values()])
+    sharded = choose_parallel(model, config.train, ranks, device) == "fsdp"
+    batches = SourceBatches(repeatable_source(source), config.train, device, ranks, run.interrupts, sharded)
+    measured = _validation(evaluate, config, device, ranks) if evaluate is not None else None
+    run = replace(run, facts={"config": stored_settings(config), "environment": environment(device)})
+    with resume_advice(run.folder, "the same call with resume=True goes on"):
+        weights, _ = fit_in_folder(model, task, batches, config, run, validate=measured, saved=saved)
+    ranks.share(lambda: _write(run, weights, config))
+
+
+def _write(run: RunContext, weights: dict[str, Tensor], config: RunConfig) -> None:
+    facts: dict[str, Any] = {"config": stored_settings(config), "created_with": created_with()}
+    path = run.folder / "model.safetensors"
+    facts["digest"] = digest(weights, facts)
+    check_there(run.folder, run.lock)
+    try:
+        with whole_file(path) as temporary:
+            save_file(weights, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
+        forget_earlier(run.folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path}: {error}; go on with resume=True when there is room") from error
+
+
+def _load_result(model: nn.Module, folder: Path, ranks: Ranks) -> None:
+    """The model as it was written down."""
+
+    def load() -> None:
+        path = folder / "model.safetensors"
+        try:
+            stored = load_file(path)
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[HEADER])
+            known = {"config", "created_with", "digest"}  # what was written earlier has no digest
+            if facts.keys() - known or ("digest" in facts and digest(stored, facts) != facts["digest"]):
+                raise ValueError("it is damaged: its contents do not match their checksum")
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+        ours, theirs = ({name: tuple(t.shape) for name, t in one.items()} for one in (model.state_dict(), stored))
+        odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if odd:
+            raise UserError(f"{path} is not of this module: '{odd[0]}' is only in one of them, or of another size")
+        model.load_state_dict(stored)
+
+    ranks.share(load)
+    ranks.copy_first([tensor.data for tensor in model.state_dict().values()])
+
+
+def _validation(
+    evaluate: Callable[[nn.Module], dict[str, float]], config: RunConfig, device: torch.device, ranks: Ranks
+) -> Validate:
+    """All processes evaluate, since a network may be sharded among them; what the first one finds counts."""
+    cast = autocast(config.precision.compute, device)
+
+    def measure(model: nn.Module, last: bool) -> dict[str, float]:
+        with torch.no_grad(), cast():
+            found = evaluate(model)
+        try:
+            row = {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise UserError("evaluate must give names with numbers, such as {'val_loss': 0.3}") from None
+        if taken := sorted(TAKEN & row.keys()):
+            raise UserError(f"evaluate must call '{taken[0]}' another name, as val_{taken[0]}: that is training's")
+        return ranks.gather(row)[0]
+
+    return measure

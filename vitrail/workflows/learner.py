@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,27 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
-from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
-from vitrail.interrupt import Interrupts
 from vitrail.models.build import Network, build, build_with
 from vitrail.models.encoder import Encoder
-from vitrail.models.flops import macs
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.models.vit import VisionTransformer
-from vitrail.tasks.batch import Objective
+from vitrail.tasks.batch import Loss, Objective, Prepared
 from vitrail.tasks.classification import Classification, class_weights
 from vitrail.tasks.distillation import Distillation, Teacher, matching_teacher
 from vitrail.tasks.masked_patch import MaskedPatch
-from vitrail.training.loop import Evaluator
 from vitrail.training.optimizer import freeze
 from vitrail.training.precision import set_types
+from vitrail.training.run_context import RunContext
+from vitrail.training.trainer import Validate
 from vitrail.weights.read import read_weights
-from vitrail.workflows.batches import Targets, TrainingBatches, classification_evaluator, masked_evaluator, pattern
-from vitrail.workflows.fit import Learning
-from vitrail.workflows.memory import parallel_for
+from vitrail.workflows.batches import Targets, classification_evaluator, masked_evaluator
 from vitrail.workflows.resolve import Plan
 
 
@@ -43,13 +39,21 @@ class Task:
     targets: Targets
     labels: Classification | None  # none: nothing is classified
 
-    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]) -> Evaluator | None:
-        """None where no images are watched. `last` tells whether training has come to its end."""
+    @property
+    def graph_safe(self) -> bool:
+        """Corrupted patches are drawn by the host anew in each step, which a CUDA graph cannot repeat."""
+        return self.labels is not None
+
+    def loss(self, model: nn.Module, batch: Prepared) -> Loss:
+        return self.objective(model, batch)
+
+    def validation(self, plan: Plan, run: RunContext) -> Validate | None:
+        """None where there is no validation split."""
         if "val" not in plan.dataset.splits:
             return None
         if self.labels is None:
-            return masked_evaluator(plan, self.objective, ranks, interrupts, last)
-        return classification_evaluator(plan, self.labels, ranks, interrupts, last)
+            return masked_evaluator(plan, self.objective, run)
+        return classification_evaluator(plan, self.labels, run)
 
 
 def make_task(plan: Plan) -> Task:
@@ -70,25 +74,6 @@ def make_task(plan: Plan) -> Task:
     teacher, loss = _teacher(plan)
     distillation = Distillation(labels, teacher, share, settings.teacher_answers, settings.temperature, loss)
     return Task(distillation, labels.targets, labels)
-
-
-def learning_of(plan: Plan, task: Task, ranks: Ranks, interrupts: Interrupts) -> Learning:
-    """The task on the images of a plan."""
-    settings = plan.config.train
-    # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat; and recomputing keeps
-    # random numbers of its own, which a graph would not know.
-    graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None and not settings.recompute
-    return Learning(
-        plan.config,
-        plan.device,
-        parallel_for(plan, ranks),
-        task.objective,
-        lambda progress: TrainingBatches(plan, task.targets, ranks, progress),
-        lambda last: task.evaluator(plan, ranks, interrupts, last),
-        pattern(plan, task.targets, settings.batch_size // ranks.world) if ranks.world > 1 else None,
-        graphs,
-        6.0 * macs(plan.model),
-    )
 
 
 def _no_targets(labels: Tensor) -> Tensor:
@@ -136,9 +121,10 @@ def _surrounded(plan: Plan, net: Network) -> nn.Module:
 
 def plain_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
     """The network that a run keeps, from the tensors of what it trained."""
-    net = build(plan.model)
-    module = _surrounded(plan, net)
-    module.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    with torch.device("meta"):  # nothing is initialised: the tensors of the state are taken as they are
+        net = build(plan.model)
+        module = _surrounded(plan, net)
+    module.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     if plan.config.lora.rank:
         merge_lora(net)
     return net

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,24 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitrail.distributed import joined
-from vitrail.errors import UserError, given_path
-from vitrail.interrupt import Interrupted, Interrupts
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
+from vitrail.distributed import Ranks, joined
+from vitrail.errors import UserError, given_path, warn_once
+from vitrail.interrupt import Interrupts
 from vitrail.models.build import Network, build
+from vitrail.models.flops import macs
 from vitrail.models.mimetic import mimetic_
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Saved
+from vitrail.training.memory import check_memory, choose_micro_batch
+from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
 from vitrail.weights.resize import adapt
-from vitrail.workflows.batches import pattern
+from vitrail.workflows.batches import ImageBatches, example_batch
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.finish import finish, finish_masked
-from vitrail.workflows.fit import Launch, fit
-from vitrail.workflows.learner import Task, learner, learning_of, make_task, plain_network
-from vitrail.workflows.memory import check_room, micro_batch_for
-from vitrail.workflows.own_module import train_custom
-from vitrail.workflows.own_settings import Custom
+from vitrail.workflows.fit import TrainResult, fit, fit_in_folder
+from vitrail.workflows.learner import Task, learner, make_task, plain_network
 from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
 from vitrail.workflows.resolve import Plan, Request, make_plan
 from vitrail.workflows.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
@@ -47,18 +45,10 @@ from vitrail.workflows.run_folder import (
     forget_earlier,
     newest_folder,
     refuse_links,
+    resume_advice,
     take_place,
-    where_it_stopped,
 )
 from vitrail.workflows.show import scanning, show_data, show_decisions
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    folder: Path
-    weights: Path
-    report: Path | None  # none after masked-patch pre-training, which classifies nothing
-    scores: Scores | TagScores | dict[str, Any]
 
 
 def train(
@@ -97,11 +87,21 @@ def train(
                 "a network of your own takes its data from source: leave out data, recipe, from_, "
                 "quarantine and accept_changes"
             )
-        if resume and overwrite:
-            raise UserError("resume goes on with a run and overwrite replaces it: choose one")
-        custom = Custom(model, objective, source, evaluator, overrides)
-        folder, found = train_custom(custom, out, resume, overwrite, console)
-        return TrainResult(folder, folder / "model.safetensors", None, found)
+        warn_once(
+            "vitrail.train(model=MODULE, objective=, source=, evaluator=)",
+            "vitrail.fit(MODULE, task, batches, evaluate=)",
+        )
+        return fit(
+            model,
+            objective,
+            source,
+            evaluate=evaluator,
+            out=out,
+            overrides=overrides,
+            resume=resume,
+            overwrite=overwrite,
+            console=console,
+        )
     if not isinstance(model, str | None):
         raise UserError(
             f"model is the name of a network, such as 'S/16', or a torch module, not {type(model).__name__}"
@@ -124,7 +124,7 @@ def train(
                 return ranks.share(lambda: _finished(folder, request, console))
             with ExitStack() as held:
                 lock = ranks.share(lambda: held.enter_context(claimed(folder)))
-                return _go_on(Launch(folder, {}, console, interrupts, ranks, lock), request, accept_changes)
+                return _go_on(RunContext(folder, console, interrupts, ranks, lock), request, accept_changes)
         own: list[Plan] = []  # with its starting weights, which only the first process needs
 
         @interrupts.at_once()
@@ -132,7 +132,7 @@ def train(
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
                 own.append(make_plan(request, scanned, ranks.world, console.print))
-            check_room(own[0], ranks.world, ranks.beside)
+            _check_memory(own[0], ranks)
             folder = choose_folder(out, own[0].dataset.root)
             check_inputs(folder, own[0], request.recipe or "")
             console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
@@ -143,7 +143,7 @@ def train(
         plan, folder = ranks.share(begin)
         with ExitStack() as held:
             lock = ranks.share(lambda: held.enter_context(claimed(folder)))
-            return _start(own[0] if own else plan, Launch(folder, {}, console, interrupts, ranks, lock))
+            return _start(own[0] if own else plan, RunContext(folder, console, interrupts, ranks, lock))
 
 
 def _check_kinds(recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
@@ -173,36 +173,41 @@ def _goes_on(request: Request, out: str | Path | None) -> bool:
     return request == Request(None) or has_checkpoint(given_path(out))
 
 
-def _go_on(launch: Launch, request: Request, accept_changes: bool) -> TrainResult:
-    folder, console = launch.folder, launch.console
+def _go_on(run: RunContext, request: Request, accept_changes: bool) -> TrainResult:
+    folder, console = run.folder, run.console
 
-    @launch.interrupts.at_once()
+    @run.interrupts.at_once()
     def read() -> tuple[Plan, Saved]:
         refuse_links(folder)
         check_same(folder, request)
-        plan, saved = read_run(folder, console, launch.interrupts, accept_changes)
+        plan, saved = read_run(folder, console, run.interrupts, accept_changes)
         console.print(
             f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}",
         )
         return plan, saved
 
-    plan, saved = launch.ranks.share(read)
-    launch = replace(launch, about=about_again(saved.facts, plan))
-    return _fit_and_finish(plan, learner(plan, build(plan.model)), make_task(plan), launch, saved)
+    plan, saved = run.ranks.share(read)
+    run = replace(run, facts=about_again(saved.facts, plan))
+    return _fit_and_finish(plan, learner(plan, build(plan.model)), make_task(plan), run, saved)
 
 
-def _start(plan: Plan, launch: Launch) -> TrainResult:
+def _start(plan: Plan, run: RunContext) -> TrainResult:
     """A new run: network, baseline, training or probe, and the last measurements."""
-    with launch.interrupts.at_once(launch.ranks):
-        net = _network(plan, launch)
+    with run.interrupts.at_once(run.ranks):
+        net = _network(plan, run)
         if plan.config.kind != "probe":
-            plan, module, task, about = _begin(plan, net, launch)
+            plan, module, task, about = _begin(plan, net, run)
     if plan.config.kind == "probe":
-        return _probe(plan, net, launch)
-    return _fit_and_finish(plan, module, task, replace(launch, about=about))
+        return _probe(plan, net, run)
+    return _fit_and_finish(plan, module, task, replace(run, facts=about))
 
 
-def _network(plan: Plan, launch: Launch) -> Network:
+def _check_memory(plan: Plan, ranks: Ranks) -> None:
+    pretrained = plan.weights is not None
+    check_memory(plan.config, plan.model, plan.device, pretrained=pretrained, world=ranks.world, beside=ranks.beside)
+
+
+def _network(plan: Plan, run: RunContext) -> Network:
     """As the run starts with it."""
     torch.manual_seed(plan.config.train.seed)
     net = build(plan.model)
@@ -214,74 +219,83 @@ def _network(plan: Plan, launch: Launch) -> Network:
         fresh = set(net.load_state_dict(state, strict=False).missing_keys)
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
-            launch.console.print(f"[dim]{escape(change)}[/]")
+            run.console.print(f"[dim]{escape(change)}[/]")
     return net.to(plan.device)
 
 
-def _begin(plan: Plan, net: Network, launch: Launch) -> tuple[Plan, nn.Module, Task, dict[str, Any]]:
+def _begin(plan: Plan, net: Network, run: RunContext) -> tuple[Plan, nn.Module, Task, dict[str, Any]]:
     """What has to be done before the first step, and the folder begun."""
-    task, ranks = make_task(plan), launch.ranks
+    task, ranks = make_task(plan), run.ranks
     # The baseline needs the network as it is, before anything is put around it.
-    found = ranks.share(lambda: _baseline(plan, net, launch.console, launch.interrupts))
+    found = ranks.share(lambda: _baseline(plan, net, run.console, run.interrupts))
     module = learner(plan, net)
     ranks.copy_first([tensor.data for tensor in module.state_dict().values()])
-    plan = _with_micro_batch(plan, module, task, launch)
+    plan = _with_micro_batch(plan, module, task, run)
 
     def begin() -> dict[str, Any]:
         about = about_run(plan, found)
-        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
+        begin_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
         return about
 
     return plan, module, task, ranks.share(begin)
 
 
-def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch) -> Plan:
+def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext) -> Plan:
     """The plan with the number of images at a time written down, so that a resumed run adds up in the same order."""
     if plan.config.train.micro_batch:
         return plan
-    ranks = launch.ranks
-    most = plan.config.train.batch_size // ranks.world
-    fits = micro_batch_for(plan, module, task.objective, pattern(plan, task.targets, most), ranks)
+    ranks = run.ranks
+    example = example_batch(plan, task.targets, ranks)
+    most = len(example)
+    fits = choose_micro_batch(module, task.loss, example, plan.config, plan.model, ranks)
     (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
     if fits >= most:
         return plan
     why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"
     decision = Decision("micro-batch", f"{fits} images", why)
-    show_decisions(launch.console, [decision])
+    show_decisions(run.console, [decision])
     config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch": fits})})
     return replace(plan, config=config, decisions=[*plan.decisions, decision])
 
 
 def _fit_and_finish(
-    plan: Plan, module: nn.Module, task: Task, launch: Launch, saved: Saved | None = None
+    plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Saved | None = None
 ) -> TrainResult:
     """The part of a run that can be stopped and gone on with."""
-    try:
-        state, seconds = fit(learning_of(plan, task, launch.ranks, launch.interrupts), module, launch, saved)
-        return launch.ranks.share(lambda: _finish(plan, state, launch, seconds))
-    except Interrupted as stopped:
-        command = "vitrail" if launch.ranks.world == 1 else "torchrun ... -m vitrail"
-        go_on = f"go on with: {command} train --resume --out {shlex.quote(str(launch.folder))}"
-        stopped.advice = where_it_stopped(launch.folder, go_on)
-        raise
+    command = "vitrail" if run.ranks.world == 1 else "torchrun ... -m vitrail"
+    with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
+        with run.interrupts.at_once(run.ranks):
+            batches = ImageBatches(plan, task.targets, run)
+            validate = task.validation(plan, run)
+        weights, seconds = fit_in_folder(
+            module,
+            task,
+            batches,
+            plan.config,
+            run,
+            validate=validate,
+            saved=saved,
+            flops_per_image=6.0 * macs(plan.model),
+        )
+        return run.ranks.share(lambda: _finish(plan, weights, run, seconds))
 
 
-def _finish(plan: Plan, state: dict[str, Tensor], launch: Launch, seconds: float) -> TrainResult:
-    net, folder = plain_network(plan, state), launch.folder
+def _finish(plan: Plan, state: dict[str, Tensor], run: RunContext, seconds: float) -> TrainResult:
+    net, folder = plain_network(plan, state), run.folder
     if plan.config.kind == "masked":
-        found = finish_masked(plan, net, launch)
+        found = finish_masked(plan, net, run)
         result = TrainResult(folder, folder / "model.safetensors", None, found)
     else:
         net.to(plan.device)
-        result = _classifier(plan, net, launch, seconds)
+        result = _classifier(plan, net, run, seconds)
     forget_earlier(folder)
     return result
 
 
-def _classifier(plan: Plan, net: Network, launch: Launch, seconds: float) -> TrainResult:
+def _classifier(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
     """The last measurement and its files."""
-    folder = launch.folder
-    scores = finish(plan, net, launch, seconds)
+    folder = run.folder
+    scores = finish(plan, net, run, seconds)
     return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
 
 
@@ -302,23 +316,23 @@ def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts
     return told
 
 
-def _probe(plan: Plan, net: Network, launch: Launch) -> TrainResult:
+def _probe(plan: Plan, net: Network, run: RunContext) -> TrainResult:
     """The frozen network with a linear head fitted on its features. It needs no others: one process does it."""
 
     def work() -> TrainResult:
-        console, started = launch.console, time.monotonic()
-        with launch.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
-            fitted = probe_network(plan, net, launch.interrupts)
+        console, started = run.console, time.monotonic()
+        with run.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
+            fitted = probe_network(plan, net, run.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
         best = Decision("penalty", f"{fitted.penalty:g}", why_penalty(fitted))
         plan.decisions.append(best)
         show_decisions(console, [best])
         seconds = time.monotonic() - started
         about = about_run(plan, None)
-        begin_folder(launch.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
-        found = _classifier(plan, net, replace(launch, about=about), seconds)
-        take_place(launch.folder)
-        forget_earlier(launch.folder)
+        begin_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
+        found = _classifier(plan, net, replace(run, facts=about), seconds)
+        take_place(run.folder)
+        forget_earlier(run.folder)
         return found
 
-    return launch.ranks.share(work)
+    return run.ranks.share(work)

@@ -1,9 +1,10 @@
-"""Batches of a source that is not ours, from any number on, the same each time."""
+"""Batches of a user's own: from any loader, iterable or function, and from any number on the same each time."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -11,10 +12,55 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from vitrail.config import TrainConfig
 from vitrail.data.randomness import draw_seed
+from vitrail.distributed import Ranks
 from vitrail.errors import UserError
+from vitrail.interrupt import Interrupts
+from vitrail.tasks.own_loss import OwnBatch
 
 END = object()
+
+
+@dataclass(frozen=True)
+class SourceBatches:
+    """The batches of a source as a stream for the trainer."""
+
+    source: Any
+    train: TrainConfig
+    device: torch.device
+    ranks: Ranks
+    interrupts: Interrupts
+    sharded: bool  # the network, among processes that must call it equally often
+
+    def __call__(self, start: int, skipped: int) -> Iterator[OwnBatch]:
+        steps = self.train.steps or 0
+        stream = drawn_from(self.source, start + skipped, self.train.seed, self.ranks.rank)
+        for step in range(start, steps):
+            try:
+                content = next(stream, END)
+            except Exception:
+                if self.interrupts.caught and self.ranks.world == 1:  # the signal stopped the source's workers, too
+                    return
+                raise
+            if content is END:
+                raise UserError(f"the batches ended before step {step + 1} of {steps}: give enough for all steps")
+            batch = OwnBatch.of(content, self.device)
+            self._check_micro_batches(batch)
+            yield batch
+
+    def example(self) -> None:
+        return None
+
+    def waiting_advice(self, start: int) -> None:
+        return None
+
+    def _check_micro_batches(self, batch: OwnBatch) -> None:
+        if self.sharded and self.train.micro_batch:
+            parts = -(-len(batch) // self.train.micro_batch)
+            most, least = self.ranks.largest(parts, -parts)
+            if most != -least:
+                raise UserError("under fsdp with train.micro_batch, batches of all processes must have one size")
 
 
 class OneShot:
@@ -63,11 +109,11 @@ def drawn_from(source: Any, place: int, seed: int, rank: int = 0) -> Iterator[An
             else:
                 yield batch
         if not number:
-            raise UserError("the source gave no batches" + (" when it was iterated again" if epoch else ""))
+            raise UserError("the loader gave no batches" + (" when it was iterated again" if epoch else ""))
         if length is not None and number != length:
             raise UserError(
-                f"the source says that it has {length} batches, and gave {number}: its length must be true, "
-                "since a run that goes on counts by it"
+                f"the loader says that it has {length} batches, and gave {number}: its length must be true, "
+                "since a resumed run counts by it"
             )
         epoch += 1
 

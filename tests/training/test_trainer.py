@@ -1,28 +1,32 @@
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from vitrail.config import OptimizerConfig
+from vitrail.config import OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig, TrainConfig
 from vitrail.distributed import ALONE
 from vitrail.errors import UserError
-from vitrail.inference.device import autocast
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.tasks.batch import Loss, Prepared
-from vitrail.training.loop import LoopPlan, Surroundings, run
 from vitrail.training.optimizer import build_optimizer
+from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
-from vitrail.training.step import Update
+from vitrail.training.step import TrainStep
+from vitrail.training.trainer import Trainer
 
-PLAN = LoopPlan(10, log_every=4, evaluate_every=5, checkpoint_every=3)
 GOOD = Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
 BAD = Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
+EVERY = {"steps": 10, "log_every": 4, "evaluate_every": 5, "checkpoint_every": 3, "rollbacks": 0}
 
 
 class Log:
-    """A watcher, and a place for checkpoints."""
+    """In place of the progress line, and of the checkpoints."""
+
+    folder = Path("nowhere")
 
     def __init__(self):
         self.rows, self.saved, self.kept = [], [], {}
@@ -36,13 +40,16 @@ class Log:
     def rewind(self, step):
         self.rows = [row for row in self.rows if row["step"] <= step]
 
-    def save(self, state):
+    def save(self, state, facts):
         self.saved.append(state.step)
         self.kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
         self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "evaluated": state.evaluated}
         self.facts["unfit"] = int(state.unfit)
 
-    def restore(self, state, given_up):
+    def latest_good(self, until, given_up):
+        return self, []
+
+    def load_into(self, state):
         state.load(self.kept.keys(), lambda name, rows: self.kept[name], self.facts)
 
     @property
@@ -55,29 +62,26 @@ def squares(model, batch):
     return Loss((errors * batch.weights).sum(), (errors < 0.5).float().sum())
 
 
-def update(lr=0.1, clip=0.0, micro_batch=0):
-    return Update(squares, lambda _: lr, clip, autocast("fp32", torch.device("cpu")), lambda step: step, micro_batch)
-
-
-def fit(log, *, net=None, batches=None, evaluator=None, change=None, plan=PLAN, interrupts=None):
+def fit(log, *, net=None, batches=None, validate=None, lr=0.1, clip=0.0, interrupts=None, **train):
     torch.manual_seed(0)
     net = net or nn.Linear(3, 2)
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0)))
-    if not callable(batches):
-        stream = batches or [GOOD] * plan.steps
-        batches = lambda start, passed: iter(stream[start + passed : plan.steps + passed])  # noqa: E731
-    log.save(state)
-    log.saved.clear()
-    around = Surroundings(
-        batches,
-        evaluator or (lambda _: {"val_top1": 0.5}),
-        log.save,
-        log.restore,
-        log,
-        interrupts or Interrupts(),
-        ALONE,
+    config = RunConfig(
+        optimizer=OptimizerConfig(name="sgd", lr=lr, momentum=0, clip=clip),
+        schedule=ScheduleConfig(shape="constant"),
+        precision=PrecisionConfig(compute="fp32"),
+        train=TrainConfig(**(EVERY | train)),
     )
-    run(state, change or update(), plan, around)
+    steps = config.train.steps
+    state = TrainState(net, build_optimizer(net, config.optimizer))
+    if not callable(batches):
+        stream = batches or [GOOD] * steps
+        batches = lambda start, skipped: iter(stream[start + skipped : steps + skipped])  # noqa: E731
+    log.save(state, {})
+    log.saved.clear()
+    run = RunContext(Path(), Console(), interrupts or Interrupts(), ALONE)
+    step = TrainStep(squares, config, torch.device("cpu"))
+    validate = validate or (lambda model, last: {"val_top1": 0.5})
+    Trainer(state, step, batches, config, run, log, log, dict, validate).train()
     return state
 
 
@@ -95,8 +99,7 @@ def test_any_module_and_any_loss_train():
 def test_the_gradient_is_clipped_by_its_global_norm():
     net = nn.Linear(3, 2)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    plan = LoopPlan(1, log_every=1, evaluate_every=1, checkpoint_every=1)
-    fit(Log(), net=net, change=update(lr=1.0, clip=0.01), plan=plan)
+    fit(Log(), net=net, lr=1.0, clip=0.01, steps=1, log_every=1, evaluate_every=1, checkpoint_every=1)
     moved = torch.cat([(p - before[name]).flatten() for name, p in net.named_parameters()])
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
@@ -106,7 +109,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_told():
     log, clean = Log(), Log()
     stream = [GOOD, GOOD, BAD, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD]
     state = fit(log, batches=stream)
-    other = fit(clean, plan=LoopPlan(9, log_every=4, evaluate_every=5, checkpoint_every=3))
+    other = fit(clean, steps=9)
     assert all(torch.equal(a, b) for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True))
     assert log.events == ["one step without a finite gradient left the weights as they were"]
     first = next(row for row in log.rows if "loss" in row)
@@ -115,22 +118,21 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_told():
 
 
 def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_batches():
-    plan = LoopPlan(10, 2, 5, 3, bad_steps=2, rollbacks=1)
+    plan = {"log_every": 2, "bad_steps": 2, "rollbacks": 1}
     log = Log()
-    state = fit(log, batches=[GOOD] * 4 + [BAD] * 2 + [GOOD] * 20, plan=plan)
+    state = fit(log, batches=[GOOD] * 4 + [BAD] * 2 + [GOOD] * 20, **plan)
     # Steps 5 and 6 were bad and seen at 6; the checkpoint of step 3 takes over, and goes on behind the bad batches.
     assert state.step == 10 and state.passed == 3
     assert log.saved == [3, 6, 9, 10]
     assert any("at step 6 the numbers were not finite any more: back to step 3" in event for event in log.events)
-    clean = fit(Log(), plan=plan)
+    clean = fit(Log(), **plan)
     assert all(torch.equal(a, b) for a, b in zip(state.model.parameters(), clean.model.parameters(), strict=True))
 
 
 def test_a_second_return_goes_past_the_batches_of_the_first_too():
     """Two bad stretches before the first checkpoint that would be good: batches 2 to 3, and 6 to 8."""
     stream = [GOOD] * 2 + [BAD] * 2 + [GOOD] * 2 + [BAD] * 3 + [GOOD] * 30
-    plan = LoopPlan(10, log_every=1, evaluate_every=5, checkpoint_every=5, bad_steps=2, rollbacks=2)
-    state = fit(Log(), batches=stream, plan=plan)
+    state = fit(Log(), batches=stream, log_every=1, checkpoint_every=5, bad_steps=2, rollbacks=2)
     assert state.step == 10 and state.rollbacks == 2
     assert state.passed == 8  # behind the second stretch but for one batch, whose step is skipped
 
@@ -138,9 +140,8 @@ def test_a_second_return_goes_past_the_batches_of_the_first_too():
 @pytest.mark.parametrize("rollbacks", [0, 2])
 def test_numbers_that_stay_bad_stop_with_advice_and_keep_the_last_good_state(rollbacks):
     log = Log()
-    plan = LoopPlan(10, 2, 5, 3, bad_steps=2, rollbacks=rollbacks)
     with pytest.raises(UserError, match=r"diverged: at step \d+ .* lower learning rate"):
-        fit(log, batches=[GOOD] * 4 + [BAD] * 90, plan=plan)
+        fit(log, batches=[GOOD] * 4 + [BAD] * 90, log_every=2, bad_steps=2, rollbacks=rollbacks)
     assert log.saved == [3]
     assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
     assert sum("back to step" in event for event in log.events) == rollbacks
@@ -149,7 +150,7 @@ def test_numbers_that_stay_bad_stop_with_advice_and_keep_the_last_good_state(rol
 def test_weights_that_overflow_are_never_saved():
     log = Log()
     with pytest.raises(UserError, match="diverged"):  # finite gradients, but not what they make of the weights
-        fit(log, batches=[Prepared(torch.full((4, 3), 100.0), GOOD.targets, GOOD.weights)] * 10, change=update(lr=3e38))
+        fit(log, batches=[Prepared(torch.full((4, 3), 100.0), GOOD.targets, GOOD.weights)] * 10, lr=3e38)
     assert log.saved == []
     assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
 
@@ -159,7 +160,7 @@ def test_micro_batches_sum_to_the_whole_batch(micro_batch):
     batch = Prepared(torch.randn(4, 3), torch.randn(4, 2), torch.tensor([1.0, 0.5, 0.0, 2.0]))
     nets = []
     for size in (0, micro_batch):
-        state = fit(Log(), batches=[batch] * 10, change=update(micro_batch=size))
+        state = fit(Log(), batches=[batch] * 10, micro_batch=size)
         nets.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
     torch.testing.assert_close(*nets, atol=1e-6, rtol=0)
 
@@ -169,20 +170,20 @@ def test_a_signal_in_a_step_or_an_evaluation_saves_first(where):
     log = Log()
     with Interrupts() as interrupts:
 
-        def evaluator(_):
+        def validate(*_):
             if where == "evaluation":
                 signal.raise_signal(signal.SIGTERM)
             interrupts.check()
             return {}
 
-        def batches(start, passed):
+        def batches(start, skipped):
             for index in range(10):
                 if where == "step" and index == 6:
                     signal.raise_signal(signal.SIGINT)
                 yield GOOD
 
         with pytest.raises(Interrupted):
-            fit(log, batches=batches, evaluator=evaluator, interrupts=interrupts)
+            fit(log, batches=batches, validate=validate, interrupts=interrupts)
     assert log.saved[-1] == (7 if where == "step" else 5)
 
 

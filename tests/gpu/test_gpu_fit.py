@@ -44,7 +44,7 @@ def go(folder: Path, objective=loss, **others: object) -> dict[str, Tensor]:
     module = build(configure("Ti/8", 3, 32, dropout=0.1))
     data = DataLoader(samples(), batch_size=16, shuffle=True, num_workers=2, pin_memory=True)
     overrides = (*settings, f"train.compile={others.pop('compile')}")
-    vitrail.train(model=module, objective=objective, source=data, out=folder, overrides=overrides, **others)
+    vitrail.fit(module, objective, data, out=folder, overrides=overrides, **others)
     assert all(parameter.is_cuda for parameter in module.parameters())
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
@@ -74,7 +74,7 @@ def test_it_learns_in_bfloat16_what_torch_learns_in_float32(tmp_path: Path) -> N
     other.load_state_dict(module.state_dict())
     data = DataLoader(samples(), batch_size=16)
     overrides = ("train.steps=40", "schedule.shape=constant", "optimizer.lr=1e-3", "optimizer.weight_decay=0.1")
-    vitrail.train(model=module, objective=loss, source=data, out=tmp_path, overrides=overrides)
+    vitrail.fit(module, loss, data, out=tmp_path, overrides=overrides)
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3, weight_decay=0.1)
     for _ in range(10):
         for images, wanted in data:

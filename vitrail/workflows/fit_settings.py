@@ -1,11 +1,9 @@
-"""What the caller of `vitrail.train(model=MODULE, objective=, source=)` brings, looked at before anything is written,
-and the settings of such a run."""
+"""The settings of `vitrail.fit`, and what the caller brings to it, checked before anything is written."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,41 +13,31 @@ from torch.nn.parameter import is_lazy
 from vitrail.config import RunConfig, check_learning, check_read, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
+from vitrail.training.batch_source import length_of
 from vitrail.training.optimizer import parameter_groups
 from vitrail.training.parallel import blocks_of
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
-from vitrail.workflows.batch_source import length_of
 from vitrail.workflows.resolve import typed_settings
 
 UNREAD = ("optimizer.freeze", "precision.residual", "train.batch_size", "train.recompute")  # what needs our networks
 CHOSEN = {"precision": "compute", "train": "device"}  # by the machine, unless the caller says
 
 
-@dataclass(frozen=True)
-class Custom:
-    """What the caller brings."""
-
-    model: nn.Module
-    objective: Callable[[nn.Module, Any], Tensor]  # of the network and a batch: the mean loss
-    source: Iterable[Any] | Callable[[int], Iterable[Any]]
-    evaluator: Callable[[nn.Module], dict[str, float]] | None = None
-    overrides: Sequence[str] = ()
-
-
-def settle(custom: Custom, world: int, before: RunConfig | None = None) -> RunConfig:
-    """Every setting; `before`: those of the run to go on with, whose choices stay."""
-    given = typed_settings(custom.overrides)
+def fit_config(
+    model: nn.Module, batches: Any, overrides: Sequence[str], validates: bool, world: int, before: RunConfig | None
+) -> RunConfig:
+    """Every setting of a run on `world` processes; `before`: those of the run to resume, whose choices stay."""
+    given = typed_settings(overrides)
     for path in leaves(given):
         if not path.startswith(("optimizer.", "schedule.", "precision.", "train.")) or path in UNREAD:
-            raise UserError(f"nothing would read {path} where the network and the data are your own: leave it out")
-    if custom.evaluator is None and "evaluate_every" in given.get("train", {}):
-        raise UserError("nothing would read train.evaluate_every: it needs an evaluator")
-    _check(custom)
+            raise UserError(f"{path} has no effect where the network and the data are your own: leave it out")
+    if not validates and "evaluate_every" in given.get("train", {}):
+        raise UserError("train.evaluate_every has no effect without evaluate=FUNCTION")
     chosen = {s: {key: getattr(getattr(before, s), key)} for s, key in CHOSEN.items()} if before is not None else {}
     config = validate(RunConfig, {"kind": "custom", **merge(chosen, given)}, "settings")
     train, device = config.train, choose_device(config.train.device)
-    if train.compile == "graphs" or (train.compile == "blocks" and not blocks_of(custom.model)):
+    if train.compile == "graphs" or (train.compile == "blocks" and not blocks_of(model)):
         raise UserError(f"train.compile={train.compile} is not for a network of your own: use off or network")
     if train.compile == "network" and train.parallel == "fsdp":
         raise UserError("train.compile=network does not go with fsdp: use off")
@@ -57,7 +45,7 @@ def settle(custom: Custom, world: int, before: RunConfig | None = None) -> RunCo
         require_tensorboard()
     compute, _ = choose_precision(config.precision.compute, device)
     compiled = "off" if train.compile == "auto" else train.compile
-    learned = {"steps": _steps(custom, config), "epochs": None, "device": str(device), "compile": compiled}
+    learned = {"steps": _steps(batches, config), "epochs": None, "device": str(device), "compile": compiled}
     config = config.model_copy(
         update={
             "precision": config.precision.model_copy(update={"compute": compute}),
@@ -66,11 +54,11 @@ def settle(custom: Custom, world: int, before: RunConfig | None = None) -> RunCo
     )
     check_learning(config, device.type, world)
     check_read(leaves(given), config)
-    parameter_groups(custom.model, config.optimizer)  # that there are some for this optimizer
+    parameter_groups(model, config.optimizer)  # that there are some for this optimizer
     return config
 
 
-def said(config: RunConfig) -> dict[str, Any]:
+def stored_settings(config: RunConfig) -> dict[str, Any]:
     """The settings that such a run has."""
     sections = {"kind", "optimizer", "schedule", "precision", "train"}
     unread: dict[str, set[str]] = {}
@@ -80,34 +68,41 @@ def said(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include=sections, exclude=unread, exclude_none=True)
 
 
-def _steps(custom: Custom, config: RunConfig) -> int:
+def _steps(batches: Any, config: RunConfig) -> int:
     train = config.train
     if train.steps is not None:
         return train.steps
     if train.epochs is None:
-        raise UserError('say how long to train: overrides=["train.steps=1000"]')
-    length = length_of(custom.source)
+        raise UserError("say how long to train: steps=1000")
+    length = length_of(batches)
     if length is None:
-        raise UserError("train.epochs needs a source that has a length: set train.steps")
+        raise UserError("train.epochs needs batches that have a length: set train.steps")
     return max(1, round(train.epochs * length))
 
 
-def _check(custom: Custom) -> None:
-    model, objective, source = custom.model, custom.objective, custom.source
-    for name, value in (("objective", objective), ("evaluator", custom.evaluator)):
-        if value is not None and not callable(value):
-            raise UserError(f"the {name} must be a function, not {type(value).__name__}")
-    if isinstance(objective, nn.Module) and any(p.requires_grad for p in objective.parameters()):
-        raise UserError("the objective has parameters, which would not be trained: make it a part of the model")
-    if isinstance(source, torch.utils.data.Dataset):
-        raise UserError("the source must give batches, and a Dataset gives samples: wrap it in a DataLoader")
-    if not hasattr(source, "__iter__"):
-        if not callable(source):
-            raise UserError(f"the source must be a function or something to iterate, not {type(source).__name__}")
+def check_arguments(
+    model: nn.Module,
+    task: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any] | Callable[[int], Iterable[Any]],
+    evaluate: Callable[[nn.Module], dict[str, float]] | None,
+) -> None:
+    """What would fail after some time, told at once."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch module, not {type(model).__name__}")
+    for name, value in {"task": task, **({"evaluate": evaluate} if evaluate is not None else {})}.items():
+        if not callable(value):
+            raise UserError(f"{name} must be a function, not {type(value).__name__}")
+    if isinstance(task, nn.Module) and any(p.requires_grad for p in task.parameters()):
+        raise UserError("the task has parameters, which would not be trained: make it a part of the model")
+    if isinstance(batches, torch.utils.data.Dataset):
+        raise UserError("batches must give batches, and a Dataset gives samples: wrap it in a DataLoader")
+    if not hasattr(batches, "__iter__"):
+        if not callable(batches):
+            raise UserError(f"batches must be a function or something to iterate, not {type(batches).__name__}")
         try:
-            inspect.signature(source).bind(0)
+            inspect.signature(batches).bind(0)
         except TypeError:
-            raise UserError("a function as source takes one argument, the number of the batch to begin with") from None
+            raise UserError("a function as batches takes one argument, the number of the batch to begin with") from None
         except ValueError:  # it has no signature that could be read
             pass
     for name, value in model.state_dict().items():

@@ -25,11 +25,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import vitrail
 from tests import ranks as processes
-from vitrail.errors import UserError
+from vitrail.errors import Note, UserError
 from vitrail.interrupt import Interrupted
-from vitrail.tasks.own_loss import CustomBatch
+from vitrail.tasks.own_loss import OwnBatch
 from vitrail.training import precision
-from vitrail.workflows.batch_source import drawn_from, length_of, repeatable_source
+from vitrail.training.batch_source import drawn_from, length_of, repeatable_source
 
 STEPS = ("train.steps=12", "precision.compute=fp32")
 
@@ -58,7 +58,7 @@ def mean_loss(network: nn.Module) -> dict[str, float]:
 
 def go(folder: Path, module: nn.Module, source, *settings: str, **others):
     overrides = (*STEPS, *settings)
-    return vitrail.train(model=module, objective=loss, source=source, out=folder, overrides=overrides, **others)
+    return vitrail.fit(module, loss, source, out=folder, overrides=overrides, **others)
 
 
 def test_it_takes_the_steps_that_torch_takes(tmp_path):
@@ -66,7 +66,7 @@ def test_it_takes_the_steps_that_torch_takes(tmp_path):
     module, data = net(), DataLoader(samples(), batch_size=8)
     settings = ("schedule.shape=constant", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", "optimizer.clip=0.5")
     console = Console(file=io.StringIO(), width=200)
-    result = go(tmp_path, module, data, *settings, evaluator=mean_loss, console=console)
+    result = go(tmp_path, module, data, *settings, evaluate=mean_loss, console=console)
 
     other = net()
     optimizer = torch.optim.AdamW(other.parameters(), lr=0.01, weight_decay=0.1)
@@ -121,9 +121,7 @@ def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
     def run(folder, objective=by_name, module=None, **others):
         data = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=workers)
         module = net(dropout=0.3) if module is None else module
-        vitrail.train(
-            model=module, objective=objective, source=data, out=folder, overrides=(*STEPS, *settings), **others
-        )
+        vitrail.fit(module, objective, data, out=folder, overrides=(*STEPS, *settings), **others)
         return module.state_dict()
 
     whole = run(tmp_path / "whole")
@@ -232,7 +230,7 @@ def test_batches_of_any_make(tmp_path):
         return ((network(part.inputs) - part.wanted[0]) * part.scale).square().mean()
 
     overrides = ("train.steps=2", "train.micro_batch=16", "precision.compute=fp32")
-    vitrail.train(model=net(), objective=by_field, source=[batch], out=tmp_path, overrides=overrides)
+    vitrail.fit(net(), by_field, [batch], out=tmp_path, overrides=overrides)
     assert seen == [16, 16, 8] * 2
 
 
@@ -244,7 +242,7 @@ def test_batches_keep_their_type():
             return self.data[name]
 
     given = Encoded(scale=torch.ones(3), a=torch.zeros(8, 2), b=torch.zeros(8))
-    batch = CustomBatch.of(given, torch.device("cpu"))
+    batch = OwnBatch.of(given, torch.device("cpu"))
     assert len(batch) == 8 and batch.content.a.shape == (8, 2) and batch.content is not given
     part = batch.part(2, 7).content
     assert (part.a.shape, part.b.shape, part.scale.shape) == ((5, 2), (5,), (3,))
@@ -334,7 +332,7 @@ def _own_numbers(folder: str) -> float:
     """Only the second process finds something that is not a number."""
     rank = int(os.environ["RANK"])
     result = go(
-        Path(folder), _plain(seed=0), _thirds(rank), evaluator=lambda net: {"val_loss": math.nan if rank else 0.5}
+        Path(folder), _plain(seed=0), _thirds(rank), evaluate=lambda net: {"val_loss": math.nan if rank else 0.5}
     )
     return result.scores["val_loss"]
 
@@ -351,14 +349,14 @@ def test_processes_that_do_not_agree(tmp_path):
     [
         (("train.steps=0",), "train.steps"),
         (("optimizer.lrr=1",), "did you mean 'optimizer.lr'"),
-        (("data.holdout=0.5",), "nothing would read data.holdout where the network and the data are your own"),
-        (("train.batch_size=4",), "nothing would read train.batch_size"),
+        (("data.holdout=0.5",), "data.holdout has no effect where the network and the data are your own"),
+        (("train.batch_size=4",), "train.batch_size has no effect"),
         (("optimizer.momentum=0.8",), "nothing would read optimizer.momentum: it needs optimizer.name=sgd or muon"),
         (("optimizer.name=muon",), "no matrix of a Transformer block"),
         (("optimizer.layer_decay=0.5",), "no Transformer blocks"),
         (("train.compile=graphs",), "use off or network"),
         (("train.compile=network", "train.parallel=fsdp"), "does not go with fsdp"),
-        (("train.evaluate_every=2",), "it needs an evaluator"),
+        (("train.evaluate_every=2",), "without evaluate=FUNCTION"),
         (
             ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.decay_times=schedule"),
             "is for adamw and muon",
@@ -380,20 +378,19 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     def refused(words, model=None, objective=loss, source=data, **others):
         others = {"out": tmp_path / "run", "overrides": STEPS, "overwrite": True} | others
         with pytest.raises(UserError, match=words):
-            vitrail.train(model=model or net(), objective=objective, source=source, **others)
+            vitrail.fit(model or net(), objective, source, **others)
 
-    refused("takes all of model=MODULE, objective=LOSS and source=BATCHES", model="S/16")
-    refused("takes all of", objective=None)
-    refused("takes its data from source", data="photos")
+    refused("model must be a torch module, not str", model="S/16")
+    refused("task must be a function, not NoneType", objective=None)
     refused("out=FOLDER", out=None)
     refused("say how long to train", overrides=())
     refused("choose one", resume=True)
-    refused("needs a source that has a length", source=(batch for batch in data), overrides=["train.epochs=2"])
+    refused("needs batches that have a length", source=(batch for batch in data), overrides=["train.epochs=2"])
     refused("wrap it in a DataLoader", source=samples())
     refused("a function or something to iterate, not int", source=5)
     refused("takes one argument, the number of the batch", source=lambda: iter(data))
-    refused("the objective must be a function, not str", objective="mse")
-    refused("the evaluator must be a function, not dict", evaluator={})
+    refused("task must be a function, not str", objective="mse")
+    refused("evaluate must be a function, not dict", evaluate={})
     refused("make it a part of the model", objective=nn.Bilinear(1, 1, 1))
     refused("no parameter of the module requires a gradient", model=net().requires_grad_(False))
     refused("no parameter of the module", model=nn.ReLU())
@@ -406,8 +403,28 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("the mean loss of a batch: it gave a tensor of shape \\(8, 3\\)", objective=lambda n, b: n(b[0]))
     refused("it gave float", objective=lambda n, b: 0.5)
     refused("does not depend on the network", objective=lambda n, b: b[0].mean())
-    refused("names with numbers", evaluator=lambda n: [0.3])
-    refused("must call 'loss' another name, as val_loss", evaluator=lambda n: {"loss": 0.3})
+    refused("names with numbers", evaluate=lambda n: [0.3])
+    refused("must call 'loss' another name, as val_loss", evaluate=lambda n: {"loss": 0.3})
+
+
+def test_the_call_of_before_still_works(tmp_path):
+    """`vitrail.train(model=MODULE, objective=, source=, evaluator=)` is `vitrail.fit`."""
+    data, module, other = DataLoader(samples(), batch_size=8), net(), net()
+    with pytest.warns(Note, match=r"called vitrail\.fit"):
+        old = vitrail.train(
+            model=module, objective=loss, source=data, evaluator=mean_loss, out=tmp_path / "old", overrides=STEPS
+        )
+    new = vitrail.fit(other, loss, data, evaluate=mean_loss, out=tmp_path / "new", steps=12, precision="fp32")
+    assert old.scores == new.scores
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    with pytest.raises(UserError, match="takes all of model=MODULE, objective=LOSS and source=BATCHES"):
+        vitrail.train(model=module, objective=loss, out=tmp_path / "old")
+    with pytest.raises(UserError, match="takes its data from source"):
+        vitrail.train("photos", model=module, objective=loss, source=data, out=tmp_path / "old")
+    with pytest.raises(TypeError, match="'batch_size'"):
+        vitrail.fit(module, loss, data, out=tmp_path / "more", batch_size=8)
 
 
 def test_a_folder_holds_one_run(tmp_path):
@@ -459,7 +476,7 @@ def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
     def run(amx, **others):
         monkeypatch.setattr(precision, "has_matrix_units", lambda: amx)
         overrides = ["train.steps=2"]
-        vitrail.train(model=net(), objective=loss, source=data, out=tmp_path, overrides=overrides, **others)
+        vitrail.fit(net(), loss, data, out=tmp_path, overrides=overrides, **others)
 
     run(False)
     (tmp_path / "model.safetensors").unlink()
@@ -485,5 +502,5 @@ def test_a_signal_that_ends_the_source_too(tmp_path):
 def test_the_length_may_be_given_in_epochs(tmp_path):
     overrides = ["train.epochs=2.4", "precision.compute=fp32"]
     data = DataLoader(samples(), batch_size=8)
-    vitrail.train(model=net(), objective=loss, source=data, out=tmp_path, overrides=overrides)
+    vitrail.fit(net(), loss, data, out=tmp_path, overrides=overrides)
     assert tomllib.loads((tmp_path / "config.toml").read_text())["train"]["steps"] == 12

@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal
 
 import torch
 from torch import nn
 
+from vitrail.config import NetworkConfig, RunConfig
 from vitrail.data.loader.memory import available_memory
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.flops import cost, parameters
 from vitrail.tasks.batch import Objective, Prepared
-from vitrail.training.parallel import choose_parallel
-from vitrail.workflows.resolve import Plan
+from vitrail.training.parallel import choose_parallel, held_bytes
 
 SHARE = 0.7  # of the memory that is left: the estimate is for bfloat16 on a GPU, and images need room too
 FLOAT32 = 2.0  # times what activations take in bfloat16
@@ -25,32 +24,32 @@ BATCHES = 4  # as large as a batch of floats, on their way to the network
 SPARE = 0.05  # of a GPU's memory
 
 
-def held_bytes(plan: Plan) -> int:
-    """Of float32 weights, gradients, two moments and the average, where there is one."""
-    return 4 * parameters(plan.model) * (5 if plan.config.train.ema else 4)
-
-
-def parallel_for(plan: Plan, ranks: Ranks) -> Literal["none", "ddp", "fsdp"]:
-    """How the processes of a run share its network."""
-    return choose_parallel(plan.config.train.parallel, held_bytes(plan), ranks, plan.device)
-
-
-def check_room(plan: Plan, world: int, beside: int) -> None:
+def check_memory(
+    config: RunConfig, model: NetworkConfig, device: torch.device, *, pretrained: bool, world: int, beside: int
+) -> None:
     """That the memory there is can hold what a new run takes at the very least, before anything is built: the network,
-    what is kept of one image, and the pixels of a batch. `beside`: processes on this machine."""
-    config, spent = plan.config, cost(plan.model, whole=False)
+    what is kept of one image, and the pixels of a batch.
+
+    Parameters
+    ----------
+    pretrained
+        Whether the run starts from weights, which are in memory already.
+    world, beside
+        Processes of the run, and those of them on this machine.
+    """
+    spent = cost(model, whole=False)
     trains = config.kind != "probe" and not config.lora.rank and not config.optimizer.freeze
-    held = 4 * spent.parameters * (3 if trains else 0 if plan.weights else 1)  # weights, gradients, a moment
+    held = 4 * spent.parameters * (3 if trains else 0 if pretrained else 1)  # weights, gradients, a moment
     image = 0.0 if config.train.recompute or not trains else spent.saved
-    height, width = plan.model.image_size
+    height, width = model.image_size
     batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // world)
-    pixels = float(batch * height * width * plan.model.channels)
-    if plan.device.type == "cuda":
-        checked = [(held / world + image, float(torch.cuda.get_device_properties(plan.device).total_memory))]
-        checked.append((pixels, available_memory() / beside))
+    pixels = float(batch * height * width * model.channels)
+    if device.type == "cuda":
+        needs = [(held / world + image, float(torch.cuda.get_device_properties(device).total_memory))]
+        needs.append((pixels, available_memory() / beside))
     else:
-        checked = [(held / world + image + pixels, available_memory() / beside)]
-    for needed, there in checked:
+        needs = [(held / world + image + pixels, available_memory() / beside)]
+    for needed, there in needs:
         if needed > there:
             size = f"{height}x{width} px, a batch of {config.train.batch_size:,}"
             raise UserError(
@@ -59,19 +58,23 @@ def check_room(plan: Plan, world: int, beside: int) -> None:
             )
 
 
-def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, ranks: Ranks) -> int:
-    """The most images at a time, up to those of `pattern`, that this process has memory for."""
-    held, divided = held_bytes(plan), parallel_for(plan, ranks) == "fsdp"
-    if plan.device.type == "cuda" and not divided:
-        return _divisor(len(pattern), _tried(plan, module, objective, pattern))
-    if plan.device.type == "cuda":  # the network is not divided yet, and as it is it may not even fit
-        room = SHARE * torch.cuda.get_device_properties(plan.device).total_memory - held / ranks.world
+def choose_micro_batch(
+    module: nn.Module, loss: Objective, example: Prepared, config: RunConfig, model: NetworkConfig, ranks: Ranks
+) -> int:
+    """The most images at a time, up to those of the batch `example`, that this process has memory for; `model` is the
+    network inside of `module`."""
+    device, train = example.weights.device, config.train
+    held, sharded = held_bytes(parameters(model), train), choose_parallel(module, train, ranks, device) == "fsdp"
+    if device.type == "cuda" and not sharded:
+        return _divisor(len(example), _tried(module, loss, example, config))
+    if device.type == "cuda":  # the network is not sharded yet, and as it is it may not even fit
+        room = SHARE * torch.cuda.get_device_properties(device).total_memory - held / ranks.world
     else:
         room = SHARE * available_memory() / ranks.beside - 0.75 * held  # the weights are there already
-    spent = cost(plan.model, whole=False)
-    precision = 1.0 if plan.config.precision.compute == "bf16" else FLOAT32
+    spent = cost(model, whole=False)
+    precision = 1.0 if config.precision.compute == "bf16" else FLOAT32
     fits = int(room / (precision * (spent.saved + spent.passing)))
-    return len(pattern) if fits >= len(pattern) else _divisor(len(pattern), max(1, fits))
+    return len(example) if fits >= len(example) else _divisor(len(example), max(1, fits))
 
 
 def _divisor(images: int, most: int) -> int:
@@ -80,19 +83,20 @@ def _divisor(images: int, most: int) -> int:
     return best if 2 * best > most else most
 
 
-def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared) -> int:
+def _tried(module: nn.Module, loss: Objective, example: Prepared, config: RunConfig) -> int:
     """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
     for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
-    cast = autocast(plan.config.precision.compute, plan.device)
+    device = example.weights.device
+    cast = autocast(config.precision.compute, device)
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    batches = BATCHES * pattern.pixels.numel() * pattern.pixels.element_size()
-    spare = int(SPARE * torch.cuda.get_device_properties(plan.device).total_memory)
-    kept = (3 if plan.config.train.ema else 2) * trained + batches + spare
-    size = len(pattern)
+    batches = BATCHES * example.pixels.numel() * example.pixels.element_size()
+    spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
+    kept = (3 if config.train.ema else 2) * trained + batches + spare
+    size = len(example)
     module.train()
     while True:
         try:
-            _try(module, objective, pattern.part(0, size), cast, kept)
+            _try(module, loss, example.part(0, size), cast, kept)
             return size
         except torch.cuda.OutOfMemoryError:
             if size == 1:
@@ -109,14 +113,14 @@ def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepare
 
 def _try(
     module: nn.Module,
-    objective: Objective,
+    loss: Objective,
     batch: Prepared,
     cast: Callable[[], AbstractContextManager[object]],
     kept: int,
 ) -> None:
     place = torch.empty(kept, dtype=torch.uint8, device=batch.pixels.device)
     with cast():
-        found = objective(module, batch)
-    found.total.backward()
+        result = loss(module, batch)
+    result.total.backward()
     torch.cuda.synchronize()
     del place

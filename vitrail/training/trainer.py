@@ -1,0 +1,347 @@
+"""The trainer: any model on any task, from a checkpoint or from the start, to the last step.
+
+It knows no model and no task by name. Models may offer `blocks` and `param_depth(name)` (parallel.py, optimizer.py);
+a task gives the loss of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import RunConfig
+from vitrail.distributed import Ranks
+from vitrail.errors import UserError
+from vitrail.inference.device import choose_device, repeatable
+from vitrail.interrupt import Interrupted
+from vitrail.models.estimate import peak_of
+from vitrail.tasks.batch import Batch, Loss
+from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.cuda_graph import GraphedStep
+from vitrail.training.ema import Average
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, divide_again, local_part, whole
+from vitrail.training.progress import MetricsLog, TrainingProgress
+from vitrail.training.run_context import RunContext
+from vitrail.training.state import TrainState
+from vitrail.training.step import TrainStep
+from vitrail.training.tensorboard import Events
+from vitrail.training.throughput import Throughput
+
+SAVING_SHARE = 50  # times as long as a checkpoint takes, at least, between two that only time asks for
+CHECKPOINT_SECONDS = 60.0  # between two checkpoints, where the settings do not say how many steps
+
+Validate = Callable[
+    [nn.Module, bool], dict[str, float]
+]  # the model, and whether this is the last validation -> numbers
+
+
+class Task(Protocol):
+    """What the trainer asks of a task."""
+
+    @property
+    def graph_safe(self) -> bool: ...  # whether a step can be recorded as a CUDA graph
+    def loss(self, model: nn.Module, batch: Any) -> Loss: ...
+
+
+class BatchStream(Protocol):
+    """An endless stream of batches, the same every time."""
+
+    def __call__(self, start: int, skipped: int) -> Iterable[Any]:
+        """The batches of step `start` and all after it, after `skipped` more batches of the stream were passed over."""
+        ...
+
+    def example(self) -> Batch | None:
+        """A batch of the right shapes, or none if they are not known."""
+        ...
+
+    def waiting_advice(self, start: int) -> tuple[str, int] | None:
+        """What to print if training waits for data much of its time, and from which step on to judge that."""
+        ...
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    batches: BatchStream,
+    config: RunConfig,
+    run: RunContext,
+    checkpoints: Checkpoints,
+    *,
+    validate: Validate | None = None,
+    saved: Saved | None = None,
+    flops_per_image: float = 0.0,
+) -> tuple[dict[str, Tensor], float]:
+    """Train `model` to the last step of `config`.
+
+    Parameters
+    ----------
+    model
+        Any module; its weights are changed in place.
+    task
+        Gives the loss of a batch: `task.loss(model, batch)`.
+    batches
+        The stream of batches.
+    config
+        Read are `train`, `optimizer`, `schedule` and `precision`.
+    run
+        Folder, console, processes and signals of the run.
+    checkpoints
+        Where the state of the run is saved.
+    validate
+        Called every `train.evaluate_every` steps and after the last one; its numbers are logged.
+    saved
+        The checkpoint to resume from.
+    flops_per_image
+        What training on an image takes, for the TFLOP/s in the log; 0: not known.
+
+    Returns
+    -------
+    The weights to keep (the moving average, where there is one), on the CPU of the first process; and the seconds that
+    the run took, all its launches together.
+    """
+    device = choose_device(config.train.device)
+    with run.interrupts.at_once(run.ranks):
+        state = prepare(model, config, device, run.ranks)
+    started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
+
+    def facts() -> dict[str, Any]:
+        return {**run.facts, "seconds": time.monotonic() - started}
+
+    if saved is not None:
+        saved.load_into(state)
+    else:  # so that a run that is killed before its first checkpoint can resume too
+        checkpoints.save(state, facts())
+    step = TrainStep(task.loss, config, device, run.ranks)
+    with (
+        _progress(config, run, device, state.step, flops_per_image) as progress,
+        repeatable(device, config.train.deterministic),
+    ):
+        if advice := batches.waiting_advice(state.step):
+            progress.advise(*advice)
+        if (
+            run.ranks.world > 1
+            and state.step < (config.train.steps or 0)
+            and (example := batches.example()) is not None
+        ):
+            step.rehearse(state, example)
+        # Recomputation keeps random numbers of its own, which a graph does not know.
+        graphs = config.train.compile == "graphs" and run.ranks.world == 1 and not config.train.recompute
+        graphed = GraphedStep(step, progress.message) if graphs and task.graph_safe else step
+        Trainer(state, graphed, batches, config, run, progress, checkpoints, facts, validate).train()
+    return weights_of(state, run.ranks), time.monotonic() - started
+
+
+def prepare(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
+    """The model with its optimizer and average, distributed and compiled as the settings say."""
+    train, parallel = config.train, choose_parallel(model, config.train, ranks, device)
+    # FSDP is applied block by block. A network small enough for CUDA graphs gains 5 % when it is compiled as a whole,
+    # and takes longer to compile than most of its runs earn back.
+    by_blocks = train.compile in ("blocks", "graphs") or parallel == "fsdp"
+    if train.compile != "off" and by_blocks:
+        compile_blocks(model)
+    network = distribute(model, parallel, config.precision, device)
+    if train.compile != "off" and not by_blocks:
+        network = torch.compile(network)  # type: ignore[assignment]
+    optimizer = build_optimizer(model, config.optimizer)
+    average = Average(model, train.ema, train.ema_ramp) if train.ema else None
+    return TrainState(model, optimizer, average, network=network)
+
+
+class _Diverged(Exception):
+    """The weights, or too many gradients in a row, are not finite."""
+
+
+@dataclass
+class Trainer:
+    """The loop over steps: log, validate, save, skip steps without a finite gradient, return to a checkpoint after many
+    of these in a row, and stop at a signal. All processes of a run call everything here together."""
+
+    state: TrainState
+    step: TrainStep | GraphedStep
+    batches: BatchStream
+    config: RunConfig
+    run: RunContext
+    progress: TrainingProgress
+    checkpoints: Checkpoints
+    facts: Callable[[], dict[str, Any]]  # what to store in a checkpoint
+    validate: Validate | None = None
+
+    def __post_init__(self) -> None:
+        train = self.config.train
+        self.steps = train.steps or 0
+        tenth = max(1, self.steps // 10)
+        self.validate_every = train.evaluate_every or tenth
+        self.checkpoint_every = train.checkpoint_every or tenth
+        self.checkpoint_seconds = math.inf if train.checkpoint_every else CHECKPOINT_SECONDS
+        self.throughput = Throughput(self.run.ranks)
+
+    def train(self) -> None:
+        """From state.step to the last step. On a signal: save, then raise Interrupted, at the next boundary."""
+        returned_to: int | None = None
+        given_up: set[int] = set()  # checkpoints from which it diverged again, before anything better was saved
+        while True:
+            try:
+                return self._train()
+            except _Diverged:
+                if self.state.rollbacks >= self.config.train.rollbacks:
+                    raise self._diverged() from None
+            if returned_to is not None and self.state.saved == returned_to:
+                given_up.add(returned_to)
+            else:
+                given_up.clear()
+            self._roll_back(given_up)
+            returned_to = self.state.saved
+
+    def _train(self) -> None:
+        state = self.state
+        self.throughput = Throughput(self.run.ranks)
+        state.model.train()
+        if state.step and state.evaluated < state.step and self._validation_due():
+            self._validate()  # a signal came before it
+        # What is on the disk is all there is until the first step is taken, which may start workers and compile long.
+        with ExitStack() as beginning:
+            beginning.enter_context(self.run.interrupts.at_once(self.run.ranks))
+            self._steps(beginning.close)
+
+    def _steps(self, begun: Callable[[], None]) -> None:
+        """`begun` is called after every step; only the first call does something."""
+        state, train, ranks, interrupts = self.state, self.config.train, self.run.ranks, self.run.interrupts
+        saved_at, save_seconds = time.monotonic(), 0.0  # of the last checkpoint
+        # Across machines an exchange between all processes takes a while, and a step need not wait for it.
+        agree_every = 1 if ranks.world == ranks.beside else train.log_every
+        for batch in self.throughput.waiting(self.batches(state.step, state.passed)):
+            self.throughput.add(self.step(state, batch), len(batch))
+            begun()
+            step, last = state.step, state.step == self.steps
+            self.progress.step(step)
+            if step % train.log_every == 0 or last:
+                self._log()
+            if (step % train.log_every == 0 or step % train.bad_steps == 0) and int(state.unfit) >= train.bad_steps:
+                raise _Diverged
+            due = 0
+            if step % agree_every == 0 or last:
+                late = time.monotonic() - saved_at > max(self.checkpoint_seconds, SAVING_SHARE * save_seconds)
+                caught, due = ranks.largest(interrupts.caught or 0, int(late and ranks.first))
+                if caught:
+                    self._save()
+                    raise Interrupted(caught)
+            if self._validation_due():
+                self._validate()
+            if step % self.checkpoint_every == 0 or last or due:
+                since = time.monotonic()
+                with self.throughput.paused():
+                    self._save()
+                saved_at = time.monotonic()
+                save_seconds = saved_at - since
+        if state.step < self.steps and interrupts.caught:  # the signal ended the source of the batches, too
+            self._save()
+            raise Interrupted(interrupts.caught)
+
+    def _log(self) -> None:
+        step, row = self.state.step, self.throughput.summary()
+        skipped = int(row.pop("skipped"))
+        self.progress.log({"step": step, **row, "lr": self.step.learning_rate(step - 1)})
+        if skipped:
+            steps = "one step" if skipped == 1 else f"{skipped} steps"
+            event = f"{steps} without a finite gradient left the weights as they were"
+            self.progress.log({"step": step, "event": event})
+
+    def _validation_due(self) -> bool:
+        step = self.state.step
+        return self.validate is not None and (step % self.validate_every == 0 or step == self.steps)
+
+    def _validate(self) -> None:
+        """Measure the averaged weights where there is an average, else the current ones. On a signal: save."""
+        assert self.validate is not None
+        state = self.state
+        averaged = state.average.applied(state.model) if state.average is not None else nullcontext()
+        try:
+            with self.throughput.paused(), averaged:
+                state.model.eval()
+                try:
+                    row = self.validate(state.model, state.step == self.steps)
+                finally:
+                    state.model.train()
+                    divide_again(state.model)
+        except Interrupted:
+            self._save()
+            raise
+        if not math.isfinite(row.get("val_loss", 0.0)):
+            raise _Diverged
+        state.evaluated = state.step
+        self.progress.log({"step": state.step, **row})
+
+    def _save(self) -> None:
+        """Also after a step without a finite gradient: to resume from, but not to roll back to."""
+        finite = [torch.isfinite(local_part(p.detach())).all() for p in self.state.model.parameters()]
+        if any(self.run.ranks.largest(int(not torch.stack(finite).all()))):
+            raise _Diverged
+        self.checkpoints.save(self.state, self.facts())
+        if not int(self.state.unfit):
+            self.state.saved = self.state.step
+
+    def _roll_back(self, given_up: set[int]) -> None:
+        """Return to the last good checkpoint, and pass over the batches on the way to the trouble: with them, it would
+        only come again."""
+        state = self.state
+        at, position, rollbacks = state.step, state.step + state.passed, state.rollbacks + 1
+        found = self.run.ranks.share(lambda: self.checkpoints.latest_good(at, given_up))
+        if found is None:  # a run saves before its first step
+            folder = self.checkpoints.folder
+            raise UserError(f"{folder} holds no checkpoint any more, and the run has to go back to one")
+        found[0].load_into(state)
+        state.saved = state.step
+        state.passed, state.rollbacks = position - state.step, rollbacks
+        state.unfit.zero_()
+        self.progress.rewind(state.step)
+        event = (
+            f"at step {at} the numbers were not finite any more: back to step {state.step}, with other images "
+            f"({self.config.train.rollbacks - rollbacks} more such returns before the run ends)"
+        )
+        self.progress.log({"step": state.step, "event": event})
+
+    def _diverged(self) -> UserError:
+        rollbacks = self.config.train.rollbacks
+        again = f", also after going back {rollbacks} times" if rollbacks else ""
+        return UserError(
+            f"training diverged: at step {self.state.step} the loss or the weights are not numbers any more{again}; "
+            "start again with a lower learning rate (--set optimizer.lr=...)"
+        )
+
+
+def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
+    """Every tensor of the model, averaged where there is an average, in one piece on the CPU, for the first process.
+    All of them call this together."""
+    found, average = {}, state.average.tensors if state.average is not None else {}
+    first: dict[int, str] = {}  # a parameter that several layers share has one average
+    names = {name: first.setdefault(id(p), name) for name, p in state.model.named_parameters(remove_duplicate=False)}
+    for name, tensor in state.model.state_dict().items():
+        one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
+        if ranks.first:
+            found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return found
+
+
+def _progress(
+    config: RunConfig, run: RunContext, device: torch.device, start: int, flops_per_image: float
+) -> TrainingProgress:
+    metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.first else None
+    events = Events(run.folder / "tensorboard", start) if run.ranks.first and config.train.tensorboard else None
+    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return TrainingProgress(
+        run.console,
+        metrics,
+        config.train.steps or 0,
+        start,
+        flops_per_image=flops_per_image,
+        peak=peak and peak * run.ranks.world,
+        events=events,
+    )
