@@ -71,11 +71,9 @@ def train(
     overwrite
         Replace the run in --out once the new one is finished. Only files that a run wrote are removed.
     """
-    from vitrail.config import with_options
     from vitrail.distributed import end_process, is_first
     from vitrail.workflows.train_run import train
 
-    settings = with_options(overrides, everyday.given())
     result = train(
         data,
         model=model,
@@ -83,11 +81,12 @@ def train(
         from_=from_,
         out=out,
         quarantine=quarantine,
-        overrides=[*settings, "data.follow_links=false"] if no_follow else settings,
+        overrides=[*overrides, "data.follow_links=false"] if no_follow else overrides,
         resume=resume,
         accept_changes=accept_changes,
         overwrite=overwrite,
         console=make_console(lasting=True, quiet=quiet),
+        **everyday.given(),
     )
     if result.report is not None and is_first():
         run, console = escape(shlex.quote(str(result.folder))), make_console(lasting=True, quiet=quiet)

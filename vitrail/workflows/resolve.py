@@ -57,18 +57,6 @@ SMALL_STEP = 1.5e13  # FLOP: about 50 ms of a fast GPU; its host takes as long t
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user typed."""
-
-    data: str | None  # none: the recipe names it, as the config.toml of an earlier run does
-    model: str | None = None
-    recipe: str | None = None
-    weights: str | None = None
-    overrides: Sequence[str] = ()
-    quarantine: str | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything a run needs; all of it can be written down and read back."""
 
@@ -90,37 +78,37 @@ class Plan:
 
 
 def make_plan(
-    request: Request,
+    given: dict[str, Any],
+    recipe: str | None,
     scanned: Callable[[int, int], None] | None = None,
     world: int = 1,
-    tell: Callable[[str], None] = lambda _: None,
+    message: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Resolve a request, for so many processes. What the user said stands; the rest is chosen from the data and the
-    machine. `tell` hears of what takes a while."""
-    given = given_settings(request)
+    """Every setting of a run on `world` processes. What is `given` stands; the rest comes from the recipe or is chosen
+    from the data and the machine. `message` hears of what takes a while."""
     # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
-    early = validate(RunConfig, merge(read_recipe(request.recipe) if request.recipe else {}, given), "settings")
+    early = validate(RunConfig, merge(read_recipe(recipe) if recipe else {}, given), "settings")
     if early.kind == "custom":
-        raise UserError("settings of a network of your own are for vitrail.train(model=..., objective=..., source=...)")
+        raise UserError("settings of a network of your own are for vitrail.fit(model, task, batches)")
     if not early.data.path:
         raise UserError("say which images to train on: vitrail train DATA")
     if early.model.name:
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    left_open = is_open(early, request.recipe)
+    left_open = is_open(early, recipe)
     check_purpose(early, weights, left_open)
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
     settings, start = _Settings(given), early.model.weights
     if left_open:
-        weights, start, decision = find_start(facts, tell)
+        weights, start, decision = find_start(facts, message)
         settings.decisions.append(decision)
         facts = _facts(dataset, device, weights)
     elif weights is None:
-        settings.decisions.append(random_start(early, request.recipe))
-    settings.take_recipe(request.recipe, facts)
+        settings.decisions.append(random_start(early, recipe))
+    settings.take_recipe(recipe, facts)
     settings.set("model.weights", start)
     if weights is None and not settings.config.model.name:
         settings.choose(choose_model(facts, settings.config.model.image_size))
@@ -149,7 +137,7 @@ def make_plan(
         settings.fix_steps(facts.images)
         settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
         check_resolved(settings.config, device.type, world)
-    check_read(leaves(parse_overrides(request.overrides)), settings.config)
+    check_read(leaves(given), settings.config)
     config = validate(RunConfig, settings.config.model_dump(), "settings")  # with all that was chosen
     return Plan(config, model, preprocess, dataset, device, weights, settings.decisions)
 
@@ -279,19 +267,6 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
     if {"steps", "epochs"} <= given.get("train", {}).keys():
         raise UserError("train.steps and train.epochs both say how long to train: set one of them")
-    return given
-
-
-def given_settings(request: Request) -> dict[str, Any]:
-    given = typed_settings(request.overrides)
-    if request.data is not None:
-        given = merge({"data": {"path": request.data}}, given)
-    if request.quarantine is not None:
-        given = merge(given, {"data": {"quarantine": request.quarantine}})
-    if request.model is not None:
-        given = merge(given, {"model": {"name": request.model}})
-    if request.weights is not None:
-        given = merge(given, {"model": {"weights": request.weights}})
     return given
 
 

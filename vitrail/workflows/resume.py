@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
@@ -28,7 +29,7 @@ from vitrail.weights.names import whole_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.probing import Baseline
-from vitrail.workflows.resolve import Plan, Request, given_settings, read_data, steps_of, with_own
+from vitrail.workflows.resolve import Plan, read_data, steps_of, with_own
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, trained_before
 
@@ -131,15 +132,15 @@ def is_finished(folder: Path) -> bool:
     return (folder / "model.safetensors").is_file()
 
 
-def check_same(folder: Path, request: Request) -> None:
-    """What is asked again must be what the run was started with; what is not asked need not be said again."""
+def check_same(folder: Path, given: dict[str, Any], recipe: str | None) -> None:
+    """What is given again must be what the run was started with; what is not given need not be given again."""
     file = folder / "config.toml"
     if not file.is_file():
         return
     stored = read_recipe(str(file))
-    given = with_own(request.recipe or "", given_settings(request))
-    if request.recipe and not request.recipe.endswith(".toml"):  # of a file counts what it says, not how it is called
-        given["recipe"] = request.recipe
+    given = deepcopy(with_own(recipe or "", given))
+    if recipe and not recipe.endswith(".toml"):  # of a file counts what it says, not how it is called
+        given["recipe"] = recipe
     if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
         _count_steps(given, stored, folder)
     if given.get("data", {}).get("path"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitrail.config import OPTIONS, merge, with_options
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path, warn_once
 from vitrail.interrupt import Interrupts
@@ -34,7 +35,7 @@ from vitrail.workflows.finish import finish, finish_masked
 from vitrail.workflows.fit import TrainResult, fit, fit_in_folder
 from vitrail.workflows.learner import Task, learner, make_task, plain_network
 from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
-from vitrail.workflows.resolve import Plan, Request, make_plan
+from vitrail.workflows.resolve import Plan, make_plan, typed_settings
 from vitrail.workflows.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
 from vitrail.workflows.run_folder import (
     begin_folder,
@@ -50,14 +51,13 @@ from vitrail.workflows.run_folder import (
 )
 from vitrail.workflows.show import scanning, show_data, show_decisions
 
+OWN_MODULE = ("objective", "source", "evaluator")  # what `vitrail.fit` calls task, batches and evaluate
+
 
 def train(
     data: str | Path | None = None,
     *,
-    model: str | nn.Module | None = None,
-    objective: Callable[[nn.Module, Any], Tensor] | None = None,
-    source: Iterable[Any] | Callable[[int], Iterable[Any]] | None = None,
-    evaluator: Callable[[nn.Module], dict[str, float]] | None = None,
+    model: str | None = None,
     recipe: str | None = None,
     from_: str | Path | None = None,
     out: str | Path | None = None,
@@ -67,49 +67,55 @@ def train(
     accept_changes: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
+    **options: Any,
 ) -> TrainResult:
-    """Train a classifier on a folder of images. Whatever is not given is chosen from the data, with the reason.
+    """Train a classifier on images. Whatever is not given is chosen from the data and the machine, with the reason.
 
-    `overrides` are settings as "section.key=value"; `resume` goes on with the unfinished run in `out`, or in the newest
-    folder of the data, or starts it where there is none and the data is given; `accept_changes` goes on though its
-    config.toml or images have changed.
+    Parameters
+    ----------
+    data
+        What `vitrail train` takes: a folder with one folder of images per class, a table, an archive, ... (docs/data.md).
+    model
+        A network by name, such as "S/16".
+    recipe
+        A recipe by name, or a .toml file.
+    from_
+        Weights to start from: a file, a run folder, "bundled" or "hf-hub:owner/name".
+    out
+        The folder of the run; by default a new one in runs/ with the name of the data.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
+    overrides
+        Settings as "section.key=value".
+    resume
+        Continue the unfinished run in `out`, or in the newest folder of the data; start it where there is none and the
+        data is given.
+    accept_changes
+        Resume though the config.toml or the images of the run have changed.
+    overwrite
+        Replace the run in `out` once the new one is finished.
+    console
+        Where to print; by default the terminal.
+    options
+        The everyday settings by their short names: epochs, steps, batch_size, lr, image_size, device, seed, workers,
+        precision.
 
-    With a torch module as `model`, its `objective` and the `source` of its batches, these are trained instead, in a
-    folder `out` (docs/training.md): objective(model, batch) gives the mean loss, evaluator(model) named numbers.
+    Returns
+    -------
+    TrainResult
+        The folder, the weights, the report and the scores of the run.
     """
+    if isinstance(model, nn.Module) or options.keys() & OWN_MODULE:
+        kept = data is not None or recipe is not None or from_ is not None or quarantine is not None or accept_changes
+        return _fit_own_module(
+            model, kept, options, out=out, overrides=overrides, resume=resume, overwrite=overwrite, console=console
+        )
+    if unknown := sorted(options.keys() - OPTIONS.keys()):
+        raise TypeError(f"train() got an unexpected keyword argument '{unknown[0]}'")
     overrides = [overrides] if isinstance(overrides, str) else overrides
-    _check_kinds(recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
-    if isinstance(model, nn.Module) or objective is not None or source is not None or evaluator is not None:
-        if not isinstance(model, nn.Module) or objective is None or source is None:
-            raise UserError("a network of your own takes all of model=MODULE, objective=LOSS and source=BATCHES")
-        if not all(given is None for given in (data, recipe, from_, quarantine)) or accept_changes:
-            raise UserError(
-                "a network of your own takes its data from source: leave out data, recipe, from_, "
-                "quarantine and accept_changes"
-            )
-        warn_once(
-            "vitrail.train(model=MODULE, objective=, source=, evaluator=)",
-            "vitrail.fit(MODULE, task, batches, evaluate=)",
-        )
-        return fit(
-            model,
-            objective,
-            source,
-            evaluate=evaluator,
-            out=out,
-            overrides=overrides,
-            resume=resume,
-            overwrite=overwrite,
-            console=console,
-        )
-    if not isinstance(model, str | None):
-        raise UserError(
-            f"model is the name of a network, such as 'S/16', or a torch module, not {type(model).__name__}"
-        )
-    images, listed = (str(path) if path is not None else None for path in (data, quarantine))
-    start = spec_of(from_) if from_ is not None else None
-    request = Request(images, model, recipe, start, tuple(overrides), listed)
-    with joined() as ranks, Interrupts() as interrupts:
+    _check_types(model, recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
+    given = _given_settings(data, model, from_, quarantine, with_options(overrides, options))
+    with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first
         if resume and overwrite:
@@ -118,36 +124,54 @@ def train(
         again = resume or (restarted and out is not None)
         if resume and out is None and data is not None:
             out = ranks.share(lambda: newest_folder(data))
-        if again and ranks.share(lambda: _goes_on(request, out)):
+        fresh = bool(given or recipe)  # what is given could start a run
+        if again and ranks.share(lambda: _can_resume(out, fresh)):
             folder = given_path(str(out))
-            if request != Request(None) and is_finished(folder):
-                return ranks.share(lambda: _finished(folder, request, console))
-            with ExitStack() as held:
-                lock = ranks.share(lambda: held.enter_context(claimed(folder)))
-                return _go_on(RunContext(folder, console, interrupts, ranks, lock), request, accept_changes)
-        own: list[Plan] = []  # with its starting weights, which only the first process needs
+            if fresh and is_finished(folder):
+                return ranks.share(lambda: _finished(folder, given, recipe, console))
+            lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+            return _resume(RunContext(folder, console, interrupts, ranks, lock), given, recipe, accept_changes)
+        with_weights: list[Plan] = []  # the first process keeps the starting weights; the others do not need them
 
         @interrupts.at_once()
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
-                own.append(make_plan(request, scanned, ranks.world, console.print))
-            _check_memory(own[0], ranks)
-            folder = choose_folder(out, own[0].dataset.root)
-            check_inputs(folder, own[0], request.recipe or "")
-            console.print(f"[bold]{escape(own[0].dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
-            show_data(console, own[0].dataset)
-            show_decisions(console, own[0].decisions)
-            return replace(own[0], weights=None), folder
+                plan = make_plan(given, recipe, scanned, ranks.world, console.print)
+            with_weights.append(plan)
+            _check_memory(plan, ranks)
+            folder = choose_folder(out, plan.dataset.root)
+            check_inputs(folder, plan, recipe or "")
+            console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
+            show_data(console, plan.dataset)
+            show_decisions(console, plan.decisions)
+            return replace(plan, weights=None), folder
 
         plan, folder = ranks.share(begin)
-        with ExitStack() as held:
-            lock = ranks.share(lambda: held.enter_context(claimed(folder)))
-            return _start(own[0] if own else plan, RunContext(folder, console, interrupts, ranks, lock))
+        lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+        return _start(with_weights[0] if with_weights else plan, RunContext(folder, console, interrupts, ranks, lock))
 
 
-def _check_kinds(recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
+def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: Any) -> TrainResult:
+    """`vitrail.train(model=MODULE, objective=, source=, evaluator=)`, which is `vitrail.fit` now."""
+    task, batches, evaluate = (options.pop(name, None) for name in OWN_MODULE)
+    if not isinstance(model, nn.Module) or task is None or batches is None:
+        raise UserError("a network of your own takes all of model=MODULE, objective=LOSS and source=BATCHES")
+    if kept:
+        raise UserError(
+            "a network of your own takes its data from source: leave out data, recipe, from_, quarantine and "
+            "accept_changes"
+        )
+    warn_once("vitrail.train(model=MODULE, objective=, source=)", "vitrail.fit(MODULE, task, batches)")
+    return fit(model, task, batches, evaluate=evaluate, **others, **options)
+
+
+def _check_types(model: object, recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
     """What a program may have mixed up; the command line cannot."""
+    if not isinstance(model, str | None):
+        raise UserError(
+            f"model is the name of a network, such as 'S/16', or a torch module, not {type(model).__name__}"
+        )
     for name, path in paths.items():
         if path is not None and not isinstance(path, str | Path):
             raise UserError(f"{name} is a path, not {type(path).__name__}")
@@ -157,33 +181,52 @@ def _check_kinds(recipe: object, overrides: object, paths: Mapping[str, object])
         raise UserError(f"overrides are texts such as ['train.steps=100'], not {overrides!r}")
 
 
-def _finished(folder: Path, request: Request, console: Console) -> TrainResult:
+def _given_settings(
+    data: str | Path | None,
+    model: str | None,
+    weights: str | Path | None,
+    quarantine: str | Path | None,
+    overrides: Sequence[str],
+) -> dict[str, Any]:
+    """What the caller gave, as nested settings."""
+    given = typed_settings(overrides)
+    if data is not None:
+        given = merge({"data": {"path": str(data)}}, given)
+    for section, key, value in (
+        ("data", "quarantine", None if quarantine is None else str(quarantine)),
+        ("model", "name", model),
+        ("model", "weights", None if weights is None else spec_of(weights)),
+    ):
+        if value is not None:
+            given = merge(given, {section: {key: value}})
+    return given
+
+
+def _finished(folder: Path, given: dict[str, Any], recipe: str | None, console: Console) -> TrainResult:
     """The same command again, when there is nothing left to do: a job that was started once more ends well."""
-    check_same(folder, request)
+    check_same(folder, given, recipe)
     weights = folder / "model.safetensors"
     console.print(f"the run in [bold]{escape(str(folder))}[/] is finished: its weights are {escape(str(weights))}")
     report = folder / "report.html"
     return TrainResult(folder, weights, report if report.is_file() else None, read_card(weights).metrics)
 
 
-def _goes_on(request: Request, out: str | Path | None) -> bool:
-    """Whether there is a run to go on with; without data to start one with, there has to be."""
+def _can_resume(out: str | Path | None, fresh: bool) -> bool:
+    """Whether there is a run to resume; where nothing is given to start one with, there has to be."""
     if out is None:
         raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return request == Request(None) or has_checkpoint(given_path(out))
+    return not fresh or has_checkpoint(given_path(out))
 
 
-def _go_on(run: RunContext, request: Request, accept_changes: bool) -> TrainResult:
+def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_changes: bool) -> TrainResult:
     folder, console = run.folder, run.console
 
     @run.interrupts.at_once()
     def read() -> tuple[Plan, Saved]:
         refuse_links(folder)
-        check_same(folder, request)
+        check_same(folder, given, recipe)
         plan, saved = read_run(folder, console, run.interrupts, accept_changes)
-        console.print(
-            f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}",
-        )
+        console.print(f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}")
         return plan, saved
 
     plan, saved = run.ranks.share(read)
