@@ -169,9 +169,7 @@ def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: A
 def _check_types(model: object, recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
     """What a program may have mixed up; the command line cannot."""
     if not isinstance(model, str | None):
-        raise UserError(
-            f"model is the name of a network, such as 'S/16', or a torch module, not {type(model).__name__}"
-        )
+        raise UserError(f"model is the name of a network, such as 'S/16', not {type(model).__name__}")
     for name, path in paths.items():
         if path is not None and not isinstance(path, str | Path):
             raise UserError(f"{name} is a path, not {type(path).__name__}")
