@@ -8,10 +8,10 @@ from vitrail.errors import UserError
 from vitrail.models.build import build, create
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
+from vitrail.training.blocks import blocks_of
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import (
     build_optimizer,
-    count_blocks,
     freeze,
     parameter_groups,
     set_learning_rate,
@@ -258,7 +258,7 @@ def test_only_blocks_that_there_are_can_be_frozen(count):
         freeze(small(), count)
     with pytest.raises(UserError, match="a ResNet has no blocks"):
         freeze(small_resnet(), 1)
-    assert count_blocks(small()) == 3
+    assert len(blocks_of(small())) == 3
 
 
 def test_something_has_to_be_trained():

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 from vitrail.config import RunConfig, check_learning, check_read, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
+from vitrail.training.blocks import blocks_of
 from vitrail.training.optimizer import parameter_groups
-from vitrail.training.parallel import blocks_of
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.workflows.batch_source import length_of
