@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.tokens import every_token
 from vitrail.config import ModelConfig
 from vitrail.models.build import build
-from vitrail.models.vit import WHOLE, DropPath
+from vitrail.models.layers import WHOLE, DropPath
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.models.trace import watched_blocks
-from vitrail.models.vit import Block, VisionTransformer
+from vitrail.models.vit import VisionTransformer
 
 See = Callable[[int, Tensor], None]  # number of a block, its attention (B, heads, T, T)
 
@@ -22,10 +21,6 @@ def transformer(net: nn.Module) -> VisionTransformer:
     if not isinstance(net, VisionTransformer):
         raise UserError("these weights are a ResNet's, which has no attention: explain takes a Vision Transformer")
     return net
-
-
-def block(net: VisionTransformer, index: int) -> Block:
-    return cast(Block, net.blocks[index])
 
 
 def query(config: ModelConfig) -> str:
@@ -58,8 +53,8 @@ def watch_attention(net: VisionTransformer, pixels: Tensor, see: See) -> Tensor:
     """Show `see` the attention of each block in turn, one at a time in memory; returns the tokens the pool reads."""
 
     def watch(index: int, x: Tensor, _: Tensor) -> None:
-        one = block(net, index)
-        see(index, one.attn.weights(one.norm1(x)))
+        block = net.blocks[index]
+        see(index, block.attn.weights(block.norm1(x)))
 
     with at_rest(net), watched_blocks(net, watch):
         return last_tokens(net, pixels)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.interpret.attention import at_rest, block, read_out
+from vitrail.interpret.attention import at_rest, read_out
 from vitrail.models.trace import watched_blocks
 from vitrail.models.vit import VisionTransformer
 
@@ -28,13 +28,12 @@ def relevance(
         raise UserError("these weights have no classifier, so there is no class to explain")
     inputs: list[Tensor] = []  # of each block
     given: list[Tensor] = []  # what each block's heads give, before they are mixed; at the end the pool's
-
-    last: list[Tensor] = []  # tokens, that the pool reads
+    last: list[Tensor] = []  # the tokens that the pool reads
 
     def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         given.append(arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_())
 
-    outs = [block(net, index).attn.proj for index in range(net.config.blocks)]
+    outs = [block.attn.proj for block in net.blocks]
     if net.attn_pool is not None:
         outs.append(net.attn_pool.proj)
     hooks = [out.register_forward_pre_hook(keep) for out in outs]
@@ -60,7 +59,8 @@ def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Seque
     count = inputs[0].shape[1]
     total = torch.eye(count, device=tokens.device).repeat(len(tokens), 1, 1)  # (B, T, T)
     for index, (x, gradient) in enumerate(zip(inputs, gradients, strict=False)):  # the pool has one gradient more
-        attention, x = block(net, index).attn, block(net, index).norm1(x)
+        block = net.blocks[index]
+        attention, x = block.attn, block.norm1(x)
         values = attention.qkv(x).unflatten(-1, (3, attention.heads, -1))[:, :, 2].transpose(1, 2)
         read = gradient.shape[1]  # the last block may have computed only what is read
         weighted = _weighted(attention.weights(x)[:, :, :read], gradient, values)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.interpret.attention import at_rest, last_tokens
 from vitrail.interpret.relevance import relevance
-from vitrail.models.initialise import Classifier
+from vitrail.models.layers import Classifier
 from vitrail.models.vit import VisionTransformer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.models.build import Network
-from vitrail.models.initialise import normal_
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.layers import normal_
+from vitrail.models.vit import Block, VisionTransformer
 
 Target = Literal["color", "grid", "pixels"]
 COLORS = 512  # three bits for each of red, green and blue
@@ -68,7 +69,7 @@ class MaskedPatchNetwork(nn.Module):
         normal_(self.mask, std=0.02)  # as BERT's
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> Sequence[Block]:
         return self.net.blocks
 
     def param_depth(self, name: str) -> int:

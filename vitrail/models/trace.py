@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.models.vit import Block, VisionTransformer
+from vitrail.models.vit import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def trace(net: VisionTransformer, pixels: Tensor, layers: Sequence[int] | None =
         logits = net(pixels)
     attention, tokens = {}, {}
     for index, (x, output) in seen.items():
-        block = cast(Block, net.blocks[index])
+        block = net.blocks[index]
         attention[index] = block.attn.weights(block.norm1(x))
         whole = output.shape[1] == x.shape[1]  # the last block may have computed only what is read
         tokens[index] = output if whole else block.forward(x)
@@ -49,15 +50,20 @@ def trace(net: VisionTransformer, pixels: Tensor, layers: Sequence[int] | None =
 
 @contextmanager
 def watched_blocks(
-    net: VisionTransformer, see: Callable[[int, Tensor, Tensor], None], chosen: Sequence[int] | set[int] | None = None
+    net: VisionTransformer, see: Callable[[int, Tensor, Tensor], None], chosen: Collection[int] | None = None
 ) -> Iterator[None]:
-    """Show `see` the number, input and output of every block, or of those chosen, as they are computed."""
+    """Show `see` the number, input and output of every block, or of those chosen, as this thread computes them."""
+    thread = threading.get_ident()
 
     def hook(index: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _, inputs, output: see(index, inputs[0], output)
+        def watch(_: nn.Module, inputs: Any, output: Tensor) -> None:
+            if threading.get_ident() == thread:
+                see(index, inputs[0], output)
 
-    numbers = range(len(net.blocks)) if chosen is None else sorted(chosen)
-    hooks = [net.blocks[index].register_forward_hook(hook(index)) for index in numbers]
+        return watch
+
+    blocks = [(index, block) for index, block in enumerate(net.blocks) if chosen is None or index in chosen]
+    hooks = [block.register_forward_hook(hook(index)) for index, block in blocks]
     try:
         yield
     finally:

@@ -10,25 +10,24 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.config import ModelConfig
-from vitrail.models.initialise import Classifier, lecun_normal_, normal_
 from vitrail.models.kernels.short_attention import is_short, short_attention
+from vitrail.models.layers import Classifier, DropPath, LayerScale, lecun_normal_, normal_
 from vitrail.models.pos_embed import RelativePositions, added_positions
 from vitrail.models.resnet import HybridStem
 
 if TYPE_CHECKING:
     from vitrail.models.trace import Trace
 
-WHOLE = 2**24  # the parts of 1 that a float32 tells apart
-
 
 class VisionTransformer(nn.Module):
+    blocks: Sequence[Block]  # a ModuleList, which does not tell what it holds
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -42,7 +41,9 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
         self.pos_embed = added_positions(config)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, rate, kinds[index % len(kinds)]) for index, rate in enumerate(rates))
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            Block(config, rate, kinds[index % len(kinds)]) for index, rate in enumerate(rates)
+        )
         self.norm = nn.Identity() if after_pool else nn.LayerNorm(width, eps=config.norm_eps)
         self.fc_norm = nn.LayerNorm(width, eps=config.norm_eps) if after_pool else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
@@ -52,13 +53,13 @@ class VisionTransformer(nn.Module):
 
         self.num_prefix_tokens = config.prefix
         self.reads_class_token = config.pool == "token"
-        if self.reads_class_token:
-            cast(Block, self.blocks[-1]).keep = 1
         self.positions_at_blocks = config.positions_at != "stem"
+        if self.reads_class_token:
+            self.blocks[-1].keep = 1
         if self.positions_at_blocks:
-            for index, block in enumerate(self.blocks):
-                each = isinstance(self.pos_embed, nn.ModuleList)
-                cast(Block, block).positions = [self.pos_embed[index] if each else self.pos_embed]  # type: ignore[index]
+            each = self.pos_embed if isinstance(self.pos_embed, nn.ModuleList) else [self.pos_embed] * len(self.blocks)
+            for block, positions in zip(self.blocks, each, strict=True):
+                block.positions = [positions]
 
     def reset_parameters(self) -> None:
         """Of the tokens; every other part starts its own."""
@@ -110,7 +111,7 @@ class VisionTransformer(nn.Module):
 
     def read_every_token(self) -> None:
         """For whoever reads other tokens than `pool` does: the last block computes all."""
-        cast(Block, self.blocks[-1]).keep = None
+        self.blocks[-1].keep = None
 
     # What training asks of a network, whichever it is.
 
@@ -129,12 +130,12 @@ class VisionTransformer(nn.Module):
     def set_recompute(self, recompute: bool) -> None:
         """In training, let blocks forget what the backward pass needs, and compute it again."""
         for block in self.blocks:
-            cast(Block, block).recompute = recompute
+            block.recompute = recompute
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         """The type of the stream that blocks add to; none: as it comes."""
         for block in self.blocks:
-            cast(Block, block).residual_dtype = dtype
+            block.residual_dtype = dtype
 
 
 def _attention_kinds(config: ModelConfig) -> Sequence[type[Attention]]:
@@ -280,41 +281,6 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.dropout(F.gelu(self.fc1(x), approximate=self.approximate)))
-
-
-class LayerScale(nn.Module):
-    """A learned gain for each channel of a branch (Touvron et al. 2021)."""
-
-    def __init__(self, width: int, initial: float):
-        super().__init__()
-        self.initial = initial
-        self.gamma = nn.Parameter(torch.empty(width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.gamma, self.initial)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma
-
-
-class DropPath(nn.Module):
-    """Stochastic depth: in training, leave the branch out for some images, and scale the others to make up for it."""
-
-    kept: Tensor
-
-    def __init__(self, rate: float):
-        super().__init__()
-        # A tensor: blocks that differ in a plain number would be compiled one by one. Of integers: no change of the
-        # weights' type makes the rate another.
-        self.register_buffer("kept", torch.from_numpy(np.array(round((1 - rate) * WHOLE), np.int64)), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        chance = self.kept / WHOLE
-        kept = torch.rand(x.shape[0], 1, 1, device=x.device) < chance
-        return x * (kept / chance).to(x.dtype)
 
 
 class AttentionPool(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ def param_depths(model: nn.Module) -> dict[str, int]:
     if len(found) != 1:
         return {}
     prefix, owner, blocks = found[0]
+    own_depth: Any = getattr(owner, "param_depth", None)
     after = len(blocks) + 1
     depths: dict[str, int] = {}
     for name, _ in model.named_parameters():
@@ -34,8 +36,8 @@ def param_depths(model: nn.Module) -> dict[str, int]:
         match = BLOCK.match(own)
         if not name.startswith(prefix):
             depths[name] = after
-        elif hasattr(owner, "param_depth"):
-            depths[name] = owner.param_depth(own)
+        elif own_depth is not None:
+            depths[name] = own_depth(own)
         elif match:
             depths[name] = int(match[1]) + 1
         else:
@@ -47,10 +49,10 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
     """How many matrices between hidden layers each parameter is made of, for those that are any."""
     found = {}
     for prefix, owner, _ in _transformers(model):
+        count: Any = getattr(owner, "hidden_matrices", None)
         for name, parameter in owner.named_parameters():
-            count = owner.hidden_matrices(name) if hasattr(owner, "hidden_matrices") else _matrices(name, parameter)
-            found[prefix + name] = count
-    return {name: count for name, count in found.items() if count}
+            found[prefix + name] = _matrices(name, parameter) if count is None else count(name)
+    return {name: matrices for name, matrices in found.items() if matrices}
 
 
 def _transformers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.ModuleList | nn.Sequential]]:
