@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ModelConfig, Resampling, Size
-from vitrail.models.initialise import normal_
+from vitrail.models.layers import normal_
 
 
 class LearnedPositions(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -13,15 +12,11 @@ from torch.optim.sgd import sgd
 
 from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
+from vitrail.training.blocks import blocks_of, hidden_matrices, param_depths
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import local_part
 
-BLOCK = re.compile(r"(?:^|\.)encoder\.blocks\.(\d+)\.")
-AT_BLOCK = re.compile(r"(?:^|\.)positions\.(\d+)\.")  # positions that are added at every block
-BEFORE = re.compile(r"(?:^|\.)(?:tokens\.|positions\.|mask$)")
 MATRICES = ("weight", "lora_a", "lora_b")  # how names of matrices end; tables of positions and tokens are none
-MUON = re.compile(r"(?:^|\.)(?:encoder\.blocks\.\d+|pool)\.(?:\w+\.)*(qkv|keyvalue|query|out|up|down)\.weight$")
-STORED_AS_ONE = {"qkv": 3, "keyvalue": 2}
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -86,15 +81,17 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """
     if config.name == "sgd" and config.decay_times == "schedule":
         raise UserError("optimizer.decay_times=schedule is for adamw and muon: use --set optimizer.decay_times=lr")
-    count = count_blocks(model)
-    if config.layer_decay != 1 and not count:
+    depths = param_depths(model)
+    last = len(blocks_of(model)) + 1
+    if config.layer_decay != 1 and not depths:
         raise UserError("this network has no Transformer blocks to slow down: use --set optimizer.layer_decay=1")
+    matrices = hidden_matrices(model) if config.name == "muon" else {}
     kinds: dict[_Kind, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             spared = config.decay == "matrices" and not (name.endswith(MATRICES) and parameter.ndim > 1)
-            parts = muon_parts(name) if config.name == "muon" else 0
-            kinds[_Kind(spared, parts, config.layer_decay ** (count + 1 - depth(name, count)))].append(parameter)
+            scale = config.layer_decay ** (last - depths.get(name, last))
+            kinds[_Kind(spared, matrices.get(name, 0), scale)].append(parameter)
     if not kinds:
         raise UserError("nothing is left to train: every parameter is frozen; use a smaller optimizer.freeze")
     if config.name == "muon" and not any(kind.parts for kind in kinds):
@@ -111,35 +108,16 @@ def _group(kind: _Kind, parameters: list[nn.Parameter], config: OptimizerConfig)
     return group if config.name != "muon" else {**group, "muon": kind.parts > 0, "parts": kind.parts or 1}
 
 
-def count_blocks(model: nn.Module) -> int:
-    """Transformer blocks of a network; 0 for a ResNet."""
-    found = (BLOCK.search(name) for name, _ in model.named_parameters())
-    return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
-def depth(name: str, count: int) -> int:
-    """Where a parameter is: 0 before the blocks, i + 1 in block i, count + 1 after all of them."""
-    if match := BLOCK.search(name) or AT_BLOCK.search(name):
-        return int(match[1]) + 1
-    return 0 if BEFORE.search(name) else count + 1
-
-
-def muon_parts(name: str) -> int:
-    """How many matrices Muon finds in a parameter; 0: it is not Muon's."""
-    match = MUON.search(name)
-    return STORED_AS_ONE.get(match[1], 1) if match else 0
-
-
 def freeze(model: nn.Module, what: int | str) -> None:
     """Stop training the first blocks and all before them, or ("backbone") everything but the head; 0: nothing."""
     if what == "backbone":
         frozen = [p for name, p in model.named_parameters() if "head" not in name.split(".")]
     else:
-        count = count_blocks(model)
+        depths, count = param_depths(model), len(blocks_of(model))
         if not isinstance(what, int) or not 0 <= what <= count:
             blocks = f" or a number of blocks from 0 to {count}" if count else ", since a ResNet has no blocks"
             raise UserError(f"optimizer.freeze is 'backbone'{blocks}; not {what}")
-        frozen = [p for name, p in model.named_parameters() if what and depth(name, count) <= what]
+        frozen = [p for name, p in model.named_parameters() if what and depths[name] <= what]
     for parameter in frozen:
         parameter.requires_grad_(False)
 

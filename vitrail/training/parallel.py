@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.config import PrecisionConfig, TrainConfig
 from vitrail.distributed import Ranks
+from vitrail.training.blocks import blocks_of
 
 FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
 
@@ -63,12 +64,6 @@ def distribute(
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
     return net
-
-
-def blocks_of(net: nn.Module) -> list[nn.Module]:
-    """The blocks of a Transformer, wherever it stands; none in other networks."""
-    found = [blocks for name, blocks in net.named_modules() if name.endswith("encoder.blocks")]
-    return [block for blocks in found for block in blocks.children()]
 
 
 def compile_blocks(net: nn.Module) -> None:

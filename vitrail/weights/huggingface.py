@@ -32,22 +32,22 @@ DINO = ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
 
 
 def _layout(block: str, attention: tuple[str, ...], others: tuple[str, ...]) -> Layout:
-    ours, (*parts, out), (norm1, norm2, up, down) = "encoder.blocks.{0}", attention, others
+    ours, (*parts, out), (norm1, norm2, up, down) = "blocks.{0}", attention, others
     rules = [
-        Rule("tokens.class_token", ("embeddings.cls_token",)),
-        Rule("tokens.registers", ("embeddings.register_tokens",)),
-        Rule("positions.table", ("embeddings.position_embeddings",)),
-        *both("tokens.projection", "embeddings.patch_embeddings.projection"),
+        Rule("cls_token", ("embeddings.cls_token",)),
+        Rule("reg_token", ("embeddings.register_tokens",)),
+        Rule("pos_embed.table", ("embeddings.position_embeddings",)),
+        *both("patch_embed.proj", "embeddings.patch_embeddings.projection"),
         *both(f"{ours}.norm1", f"{block}.{norm1}"),
-        *both(f"{ours}.attention.qkv", *(f"{block}.{part}" for part in parts)),
-        *both(f"{ours}.attention.out", f"{block}.{out}"),
-        Rule(f"{ours}.scale1.gain", (f"{block}.layer_scale1.lambda1",)),
+        *both(f"{ours}.attn.qkv", *(f"{block}.{part}" for part in parts)),
+        *both(f"{ours}.attn.proj", f"{block}.{out}"),
+        Rule(f"{ours}.ls1.gamma", (f"{block}.layer_scale1.lambda1",)),
         *both(f"{ours}.norm2", f"{block}.{norm2}"),
-        *both(f"{ours}.mlp.up", f"{block}.{up}"),
-        *both(f"{ours}.mlp.down", f"{block}.{down}"),
-        Rule(f"{ours}.scale2.gain", (f"{block}.layer_scale2.lambda1",)),
-        *both("encoder.norm", "layernorm"),
-        *both("representation.layer", "pooler.dense"),
+        *both(f"{ours}.mlp.fc1", f"{block}.{up}"),
+        *both(f"{ours}.mlp.fc2", f"{block}.{down}"),
+        Rule(f"{ours}.ls2.gamma", (f"{block}.layer_scale2.lambda1",)),
+        *both("norm", "layernorm"),
+        *both("pre_logits.fc", "pooler.dense"),
         *both("head", "classifier"),
     ]
     return Layout(rules)
@@ -194,11 +194,11 @@ def _is_read(name: str, source: Tensors, kind: str) -> bool:
 
 def _register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Registers have no positions there, and rows of zeros, which add nothing, in ours."""
-    table, registers = state.get("positions.table"), state.get("tokens.registers")
+    table, registers = state.get("pos_embed.table"), state.get("reg_token")
     if table is None or registers is None or table.ndim != 3 or registers.ndim != 3:
         return state
     zeros = torch.zeros(1, registers.shape[1], table.shape[2], device=table.device)
-    return {**state, "positions.table": concatenate([table[:, :1], zeros, table[:, 1:]], dim=1)}
+    return {**state, "pos_embed.table": concatenate([table[:, :1], zeros, table[:, 1:]], dim=1)}
 
 
 def _classes(names: Any, count: int) -> tuple[str, ...]:

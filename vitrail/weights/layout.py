@@ -133,7 +133,7 @@ class Layout:
         self, parts: Mapping[tuple[Rule, tuple[int, ...]], object], where: str, called: Callable[[str], str]
     ) -> None:
         """What one block of the encoder has, the others must have too; said in the file's own words."""
-        repeated = [(rule, numbers[0]) for rule, numbers in parts if rule.ours.startswith("encoder.blocks.")]
+        repeated = [(rule, numbers[0]) for rule, numbers in parts if rule.ours.startswith("blocks.")]
         blocks = {index for _, index in repeated}
         for rule in dict.fromkeys(rule for rule, _ in repeated):
             missing = [index for index in blocks if (rule, (index,)) not in parts]

@@ -117,9 +117,9 @@ def _without_register_rows(model: ModelConfig, state: Mapping[str, Tensor]) -> M
     """Registers have no rows there: what their rows would add goes into the registers themselves."""
     if not model.registers:
         return state
-    table, registers = state["positions.table"], state["tokens.registers"]
+    table, registers = state["pos_embed.table"], state["reg_token"]
     first, rows, patches = table.split([1, model.registers, table.shape[1] - model.prefix], dim=1)
-    return {**state, "positions.table": torch.cat([first, patches], dim=1), "tokens.registers": registers + rows}
+    return {**state, "pos_embed.table": torch.cat([first, patches], dim=1), "reg_token": registers + rows}
 
 
 def _vit_config(model: ModelConfig) -> dict[str, Any]:

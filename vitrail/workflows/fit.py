@@ -23,6 +23,7 @@ from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
+from vitrail.models.legacy_names import new_name
 from vitrail.report.plots import draw_curves
 from vitrail.tasks.own_loss import OwnLoss
 from vitrail.terminal import escape, make_console
@@ -279,6 +280,8 @@ def _load_result(model: nn.Module, folder: Path, ranks: Ranks) -> None:
                 raise ValueError("it is damaged: its contents do not match their checksum")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
+        own = model.state_dict().keys()
+        stored = {name if name in own else new_name(name): tensor for name, tensor in stored.items()}
         ours, theirs = ({name: tuple(t.shape) for name, t in one.items()} for one in (model.state_dict(), stored))
         odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if odd:

@@ -14,8 +14,8 @@ from vitrail.config import RunConfig, check_learning, check_read, leaves, merge,
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
 from vitrail.training.batch_source import length_of
+from vitrail.training.blocks import blocks_of
 from vitrail.training.optimizer import parameter_groups
-from vitrail.training.parallel import blocks_of
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.workflows.resolve import typed_settings

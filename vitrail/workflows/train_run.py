@@ -74,7 +74,7 @@ def train(
     Parameters
     ----------
     data
-        What `vitrail train` takes: a folder with one folder of images per class, a table, an archive, ... (docs/data.md).
+        A folder with one folder of images per class, a table, an archive, ... (docs/data.md).
     model
         A network by name, such as "S/16".
     recipe
