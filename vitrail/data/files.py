@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -123,6 +123,9 @@ class FolderFiles:
     @property
     def identity(self) -> tuple[str, str]:
         return self.root, "folder"
+
+    def under(self, folder: str) -> FolderFiles:
+        return replace(self, root=os.path.join(self.root, folder))  # noqa: PTH118
 
     def read(self, name: str) -> bytes:
         return read_file(os.path.join(self.root, name))  # noqa: PTH118, called for every sample

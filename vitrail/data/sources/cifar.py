@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as they are published: binary or pickled, in a folder, a .zip archive or their .tar.gz.
 
-The versions differ in the names of their files and in the bytes of a batch; all else is shared. An image is bare pixels,
-32x32, one colour after the other. It is given as a BMP file, which holds the same pixels behind a header.
+The versions differ in the names of their files and in the bytes of a batch; all else is shared. An image is bare
+pixels, 32x32, one colour after the other; it is given as a BMP file, which holds the same pixels behind a header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from vitrail.data.files import MAX_FILE_BYTES, Entry, FolderFiles
 from vitrail.data.sources.catalogue import Catalogue, some
 from vitrail.data.sources.cifarpickle import byte_rows, names_in, numbers_in, plain_values
-from vitrail.data.sources.sidefiles import Root, Tree
+from vitrail.data.sources.root import Root, Tree
 from vitrail.errors import UserError
 
 SIDE = 32
@@ -79,7 +79,7 @@ def read_cifar_tar(place: Path, notes: list[str]) -> Catalogue | None:
     if version is None:
         return None
     files = TarFiles(str(place.absolute()), version.folder)
-    root = Root(files, str(place))
+    root = Root(files, str(place))  # type: ignore[arg-type]  # of which files are read by name, and nothing is listed
     try:
         batches = [name for name in version.batches if name in files.members()]
     except OSError as error:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.files import FolderFiles, ZipFiles
 from vitrail.data.sources.catalogue import Catalogue
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 UNPACKED = "CLEVR_v1.0"
@@ -42,8 +41,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
 
 def read_clevr(place: Path, rule: str, notes: list[str]) -> Catalogue | None:
     """images/train/CLEVR_train_000000.png, and scenes/CLEVR_train_scenes.json; nothing if it is not that."""
-    files = ZipFiles(str(place.absolute())) if place.suffix.lower() == ".zip" else FolderFiles(str(place.absolute()))
-    root = Root(files, str(place))
+    root = Root.at(place)
     root = root.under(UNPACKED) if UNPACKED in root.folders() else root
     scenes = {split: f"scenes/CLEVR_{split}_scenes.json" for split in SPLITS}
     there = [split for split, name in scenes.items() if root.has(name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vitrail.data.sources.catalogue import Catalogue
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 TEXTURE_LISTS = {"labels/train1.txt": "train", "labels/val1.txt": "val", "labels/test1.txt": "test"}

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.sources.catalogue import Catalogue
 from vitrail.data.sources.matfile import read_mat
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 FLOWER_SPLITS = {"trnid": "train", "valid": "val", "tstid": "test"}
