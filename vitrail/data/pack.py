@@ -25,8 +25,8 @@ from vitrail.data.decode import BadImage, decode
 from vitrail.data.samples import LabelSets, Texts
 from vitrail.data.scan import Progress, Scan, scan, threads
 from vitrail.data.sources.catalogue import Catalogue, class_list
-from vitrail.data.sources.locate import find_images
 from vitrail.data.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
+from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.data.sources.shards import origin_of
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError
@@ -208,14 +208,11 @@ class Packing:
                     sums += [zlib.crc32(image) for image in images]
                     writer.write_table(pyarrow.Table.from_pydict(self._columns(rows, images), schema), ROWS)
                     yield start + len(rows)
-        table = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        places = [find_images(path, table, group, "image.bytes") for group in range(table.metadata.num_row_groups)]
-        offsets, lengths = (np.concatenate([place[i] for place in places if place is not None]) for i in (0, 1))
-        assert len(offsets) == len(shard.rows), "an image was not found in the shard it was just written to"
+        places = ParquetFile(path).places("image.bytes")
+        assert places is not None, "an image was not found in the shard it was just written to"
+        side: dict[str, Any] = {"offsets": places[0], "lengths": places[1], "sums": np.array(sums, np.uint32)}
         with whole_file(self._side(shard)) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file, offsets=offsets, lengths=lengths, sums=np.array(sums, np.uint32), blake2b=np.array(_digest(path))
-            )
+            np.savez(file, **side, blake2b=np.array(_digest(path)))
 
     def _image(self, row: int) -> bytes:
         """The encoded image to store: as it is, or smaller."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from vitrail.data.files import MISSING, Entry, FolderFiles
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
+from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.errors import UserError, did_you_mean
 from vitrail.spreadsheet import plain_cell
 
@@ -212,15 +213,9 @@ def _key(title: str) -> str | None:
 
 
 def _read_parquet(place: Path) -> dict[str, list[Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        titles = pyarrow.parquet.read_schema(place).names
-        read = pyarrow.parquet.read_table(place, columns=[title for title in titles if _key(title)]).to_pydict()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"'{place}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    return {title: read.get(title, []) for title in titles}
+    table = ParquetFile(place)
+    read = table.columns([title for title in table.titles if _key(title)])
+    return {title: read.get(title, []) for title in table.titles}
 
 
 def _line(row: int) -> int:
