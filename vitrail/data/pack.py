@@ -132,8 +132,6 @@ class Packing:
             Texts.of(origin_of(entry.name) for entry in source.entries),
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
-            self._firsts()[order],
-            self._first_pixels()[order],
             self.scan.rows(order),
         )
         manifest = self._manifest(notes)
@@ -145,23 +143,13 @@ class Packing:
             if seen.problems:
                 row, why = next(iter(seen.problems.items()))
                 raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {why}")
+            first = index.scan.first_digests, index.scan.first_pixels
+            seen = replace(seen, first_digests=first[0], first_pixels=first[1])
             self._write_index(replace(index, scan=seen))
         for shard in self.shards:
             self._side(shard).unlink()
         (self.out / UNFINISHED).unlink()  # last: from here on the folder counts as whole
         return manifest
-
-    def _firsts(self) -> np.ndarray:
-        """Digests of the images as they were before any packing, uint8 (n, 16)."""
-        if self.source.firsts is None:
-            return self.scan.digests
-        return np.frombuffer(b"".join(self.source.firsts), np.uint8).reshape(-1, 16)
-
-    def _first_pixels(self) -> np.ndarray:
-        """The same of their pixels, uint8 (n, 8)."""
-        if self.source.first_pixels is None:
-            return self.scan.pixels
-        return np.frombuffer(b"".join(self.source.first_pixels), np.uint8).reshape(-1, 8)
 
     def _manifest(self, notes: list[str]) -> dict[str, Any]:
         shards = [

@@ -24,7 +24,7 @@ from vitrail.data.traits import Trait, other_kind, read_traits
 Progress = Callable[[int, int], None]
 
 _CACHE_VERSION = 4
-_COLUMNS = ("digests", "shapes", "traits", "looks", "pixels")
+SCANNED = ("digests", "shapes", "traits", "looks", "pixels")
 _REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
 _HASHED = 128  # rows of pixels that go into a digest
@@ -41,17 +41,24 @@ class Scan:
     traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
     looks: np.ndarray = field(default_factory=lambda: np.zeros((0, SIZE), np.int8))  # (n, 64): see similar.look
     pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8): digests of the pixels
+    # Digests of the bytes and of the pixels as they were before packing made images smaller; else the same as above
+    first_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
+    first_pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))
 
     def __post_init__(self) -> None:
         for name in ("traits", "looks", "pixels"):
             column = getattr(self, name)
             if not len(column):
                 object.__setattr__(self, name, np.zeros((len(self.digests), *column.shape[1:]), column.dtype))
+        for name in ("digests", "pixels"):
+            if not len(getattr(self, f"first_{name}")):
+                object.__setattr__(self, f"first_{name}", getattr(self, name))
 
     def rows(self, chosen: Sequence[int]) -> Scan:
         """The same for some of the rows, in another order or again."""
         problems = {new: self.problems[old] for new, old in enumerate(chosen) if old in self.problems}
-        return Scan(**{name: getattr(self, name)[list(chosen)] for name in _COLUMNS}, problems=problems)
+        columns = (*SCANNED, "first_digests", "first_pixels")
+        return Scan(**{name: getattr(self, name)[list(chosen)] for name in columns}, problems=problems)
 
 
 def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> Scan:
@@ -211,14 +218,14 @@ class _Cache:
         same = rows >= 0
         for key, own in (("sizes", self.sizes), ("stamps", self.stamps)):
             same[same] = old.columns[key][rows[same]] == own[same]
-        for key in _COLUMNS:
+        for key in SCANNED:
             getattr(result, key)[same] = old.columns[key][rows[same]]
         result.problems.update({int(r): old.problems[rows[r]] for r in np.flatnonzero(same) if rows[r] in old.problems})
         return same
 
     def save(self, result: Scan, known: np.ndarray) -> None:
         """What is known now, and after it what earlier scans of the same place saw beside it."""
-        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in _COLUMNS}}
+        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in SCANNED}}
         rows = _Rows(self.names, columns, result.problems).keep(np.flatnonzero(known))
         old = self._stored()
         if old is not None:
@@ -243,13 +250,13 @@ class _Rows:
     """Files and what is known of each."""
 
     names: list[str]
-    columns: dict[str, np.ndarray]  # sizes, stamps and _COLUMNS, each of the length of the names
+    columns: dict[str, np.ndarray]  # sizes, stamps and SCANNED, each of the length of the names
     problems: dict[int, str]  # row -> why it is no picture
 
     @classmethod
     def of(cls, stored: Mapping[str, np.ndarray]) -> _Rows:
         names = _split(stored["names"])
-        columns = {key: stored[key] for key in ("sizes", "stamps", *_COLUMNS)}
+        columns = {key: stored[key] for key in ("sizes", "stamps", *SCANNED)}
         if any(len(column) != len(names) for column in columns.values()):
             raise ValueError("the columns are not of one length")
         return cls(names, columns, dict(zip(stored["bad"].tolist(), _split(stored["reasons"]), strict=True)))

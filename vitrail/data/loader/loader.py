@@ -15,11 +15,11 @@ from torch import Tensor
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.crop import crop_box, crop_draws
 from vitrail.data.decode import BadImage
-from vitrail.data.loader.device import pinned, to_device
 from vitrail.data.loader.reader import Reader
 from vitrail.data.loader.workers import Failures, Pool, Slots
 from vitrail.data.randomness import order as random_order
 from vitrail.data.scan import cores
+from vitrail.data.to_device import pinned, to_device
 from vitrail.data.transforms import prepare
 from vitrail.errors import UserError
 
