@@ -17,9 +17,9 @@ import PIL
 from vitrail.atomic import whole_file
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import Entry, Files, why_unread
-from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of
+from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of, other_kind
 from vitrail.data.similar import SIZE, look
-from vitrail.data.traits import Trait, other_kind, read_traits
+from vitrail.data.traits import Trait, read_traits
 
 Progress = Callable[[int, int], None]
 

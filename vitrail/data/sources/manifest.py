@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import stat
@@ -25,7 +24,7 @@ from vitrail.data.files import MISSING, Entry, FolderFiles
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.errors import UserError, did_you_mean
-from vitrail.spreadsheet import plain_cell
+from vitrail.spreadsheet import csv_rows, plain_cell
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -185,9 +184,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
         raise UserError(f"'{place}' cannot be read: {error.strerror}") from None
-    header = text.split("\n", 1)[0]
-    mark = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
-    rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row)
+    rows = csv_rows(text)
     try:
         titles = next(rows, None)
         if titles is None:
