@@ -44,12 +44,8 @@ def read_clevr(place: Path, rule: str, notes: list[str]) -> Catalogue | None:
     root = Root.at(place)
     root = root.under(UNPACKED) if UNPACKED in root.folders() else root
     scenes = {split: f"scenes/CLEVR_{split}_scenes.json" for split in SPLITS}
-    there = [split for split, name in scenes.items() if root.has(name)]
-    if not there:
+    if not root.has_all("CLEVR", dict.fromkeys(scenes.values(), ", which tells what its pictures show")):
         return None
-    for split, name in scenes.items():
-        if split not in there:
-            raise UserError(f"'{root.path}' is CLEVR without '{name}', which tells what its pictures show")
     label_of, classes = RULES[rule]
     listed: dict[str, tuple[str, str]] = {}
     for split, name in scenes.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -49,6 +50,15 @@ class Root:
         except OSError:
             return False
         return True
+
+    def has_all(self, title: str, files: Mapping[str, str]) -> bool:
+        """Whether the files lie here that a data set comes with, name -> what each is for. Some without the others are
+        an error."""
+        there = [name for name in files if self.has(name)]
+        for name, use in files.items():
+            if there and name not in there:
+                raise UserError(f"'{self.path}' is {title} without '{name}'{use}")
+        return bool(there)
 
     def folders(self, inside: str = "") -> list[str]:
         """The names of the folders directly in a folder, which need not exist."""
