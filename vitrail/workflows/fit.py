@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.config import RunConfig
 from vitrail.data.randomness import step_seed
 from vitrail.distributed import Ranks
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 from vitrail.inference.device import autocast, repeatable
 from vitrail.interrupt import Interrupts
 from vitrail.models.estimate import peak_of
@@ -34,7 +34,7 @@ from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
-from vitrail.training.tensorboard import Events, told_if_it_fails
+from vitrail.training.tensorboard import Events
 from vitrail.workflows.run_folder import NEW, OLD, Lock, check_there, take_place
 
 
@@ -203,5 +203,5 @@ def _progress(learning: Learning, launch: Launch, start: int) -> TrainingProgres
 def _curves(folder: Path) -> None:
     rows = read_metrics(folder / "metrics.jsonl")
     if any("loss" in row for row in rows):
-        with told_if_it_fails(folder / "curves.svg"):
+        with os_errors_as(f"cannot write to {folder / 'curves.svg'}"):
             draw_curves(rows, folder / "curves.svg")
