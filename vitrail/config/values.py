@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vitrail.config.network import ModelConfig, NetworkConfig, ResNetConfig
-from vitrail.errors import UserError, did_you_mean, given_path
+from vitrail.errors import UserError, did_you_mean, given_path, os_errors_as
 
 S = TypeVar("S", bound=BaseModel)
 TABLES = ("preprocess", "objective.class_weights")  # settings whose value is a table
@@ -104,10 +104,8 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         path = given_path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
-        try:
+        with os_errors_as(f"recipe file '{name}' cannot be read"):
             text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UserError(f"recipe file '{name}' cannot be read: {error.strerror}") from None
     else:
         known = recipe_names()
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")

@@ -18,7 +18,7 @@ import numpy as np
 from vitrail.atomic import whole_file
 from vitrail.data.files import Entry, read_file
 from vitrail.data.sources.catalogue import count, some
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.spreadsheet import csv_rows, csv_table, plain_cell
 
 TITLES = ("name", "digest", "reason")
@@ -43,10 +43,8 @@ class Quarantine:
 
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
-        try:
+        with os_errors_as(f"the quarantine list '{path}' cannot be read"):
             text = read_file(given_path(path)).decode("utf-8-sig", "surrogateescape")
-        except OSError as error:
-            raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror or error}") from None
         try:
             rows = list(csv_rows(text))
         except csv.Error as error:

@@ -19,7 +19,7 @@ from vitrail.data.files import MAX_FILE_BYTES, Entry, FolderFiles
 from vitrail.data.sources.catalogue import Catalogue, some
 from vitrail.data.sources.cifarpickle import byte_rows, names_in, numbers_in, plain_values
 from vitrail.data.sources.root import Root, Tree
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -80,10 +80,8 @@ def read_cifar_tar(place: Path, notes: list[str]) -> Catalogue | None:
         return None
     files = TarFiles(str(place.absolute()), version.folder)
     root = Root(files, str(place))  # type: ignore[arg-type]  # of which files are read by name, and nothing is listed
-    try:
+    with os_errors_as(f"'{place}' cannot be read"):
         batches = [name for name in version.batches if name in files.members()]
-    except OSError as error:
-        raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from None
     if not batches:
         raise UserError(f"'{place}' has the folder of {version.title}, and none of its files")
     found = _catalogue(root, version, batches, notes)

@@ -23,7 +23,7 @@ from typing import Any
 from vitrail.data.files import MISSING, Entry, FolderFiles
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
 from vitrail.data.sources.parquetfile import ParquetFile
-from vitrail.errors import UserError, did_you_mean
+from vitrail.errors import UserError, did_you_mean, reason_of
 from vitrail.spreadsheet import csv_rows, plain_cell
 
 NAMES = {
@@ -139,7 +139,7 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
         try:
             status = (Path(files.root) / path).stat()
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             missing.append((path, f"{MISSING}: {reason}"))
             continue
         if not files.follow and _over_link(files.root, path):
@@ -183,7 +183,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
     except UnicodeDecodeError:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
-        raise UserError(f"'{place}' cannot be read: {error.strerror}") from None
+        raise UserError(f"'{place}' cannot be read: {reason_of(error)}") from None
     rows = csv_rows(text)
     try:
         titles = next(rows, None)

@@ -24,7 +24,7 @@ from vitrail.data.sources.oxford import read_flowers, read_pets
 from vitrail.data.sources.packed import is_packed, read_packed
 from vitrail.data.sources.parquet import is_parquet, read_parquet
 from vitrail.data.sources.root import Root
-from vitrail.errors import UserError, did_you_mean_path, given_path
+from vitrail.errors import UserError, did_you_mean_path, given_path, os_errors_as
 
 Source = Callable[[Root, list[str]], Catalogue | None]
 # Standard data sets in the layouts they are published in, seen from what lies in a folder or a .zip archive. The first
@@ -82,14 +82,12 @@ def _read(path: str | Path, notes: list[str], of_folders: Source, follow: bool) 
 
 
 def _check_there(place: Path, path: str | Path) -> None:
-    try:
+    with os_errors_as(f"'{path}' cannot be opened"):
         if place.is_dir():
             with os.scandir(place):
                 pass
         elif not place.exists():
             raise UserError(f"'{path}' does not exist{did_you_mean_path(place)}")
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be opened: {error.strerror}") from None
 
 
 def read_standard(place: Path, notes: list[str]) -> Catalogue | None:

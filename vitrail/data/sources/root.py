@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from vitrail.data.files import NAMED, FolderFiles, Listing, ZipFiles
 from vitrail.data.formats import is_image_name
 from vitrail.data.sources.catalogue import Catalogue, count, some
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 
 Tree = FolderFiles | ZipFiles
 
@@ -85,10 +85,8 @@ class Root:
         return f"'{self.path}/{name}'"
 
     def read(self, name: str) -> bytes:
-        try:
+        with os_errors_as(f"{self.where(name)} cannot be read"):
             return self.files.read(name)
-        except OSError as error:
-            raise UserError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
 
     def lines(self, name: str) -> list[str]:
         """The lines of a text file that have something on them."""
