@@ -64,13 +64,9 @@ class Listing:
 
     def sort(self) -> Listing:
         """In an order that does not depend on the file system."""
-        self.images.sort()
-        self.folders.sort()
-        self.unreadable.sort()
-        self.others.sort()
-        self.unknown.sort()
-        self.outside.sort()
-        self.not_followed.sort()
+        texts = self.folders, self.others, self.unknown, self.outside, self.not_followed
+        for column in (self.images, self.unreadable, *texts):
+            column.sort()
         return self
 
     def note(self, entry: Entry, head: bytes) -> None:

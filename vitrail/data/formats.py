@@ -59,44 +59,12 @@ _NOT_READ = {
     ".djvu": "DjVu scan",
 }
 # Files that people keep beside pictures: ignored and counted, however many there are.
-NO_PICTURES = frozenset(
-    (
-        *(
-            ".mp4",
-            ".mov",
-            ".m4v",
-            ".avi",
-            ".mkv",
-            ".webm",
-            ".mpg",
-            ".mpeg",
-            ".wmv",
-            ".3gp",
-            ".mp3",
-            ".m4a",
-            ".wav",
-            ".flac",
-        ),
-        *(".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors"),
-        *(
-            ".pdf",
-            ".zip",
-            ".gz",
-            ".tar",
-            ".7z",
-            ".rar",
-            ".doc",
-            ".docx",
-            ".xls",
-            ".xlsx",
-            ".odt",
-            ".ods",
-            ".ppt",
-            ".pptx",
-        ),
-        *(".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae"),
-    )
-)
+NO_PICTURES = frozenset((
+    ".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mp3", ".m4a", ".wav", ".flac",
+    ".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors",
+    ".pdf", ".zip", ".gz", ".tar", ".7z", ".rar", ".doc", ".docx", ".xls", ".xlsx", ".odt", ".ods", ".ppt", ".pptx",
+    ".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae",
+))  # fmt: skip
 _HEIF_BRANDS = rb"heic|heix|heim|heis|hevc|hevx|hevm|hevs|mif1|msf1"
 # The first bytes -> a format that is read, or what else it is. The first that matches counts.
 _FIRST_BYTES = tuple(
