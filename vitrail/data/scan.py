@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,61 +226,44 @@ class _Cache:
     def save(self, result: Scan, known: np.ndarray) -> None:
         """What is known now, and after it what earlier scans of the same place saw beside it."""
         columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in SCANNED}}
-        rows = _Rows(self.names, columns, result.problems).keep(np.flatnonzero(known))
+        parts = [(_Rows(self.names, columns, result.problems), np.flatnonzero(known))]
         old = self._stored()
         if old is not None:
             listed = set(self.names)
             others = np.array([row for row, name in enumerate(old.names) if name not in listed], np.int64)
-            rows = rows.followed_by(old.keep(others[: max(0, _REMEMBERED - len(rows.names))]))
+            parts.append((old, others[: max(0, _REMEMBERED - len(parts[0][1]))]))
+        names = [part.names[row] for part, rows in parts for row in rows.tolist()]
+        reasons = [part.problems.get(row, "") for part, rows in parts for row in rows.tolist()]
+        bad = np.array([row for row, reason in enumerate(reasons) if reason], np.int64)
+        stored: dict[str, Any] = {"names": _join(names), "bad": bad, "reasons": _join(filter(None, reasons))}
+        stored |= {key: np.concatenate([part.columns[key][rows] for part, rows in parts]) for key in columns}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, header=np.array(self.header), **rows.arrays())
+                np.savez(file, header=np.array(self.header), **stored)
 
     def _stored(self) -> _Rows | None:
         try:
             with np.load(self.path, allow_pickle=False) as stored:
-                return _Rows.of(stored) if str(stored["header"]) == self.header else None
+                if str(stored["header"]) != self.header:
+                    return None
+                names, bad, reasons = _split(stored["names"]), stored["bad"].tolist(), _split(stored["reasons"])
+                columns = {key: stored[key] for key in ("sizes", "stamps", *SCANNED)}
         except Exception:  # absent, cut short or written by something else: scan again
             return None
+        whole = len(bad) == len(reasons) and all(len(column) == len(names) for column in columns.values())
+        return _Rows(names, columns, dict(zip(bad, reasons, strict=True))) if whole else None
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Files and what is known of each."""
 
     names: list[str]
     columns: dict[str, np.ndarray]  # sizes, stamps and SCANNED, each of the length of the names
     problems: dict[int, str]  # row -> why it is no picture
 
-    @classmethod
-    def of(cls, stored: Mapping[str, np.ndarray]) -> _Rows:
-        names = _split(stored["names"])
-        columns = {key: stored[key] for key in ("sizes", "stamps", *SCANNED)}
-        if any(len(column) != len(names) for column in columns.values()):
-            raise ValueError("the columns are not of one length")
-        return cls(names, columns, dict(zip(stored["bad"].tolist(), _split(stored["reasons"]), strict=True)))
 
-    def arrays(self) -> dict[str, Any]:
-        bad = sorted(self.problems)
-        reasons = _join([self.problems[row] for row in bad])
-        return {"names": _join(self.names), **self.columns, "bad": np.array(bad, np.int64), "reasons": reasons}
-
-    def keep(self, rows: np.ndarray) -> _Rows:
-        kept = {old: new for new, old in enumerate(rows.tolist())}
-        return _Rows(
-            [self.names[row] for row in kept],
-            {key: column[rows] for key, column in self.columns.items()},
-            {kept[row]: reason for row, reason in self.problems.items() if row in kept},
-        )
-
-    def followed_by(self, others: _Rows) -> _Rows:
-        moved = {len(self.names) + row: reason for row, reason in others.problems.items()}
-        columns = {key: np.concatenate([column, others.columns[key]]) for key, column in self.columns.items()}
-        return _Rows(self.names + others.names, columns, self.problems | moved)
-
-
-def _join(texts: Sequence[str]) -> np.ndarray:
+def _join(texts: Iterable[str]) -> np.ndarray:
     """Many texts as one array of bytes; each ends in a NUL, which no file name holds."""
     return np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-8", "surrogateescape"), np.uint8)
 
