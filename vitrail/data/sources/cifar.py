@@ -156,6 +156,9 @@ class CifarFiles:
 
     def __init__(self, holder: Tree | TarFiles, version: Version) -> None:
         self.holder, self.version = holder, version
+        self.folder: Path | None = None  # where images can be read one by one
+        if isinstance(holder, FolderFiles) and version.label_bytes:
+            self.folder = Path(holder.root)
         self.pixels: dict[str, np.ndarray] = {}  # batch -> uint8 (n, 3072)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,11 +167,6 @@ class CifarFiles:
     @property
     def identity(self) -> tuple[str, str]:
         return self.holder.identity
-
-    @property
-    def folder(self) -> Path | None:
-        """Where images can be read one by one."""
-        return Path(self.holder.root) if isinstance(self.holder, FolderFiles) and self.version.label_bytes else None
 
     def load(self, batch: str, data: bytes, where: str) -> list[int]:
         """Take the pixels out of the bytes of a batch, unless they are read where they lie; returns the labels."""
