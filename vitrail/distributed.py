@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from vitrail.errors import UserError
+from vitrail.errors import CommandError, UserError
 
 T = TypeVar("T")
 STALL = datetime.timedelta(hours=1)  # in training, until one that does not answer is given up
@@ -53,13 +53,13 @@ class Ranks:
                 said[0] = make()
             except Exception as error:
                 failure = error
-                known = isinstance(error, UserError) or hasattr(error, "signal_number")
+                known = isinstance(error, CommandError)
                 said[1] = error if known else RuntimeError(f"the first process failed: {error!r}")
         dist.broadcast_object_list(said, src=0, group=self.group)
         if failure is not None:
             raise failure
         if said[1] is not None:
-            said[1].told = True
+            said[1].reported = True
             raise said[1]
         return said[0]
 
@@ -109,7 +109,7 @@ def joined() -> Iterator[Ranks]:
         yield ALONE
         return
     if dist.is_initialized():  # whoever calls has set it up and will end it
-        with _told_once():
+        with _reported_once():
             yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
         return
     cuda = torch.cuda.is_available()
@@ -124,7 +124,7 @@ def joined() -> Iterator[Ranks]:
     store = _of_this_launch(store, rank, world)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=STALL)
-    with _told_once():
+    with _reported_once():
         yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
     dist.barrier()  # not after a failure: others may never come
     dist.destroy_process_group()
@@ -150,20 +150,21 @@ def _of_this_launch(store: dist.Store, rank: int, world: int) -> dist.Store:
 
 
 @contextlib.contextmanager
-def _told_once() -> Iterator[None]:
-    """What ends all processes alike is told by one of them; one that only lost its contact to another, by that one."""
+def _reported_once() -> Iterator[None]:
+    """What ends all processes alike is reported by one of them; what ends one that only lost its contact to another, by
+    that other one."""
     try:
         yield
-    except Exception as error:
-        if isinstance(error, UserError) or hasattr(error, "signal_number"):
-            count(FAILED)
-            if not hasattr(error, "told"):  # by what was shared, or by a command within this one
-                error.told = count(f"{FAILED}: {error}") > 1  # type: ignore[attr-defined]
-            raise
-        if not isinstance(error, RuntimeError) or not count(FAILED, 0):
+    except CommandError as error:
+        count(FAILED)
+        if error.reported is None:  # else it was shared, or comes from a command within this one
+            error.reported = count(f"{FAILED}: {error}") > 1
+        raise
+    except RuntimeError as error:
+        if not count(FAILED, 0):
             raise
         lost = UserError("another process of this run failed")
-        lost.told = True  # type: ignore[attr-defined]
+        lost.reported = True
         raise lost from error
 
 

@@ -5,13 +5,35 @@ from __future__ import annotations
 import difflib
 import errno
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 
 
-class UserError(Exception):
-    """A problem the user can fix. The command line prints it as one sentence, without a traceback."""
+class CommandError(Exception):
+    """What ends a command with one sentence and no traceback. Of several processes all end alike."""
+
+    exit_code = 2
+    reported: bool | None = None  # whether another process of the run says it; none: that is not known yet
+
+
+class UserError(CommandError):
+    """A problem the user can fix."""
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the number and the path that Python puts around an OSError."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+@contextmanager
+def os_errors_as(what: str) -> Iterator[None]:
+    """A full disk, a folder without rights and the like, inside, as one sentence: `what`, and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {reason_of(error)}") from error
 
 
 def given_path(path: str | Path) -> Path:

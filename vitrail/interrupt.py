@@ -12,20 +12,22 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from vitrail.errors import CommandError
+
 if TYPE_CHECKING:  # commands that only look at images do not wait for torch
     from vitrail.distributed import Ranks
 
 
-class Interrupted(Exception):
+class Interrupted(CommandError):
     """Raised between batches when the user or the system asked to stop."""
 
     def __init__(self, signal_number: int):
-        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number  # as shells have it
         self.advice = ""  # how to go on
         super().__init__(signal.Signals(signal_number).name)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
-        return Interrupted, (self.signal_number,)  # for the other processes of a run
+        return Interrupted, (self.exit_code - 128,)  # for the other processes of a run
 
     def __str__(self) -> str:
         return f"stopped{self.advice}"

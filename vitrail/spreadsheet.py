@@ -1,4 +1,4 @@
-"""CSV tables that a spreadsheet opens without running what stands in them.
+"""CSV tables that a spreadsheet opens without running what stands in them, and tables that one has written.
 
 A text cell that a spreadsheet would take for a formula gets an apostrophe before it, and `plain_cell` takes exactly
 that away again. Cells that are numbers stay as they are.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 MARK = "'"
@@ -49,3 +49,10 @@ def csv_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     table.row(titles)
     table.rows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def csv_rows(text: str) -> Iterator[list[str]]:
+    """The rows that have cells, as they stand; raises csv.Error. Spreadsheets write semicolons where the comma is the
+    decimal sign, so the first row tells what divides cells."""
+    mark = max(",;\t", key=text.split("\n", 1)[0].count)
+    yield from (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row)

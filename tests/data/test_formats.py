@@ -20,6 +20,7 @@ from vitrail.data.formats import CAN_READ_HEIF, ENDINGS, HEAD_BYTES, RAW, kind_o
 from vitrail.data.quarantine import Quarantine
 from vitrail.data.sources.layout import read_folders
 from vitrail.data.sources.read import read_source
+from vitrail.data.sources.root import Root
 from vitrail.doctor.check import check
 from vitrail.doctor.findings import Findings
 from vitrail.errors import UserError
@@ -351,7 +352,7 @@ def test_a_zip_reads_the_first_bytes_of_each_member_once(tmp_path: Path, monkeyp
     opened: list[str] = []
     open_member = archive.open
     monkeypatch.setattr(archive, "open", lambda member, *rest: opened.append(member.filename) or open_member(member))
-    assert len(read_folders(files, "photos.zip", notes).entries) == 7
+    assert len(read_folders(Root(files, "photos.zip"), notes).entries) == 7
     assert sorted(opened) == ["photos/a/words.txt", "photos/a/x.dat"]
 
 

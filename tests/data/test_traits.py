@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from tests.data.zoo import FILES, encode, photo, turned
-from vitrail.data.traits import Trait, other_kind, read_traits
+from vitrail.data.formats import other_kind
+from vitrail.data.traits import Trait, read_traits
 
 NONE = Trait(0)
 

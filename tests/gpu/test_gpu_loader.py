@@ -9,9 +9,9 @@ import torch
 from tests.data.pictures import Pictures
 from vitrail.config import AugmentConfig, Preprocess
 from vitrail.data.loader.cache import shared_bytes
-from vitrail.data.loader.device import pinned
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
+from vitrail.data.to_device import pinned
 
 pytestmark = [
     pytest.mark.gpu,

@@ -39,8 +39,8 @@ from vitrail.cli.recipes import recipes
 from vitrail.cli.train import train
 from vitrail.cli.transfer import transfer
 from vitrail.cli.vtab import vtab
-from vitrail.errors import Note, UserError
-from vitrail.interrupt import ended_by_signals
+from vitrail.errors import CommandError, Note, reason_of
+from vitrail.interrupt import Interrupted, ended_by_signals
 from vitrail.terminal import SafeConsole, escape
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
@@ -106,8 +106,10 @@ def _run() -> int | str | None:
             code = ended.code
         sys.stdout.flush()  # here, where it can be told
         return code
-    except UserError as error:
-        return _failed("" if getattr(error, "told", False) else str(error))
+    except CommandError as error:
+        if not error.reported:
+            _say(escape(str(error)) if isinstance(error, Interrupted) else _as_error(str(error)))
+        return error.exit_code
     except KeyboardInterrupt:
         _say("stopped")
         return 128 + signal.SIGINT
@@ -117,13 +119,8 @@ def _run() -> int | str | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        stopped_by = getattr(error, "signal_number", None)  # train.interrupt.Interrupted, whose import needs torch
-        if stopped_by is not None:
-            if not getattr(error, "told", False):
-                _say(escape(str(error)))
-            return 128 + int(stopped_by)
         if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
-            return _failed(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+            return _failed(f"cannot write {error.filename or 'the output'}: {reason_of(error)}")
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return _failed("there is not enough memory for this: use a smaller model, image size or batch")
         return _unexpected(error)
@@ -141,9 +138,12 @@ def _leave(code: int | str | None) -> None:
 
 
 def _failed(sentence: str) -> int:
-    if sentence:  # else another process of the run tells it
-        _say(f"[bold red]error:[/] {escape(sentence)}")
-    return 2
+    _say(_as_error(sentence))
+    return CommandError.exit_code
+
+
+def _as_error(sentence: str) -> str:
+    return f"[bold red]error:[/] {escape(sentence)}"
 
 
 def _unexpected(error: Exception) -> int:

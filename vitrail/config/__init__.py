@@ -13,6 +13,8 @@ from vitrail.config.network import (
     Size,
     StemConfig,
 )
+from vitrail.config.overrides import OPTIONS, parse_overrides, with_options
+from vitrail.config.recipes import read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.config.run import (
     AugmentConfig,
     DataConfig,
@@ -27,20 +29,7 @@ from vitrail.config.run import (
     ScheduleConfig,
     TrainConfig,
 )
-from vitrail.config.values import (
-    OPTIONS,
-    key_paths,
-    leaves,
-    merge,
-    network_config,
-    parse_overrides,
-    read_recipe,
-    read_recipe_file,
-    recipe_folder,
-    recipe_names,
-    validate,
-    with_options,
-)
+from vitrail.config.values import flat, key_paths, leaves, merge, network_config, validate
 
 __all__ = [
     "GROUPS",
@@ -69,6 +58,7 @@ __all__ = [
     "check_learning",
     "check_read",
     "check_resolved",
+    "flat",
     "key_paths",
     "leaves",
     "merge",

@@ -108,26 +108,24 @@ def open_dataset(
     names = class_list(images, classes, path, fewest)
     if rule is not None:
         _check_weights(images, path)
-    digests = [found.digests[row].tobytes() for row in usable]
-    firsts = images.firsts or digests  # an image keeps its side when it is made smaller
+    seen = found.rows(usable)
+    digests = [digest.tobytes() for digest in seen.digests]
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
     if rule is not None:
-        images = rule.divide(images, firsts, found.looks[usable], notes)
+        firsts = [digest.tobytes() for digest in seen.first_digests]  # an image keeps its side when it is made smaller
+        images = rule.divide(images, firsts, seen.looks, notes)
     if source.given_split or rule is None:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
-    areas = found.shapes[usable].astype(np.int64).prod(axis=1)
-    looks = found.looks[usable] if rule is None or rule.alike else None
-    pixels = images.first_pixels or [found.pixels[row].tobytes() for row in usable]
     return Dataset(
         root=os.path.normpath(given_path(path).absolute()),
         classes=names,
-        splits=_samples(images, names, [digests, firsts, pixels], areas, looks),
+        splits=_samples(images, names, seen, rule is None or rule.alike),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,
         given_split=source.given_split,
-        median_size=(int(np.median(found.shapes[usable, 0])), int(np.median(found.shapes[usable, 1]))),
+        median_size=(int(np.median(seen.shapes[:, 0])), int(np.median(seen.shapes[:, 1]))),
         several=source.several,
     )
 
@@ -167,8 +165,8 @@ def _usable(
     source: Catalogue, found: Scan, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
 ) -> list[int]:
     """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
-    rows = [row for row in range(len(source.entries)) if row not in found.problems]
     check_readable(source, found, path)
+    rows = usable_rows(source, found, path)
     broken = [(name, reason) for name, reason in excluded if not reason.startswith(ABSENT)]
     missing = [(name, reason) for name, reason in excluded if reason.startswith(ABSENT)]
     if broken:
@@ -184,16 +182,22 @@ def _usable(
     return rows
 
 
-def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
-    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
-    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
-    left = len(source.entries) - len(found.problems)
-    if left and len(bad) <= left:
-        return
-    if not left:
+def usable_rows(source: Catalogue, found: Scan, path: str | Path) -> list[int]:
+    """The rows of the images that can be decoded, of which there must be one."""
+    rows = [row for row in range(len(source.entries)) if row not in found.problems]
+    if not rows:
         row, reason = next(iter(found.problems.items()))
         name = source.entries[row].name
         raise UserError(f"'{path}' has no image that can be used, of {len(found.problems):,}; '{name}': {reason}")
+    return rows
+
+
+def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
+    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
+    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
+    left = len(usable_rows(source, found, path))
+    if len(bad) <= left:
+        return
     name, reason = next(iter(bad.items()))
     raise UserError(
         f"'{path}' has {count(len(bad), 'image')} that cannot be read ({by_ending(bad)}) and {left:,} that can; "
@@ -221,18 +225,11 @@ def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) 
             notes.append(f"The {split} split has no images of {some(absent)}.")
 
 
-def _samples(
-    images: Catalogue,
-    classes: tuple[str, ...],
-    digests: Sequence[list[bytes]],
-    areas: np.ndarray,
-    looks: np.ndarray | None,
-) -> dict[str, Samples]:
-    """`digests`: of the content, of what it was before packing, and of the pixels of that."""
+def _samples(images: Catalogue, classes: tuple[str, ...], seen: Scan, alike: bool) -> dict[str, Samples]:
+    """`alike`: whether likeness counts."""
     index = {name: number for number, name in enumerate(classes)}
-    short, first, pixels = (
-        np.array([int.from_bytes(digest[:8], "big") for digest in column], np.uint64) for column in digests
-    )
+    digests, firsts, pixels = map(_first_eight, (seen.digests, seen.first_digests, seen.first_pixels))
+    areas = seen.shapes.astype(np.int64).prod(axis=1)
     splits = {}
     for split in dict.fromkeys(("train", "val", "test", *images.splits)):
         rows = [row for row, other in enumerate(images.splits) if other == split]
@@ -250,14 +247,19 @@ def _samples(
             np.array([own[0] if own else -1 for own in labels], np.int64),
             LabelSets.of(labels) if several else None,
             weights.astype(np.float32),
-            short[rows],
-            first[rows],
+            digests[rows],
+            firsts[rows],
             pixels[rows],
             areas[rows],
             None if images.groups is None else Texts.of(images.groups[row] for row in rows),
-            None if looks is None else looks[rows],
+            seen.looks[rows] if alike else None,
         )
     return splits
+
+
+def _first_eight(digests: np.ndarray) -> np.ndarray:
+    """Of digests in bytes, (n, 8 or more): as numbers, uint64 (n,)."""
+    return np.ascontiguousarray(digests[:, :8]).view(">u8")[:, 0].astype(np.uint64)
 
 
 def _fingerprint(images: Catalogue, digests: list[bytes]) -> str:

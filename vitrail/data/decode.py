@@ -113,7 +113,7 @@ class Opened:
         if not self.can_shrink:
             image.load()  # some formats have their orientation after the pixels
         # Without metadata there is nothing to parse, which takes Pillow as long as opening the file.
-        self._tag = 1 if self.can_shrink and not {"exif", "xmp"} & image.info.keys() else _orientation(image)
+        self._tag = 1 if self.can_shrink and not {"exif", "xmp"} & image.info.keys() else orientation(image)
         self._stored = image.height, image.width  # as the file has it; Pillow changes what it says for a smaller one
 
     @property
@@ -240,7 +240,7 @@ def _heif() -> bool:
     return True
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The camera's orientation tag; unreadable metadata counts as upright, since the pixels are fine."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))

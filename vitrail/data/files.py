@@ -10,12 +10,12 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from vitrail.data.formats import ENDINGS, HEAD_BYTES, NO_PICTURES, ending_of, is_image_name, kind_of, why_not_read
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 
 MAX_FILE_BYTES = 500_000_000
 MISSING = "the file cannot be found"
@@ -64,13 +64,9 @@ class Listing:
 
     def sort(self) -> Listing:
         """In an order that does not depend on the file system."""
-        self.images.sort()
-        self.folders.sort()
-        self.unreadable.sort()
-        self.others.sort()
-        self.unknown.sort()
-        self.outside.sort()
-        self.not_followed.sort()
+        texts = self.folders, self.others, self.unknown, self.outside, self.not_followed
+        for column in (self.images, self.unreadable, *texts):
+            column.sort()
         return self
 
     def note(self, entry: Entry, head: bytes) -> None:
@@ -124,6 +120,9 @@ class FolderFiles:
     def identity(self) -> tuple[str, str]:
         return self.root, "folder"
 
+    def under(self, folder: str) -> FolderFiles:
+        return replace(self, root=os.path.join(self.root, folder))  # noqa: PTH118
+
     def read(self, name: str) -> bytes:
         return read_file(os.path.join(self.root, name))  # noqa: PTH118, called for every sample
 
@@ -148,7 +147,7 @@ class FolderFiles:
             try:
                 children = sorted(os.scandir(place), key=lambda child: child.name)
             except OSError as error:
-                found.unreadable.append((folder or ".", f"the folder cannot be opened: {error.strerror}"))
+                found.unreadable.append((folder or ".", f"the folder cannot be opened: {reason_of(error)}"))
                 continue
             names = {child.name for child in children}
             if folder and any(own <= names for own in OWN_FOLDERS):
@@ -175,7 +174,7 @@ class FolderFiles:
 def why_unread(error: OSError) -> str:
     """Why the bytes of a file cannot be had."""
     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return f"{MISSING if gone else 'cannot be read'}: {error.strerror or error}"
+    return f"{MISSING if gone else 'cannot be read'}: {reason_of(error)}"
 
 
 def _heads(root: str, entries: Sequence[Entry]) -> list[bytes]:

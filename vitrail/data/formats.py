@@ -59,44 +59,12 @@ _NOT_READ = {
     ".djvu": "DjVu scan",
 }
 # Files that people keep beside pictures: ignored and counted, however many there are.
-NO_PICTURES = frozenset(
-    (
-        *(
-            ".mp4",
-            ".mov",
-            ".m4v",
-            ".avi",
-            ".mkv",
-            ".webm",
-            ".mpg",
-            ".mpeg",
-            ".wmv",
-            ".3gp",
-            ".mp3",
-            ".m4a",
-            ".wav",
-            ".flac",
-        ),
-        *(".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors"),
-        *(
-            ".pdf",
-            ".zip",
-            ".gz",
-            ".tar",
-            ".7z",
-            ".rar",
-            ".doc",
-            ".docx",
-            ".xls",
-            ".xlsx",
-            ".odt",
-            ".ods",
-            ".ppt",
-            ".pptx",
-        ),
-        *(".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae"),
-    )
-)
+NO_PICTURES = frozenset((
+    ".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mp3", ".m4a", ".wav", ".flac",
+    ".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors",
+    ".pdf", ".zip", ".gz", ".tar", ".7z", ".rar", ".doc", ".docx", ".xls", ".xlsx", ".odt", ".ods", ".ppt", ".pptx",
+    ".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae",
+))  # fmt: skip
 _HEIF_BRANDS = rb"heic|heix|heim|heis|hevc|hevx|hevm|hevs|mif1|msf1"
 # The first bytes -> a format that is read, or what else it is. The first that matches counts.
 _FIRST_BYTES = tuple(
@@ -133,6 +101,17 @@ _FIRST_BYTES = tuple(
 )  # fmt: skip
 
 
+_NO_IMAGES = (  # what is often saved under the name of an image
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML or SVG file"),
+    (b"<svg", "an SVG drawing"),
+    (b"%pdf", "a PDF file"),
+    (b"pk\x03\x04", "a zip archive"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+)
+
+
 def ending_of(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
 
@@ -151,6 +130,17 @@ def kind_of(head: bytes, name: str = "") -> str:
     if kind == "PPM" and head[1:2] in b"123" and ending_of(name) not in ("", *ENDINGS["PPM"]):
         return named  # a picture in digits has the name of one: many a list of numbers begins alike
     return kind or named
+
+
+def other_kind(data: bytes) -> str:
+    """What bytes that are no image are, or nothing: `an HTML page`."""
+    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for magic, kind in _NO_IMAGES:
+        if start.startswith(magic):
+            return kind
+    if data[4:8] == b"ftyp":
+        return "a HEIC, AVIF or video file"
+    return "text" if start.isascii() and start.decode("ascii").isprintable() and start else ""
 
 
 def why_not_read(kind: str) -> str:

@@ -25,8 +25,8 @@ from vitrail.data.decode import BadImage, decode
 from vitrail.data.samples import LabelSets, Texts
 from vitrail.data.scan import Progress, Scan, scan, threads
 from vitrail.data.sources.catalogue import Catalogue, class_list
-from vitrail.data.sources.locate import find_images
 from vitrail.data.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
+from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.data.sources.shards import origin_of
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError
@@ -132,8 +132,6 @@ class Packing:
             Texts.of(origin_of(entry.name) for entry in source.entries),
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
-            self._firsts()[order],
-            self._first_pixels()[order],
             self.scan.rows(order),
         )
         manifest = self._manifest(notes)
@@ -145,23 +143,13 @@ class Packing:
             if seen.problems:
                 row, why = next(iter(seen.problems.items()))
                 raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {why}")
+            first = index.scan.first_digests, index.scan.first_pixels
+            seen = replace(seen, first_digests=first[0], first_pixels=first[1])
             self._write_index(replace(index, scan=seen))
         for shard in self.shards:
             self._side(shard).unlink()
         (self.out / UNFINISHED).unlink()  # last: from here on the folder counts as whole
         return manifest
-
-    def _firsts(self) -> np.ndarray:
-        """Digests of the images as they were before any packing, uint8 (n, 16)."""
-        if self.source.firsts is None:
-            return self.scan.digests
-        return np.frombuffer(b"".join(self.source.firsts), np.uint8).reshape(-1, 16)
-
-    def _first_pixels(self) -> np.ndarray:
-        """The same of their pixels, uint8 (n, 8)."""
-        if self.source.first_pixels is None:
-            return self.scan.pixels
-        return np.frombuffer(b"".join(self.source.first_pixels), np.uint8).reshape(-1, 8)
 
     def _manifest(self, notes: list[str]) -> dict[str, Any]:
         shards = [
@@ -208,14 +196,11 @@ class Packing:
                     sums += [zlib.crc32(image) for image in images]
                     writer.write_table(pyarrow.Table.from_pydict(self._columns(rows, images), schema), ROWS)
                     yield start + len(rows)
-        table = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        places = [find_images(path, table, group, "image.bytes") for group in range(table.metadata.num_row_groups)]
-        offsets, lengths = (np.concatenate([place[i] for place in places if place is not None]) for i in (0, 1))
-        assert len(offsets) == len(shard.rows), "an image was not found in the shard it was just written to"
+        places = ParquetFile(path).places("image.bytes")
+        assert places is not None, "an image was not found in the shard it was just written to"
+        side: dict[str, Any] = {"offsets": places[0], "lengths": places[1], "sums": np.array(sums, np.uint32)}
         with whole_file(self._side(shard)) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file, offsets=offsets, lengths=lengths, sums=np.array(sums, np.uint32), blake2b=np.array(_digest(path))
-            )
+            np.savez(file, **side, blake2b=np.array(_digest(path)))
 
     def _image(self, row: int) -> bytes:
         """The encoded image to store: as it is, or smaller."""

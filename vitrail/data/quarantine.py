@@ -7,7 +7,6 @@ those of a row, so a file that was mended or replaced is used again; a row witho
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ import numpy as np
 from vitrail.atomic import whole_file
 from vitrail.data.files import Entry, read_file
 from vitrail.data.sources.catalogue import count, some
-from vitrail.errors import UserError, given_path
-from vitrail.spreadsheet import csv_table, plain_cell
+from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.spreadsheet import csv_rows, csv_table, plain_cell
 
 TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32
@@ -44,13 +43,10 @@ class Quarantine:
 
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
-        try:
+        with os_errors_as(f"the quarantine list '{path}' cannot be read"):
             text = read_file(given_path(path)).decode("utf-8-sig", "surrogateescape")
-        except OSError as error:
-            raise UserError(f"the quarantine list '{path}' cannot be read: {error.strerror or error}") from None
-        mark = max(",;\t", key=text.split("\n", 1)[0].count)  # a spreadsheet may have written it again
         try:
-            rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row]
+            rows = list(csv_rows(text))
         except csv.Error as error:
             raise UserError(f"the quarantine list '{path}' is not a proper CSV table: {error}") from None
         titles = [title.strip().lower() for title in rows[0]] if rows else []

@@ -91,16 +91,12 @@ class Samples:
 
     def subset(self, indices: Iterable[int]) -> Samples:
         chosen = np.array([int(index) for index in indices], np.int64)
+        columns = ("labels", "weights", "digests", "firsts", "pixels", "areas")
         return replace(
             self,
             names=Texts.of(self.name(i) for i in chosen),
-            labels=self.labels[chosen],
             sets=None if self.sets is None else LabelSets.of([self.sets[i].tolist() for i in chosen]),
-            weights=self.weights[chosen],
-            digests=self.digests[chosen],
-            firsts=self.firsts[chosen],
-            pixels=self.pixels[chosen],
-            areas=self.areas[chosen],
             groups=None if self.groups is None else Texts.of(self.groups[i] for i in chosen),
             looks=None if self.looks is None else self.looks[chosen],
+            **{name: getattr(self, name)[chosen] for name in columns},
         )

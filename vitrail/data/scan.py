@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +17,14 @@ import PIL
 from vitrail.atomic import whole_file
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import Entry, Files, why_unread
-from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of
+from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of, other_kind
 from vitrail.data.similar import SIZE, look
-from vitrail.data.traits import Trait, other_kind, read_traits
+from vitrail.data.traits import Trait, read_traits
 
 Progress = Callable[[int, int], None]
 
 _CACHE_VERSION = 4
-_COLUMNS = ("digests", "shapes", "traits", "looks", "pixels")
+SCANNED = ("digests", "shapes", "traits", "looks", "pixels")
 _REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
 _HASHED = 128  # rows of pixels that go into a digest
@@ -41,17 +41,24 @@ class Scan:
     traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
     looks: np.ndarray = field(default_factory=lambda: np.zeros((0, SIZE), np.int8))  # (n, 64): see similar.look
     pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8): digests of the pixels
+    # Digests of the bytes and of the pixels as they were before packing made images smaller; else the same as above
+    first_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
+    first_pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))
 
     def __post_init__(self) -> None:
         for name in ("traits", "looks", "pixels"):
             column = getattr(self, name)
             if not len(column):
                 object.__setattr__(self, name, np.zeros((len(self.digests), *column.shape[1:]), column.dtype))
+        for name in ("digests", "pixels"):
+            if not len(getattr(self, f"first_{name}")):
+                object.__setattr__(self, f"first_{name}", getattr(self, name))
 
     def rows(self, chosen: Sequence[int]) -> Scan:
         """The same for some of the rows, in another order or again."""
         problems = {new: self.problems[old] for new, old in enumerate(chosen) if old in self.problems}
-        return Scan(**{name: getattr(self, name)[list(chosen)] for name in _COLUMNS}, problems=problems)
+        columns = (*SCANNED, "first_digests", "first_pixels")
+        return Scan(**{name: getattr(self, name)[list(chosen)] for name in columns}, problems=problems)
 
 
 def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> Scan:
@@ -211,69 +218,52 @@ class _Cache:
         same = rows >= 0
         for key, own in (("sizes", self.sizes), ("stamps", self.stamps)):
             same[same] = old.columns[key][rows[same]] == own[same]
-        for key in _COLUMNS:
+        for key in SCANNED:
             getattr(result, key)[same] = old.columns[key][rows[same]]
         result.problems.update({int(r): old.problems[rows[r]] for r in np.flatnonzero(same) if rows[r] in old.problems})
         return same
 
     def save(self, result: Scan, known: np.ndarray) -> None:
         """What is known now, and after it what earlier scans of the same place saw beside it."""
-        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in _COLUMNS}}
-        rows = _Rows(self.names, columns, result.problems).keep(np.flatnonzero(known))
+        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in SCANNED}}
+        parts = [(_Rows(self.names, columns, result.problems), np.flatnonzero(known))]
         old = self._stored()
         if old is not None:
             listed = set(self.names)
             others = np.array([row for row, name in enumerate(old.names) if name not in listed], np.int64)
-            rows = rows.followed_by(old.keep(others[: max(0, _REMEMBERED - len(rows.names))]))
+            parts.append((old, others[: max(0, _REMEMBERED - len(parts[0][1]))]))
+        names = [part.names[row] for part, rows in parts for row in rows.tolist()]
+        reasons = [part.problems.get(row, "") for part, rows in parts for row in rows.tolist()]
+        bad = np.array([row for row, reason in enumerate(reasons) if reason], np.int64)
+        stored: dict[str, Any] = {"names": _join(names), "bad": bad, "reasons": _join(filter(None, reasons))}
+        stored |= {key: np.concatenate([part.columns[key][rows] for part, rows in parts]) for key in columns}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, header=np.array(self.header), **rows.arrays())
+                np.savez(file, header=np.array(self.header), **stored)
 
     def _stored(self) -> _Rows | None:
         try:
             with np.load(self.path, allow_pickle=False) as stored:
-                return _Rows.of(stored) if str(stored["header"]) == self.header else None
+                if str(stored["header"]) != self.header:
+                    return None
+                names, bad, reasons = _split(stored["names"]), stored["bad"].tolist(), _split(stored["reasons"])
+                columns = {key: stored[key] for key in ("sizes", "stamps", *SCANNED)}
         except Exception:  # absent, cut short or written by something else: scan again
             return None
+        whole = len(bad) == len(reasons) and all(len(column) == len(names) for column in columns.values())
+        return _Rows(names, columns, dict(zip(bad, reasons, strict=True))) if whole else None
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Files and what is known of each."""
 
     names: list[str]
-    columns: dict[str, np.ndarray]  # sizes, stamps and _COLUMNS, each of the length of the names
+    columns: dict[str, np.ndarray]  # sizes, stamps and SCANNED, each of the length of the names
     problems: dict[int, str]  # row -> why it is no picture
 
-    @classmethod
-    def of(cls, stored: Mapping[str, np.ndarray]) -> _Rows:
-        names = _split(stored["names"])
-        columns = {key: stored[key] for key in ("sizes", "stamps", *_COLUMNS)}
-        if any(len(column) != len(names) for column in columns.values()):
-            raise ValueError("the columns are not of one length")
-        return cls(names, columns, dict(zip(stored["bad"].tolist(), _split(stored["reasons"]), strict=True)))
 
-    def arrays(self) -> dict[str, Any]:
-        bad = sorted(self.problems)
-        reasons = _join([self.problems[row] for row in bad])
-        return {"names": _join(self.names), **self.columns, "bad": np.array(bad, np.int64), "reasons": reasons}
-
-    def keep(self, rows: np.ndarray) -> _Rows:
-        kept = {old: new for new, old in enumerate(rows.tolist())}
-        return _Rows(
-            [self.names[row] for row in kept],
-            {key: column[rows] for key, column in self.columns.items()},
-            {kept[row]: reason for row, reason in self.problems.items() if row in kept},
-        )
-
-    def followed_by(self, others: _Rows) -> _Rows:
-        moved = {len(self.names) + row: reason for row, reason in others.problems.items()}
-        columns = {key: np.concatenate([column, others.columns[key]]) for key, column in self.columns.items()}
-        return _Rows(self.names + others.names, columns, self.problems | moved)
-
-
-def _join(texts: Sequence[str]) -> np.ndarray:
+def _join(texts: Iterable[str]) -> np.ndarray:
     """Many texts as one array of bytes; each ends in a NUL, which no file name holds."""
     return np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-8", "surrogateescape"), np.uint8)
 

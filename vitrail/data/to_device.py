@@ -1,6 +1,9 @@
-"""Small arrays to where they are used, without waiting for the device."""
+"""Arrays to where they are used, without waiting for a GPU: while it works, it copies by itself."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,3 +19,19 @@ def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda" and values.nbytes > SMALL:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+@contextmanager
+def pinned(memory: np.ndarray, device: torch.device) -> Iterator[None]:
+    """Keep `memory` where a GPU can read it by itself, so that copies from it need not be waited for."""
+    if device.type != "cuda":
+        yield
+        return
+    runtime = torch.cuda.cudart()
+    # Not allowed everywhere (a container may limit locked memory); copies are then slower, and as right.
+    locked = int(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)) == 0
+    try:
+        yield
+    finally:
+        if locked:
+            runtime.cudaHostUnregister(memory.ctypes.data)

@@ -7,7 +7,7 @@ from enum import IntFlag
 
 from PIL import Image, ImageFile
 
-from vitrail.data.decode import openable
+from vitrail.data.decode import openable, orientation
 from vitrail.data.formats import FORMAT_OF, ending_of
 
 
@@ -25,18 +25,8 @@ class Trait(IntFlag):
     WIDE = 256  # 32 bits a pixel: integers or floats, which have no agreed range
 
 
-_ORIENTATION_TAG = 0x0112
 _APP1, _FRAMES = 0xE1, (0xC0, 0xC1, 0xC2)  # markers of a JPEG
 _MAY_TURN = (b"eXIf", b"profile type", b"rientation")  # of a PNG: without these Pillow would decode it to find nothing
-_OTHER_KINDS = (  # what is often saved under the name of an image
-    (b"<!doctype html", "an HTML page"),
-    (b"<html", "an HTML page"),
-    (b"<?xml", "an XML or SVG file"),
-    (b"<svg", "an SVG drawing"),
-    (b"%pdf", "a PDF file"),
-    (b"pk\x03\x04", "a zip archive"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
-)
 
 
 def read_traits(data: bytes, name: str) -> Trait:
@@ -92,17 +82,6 @@ def _plain_jpeg(data: bytes) -> Trait | None:
     return None
 
 
-def other_kind(data: bytes) -> str:
-    """What bytes that are no image are, or nothing: `an HTML page`."""
-    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for magic, kind in _OTHER_KINDS:
-        if start.startswith(magic):
-            return kind
-    if data[4:8] == b"ftyp":
-        return "a HEIC, AVIF or video file"
-    return "text" if start.isascii() and start.decode("ascii").isprintable() and start else ""
-
-
 def _raw_mode(image: ImageFile.ImageFile) -> str:
     """How the file stores pixels: Pillow opens 16-bit colour as 8-bit."""
     return " ".join(str(tile.args) for tile in image.tile)
@@ -113,4 +92,4 @@ def _is_turned(image: Image.Image, data: bytes) -> bool:
         return False
     if image.format == "PNG" and not any(mark in data for mark in _MAY_TURN):
         return False
-    return 2 <= int(image.getexif().get(_ORIENTATION_TAG, 1)) <= 8
+    return 2 <= orientation(image) <= 8

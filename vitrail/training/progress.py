@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail import strict_json
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 from vitrail.terminal import escape
-from vitrail.training.tensorboard import Events, told_if_it_fails
+from vitrail.training.tensorboard import Events
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
@@ -43,7 +43,7 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         if not self.path.parent.is_dir():  # the open file would take the row, and nobody would ever see it
             raise UserError(f"{self.path.parent} was removed while its run was at work: what was not saved is lost")
-        with told_if_it_fails(self.path):
+        with os_errors_as(f"cannot write to {self.path}"):
             self.file.write(strict_json.dumps(row) + "\n")
             self.file.flush()
 
@@ -53,11 +53,11 @@ class MetricsLog:
         self._keep([row for row in read_metrics(self.path) if row["step"] <= step or "event" in row])
 
     def close(self) -> None:
-        with told_if_it_fails(self.path), self.file:
+        with os_errors_as(f"cannot write to {self.path}"), self.file:
             os.fsync(self.file.fileno())
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
-        with told_if_it_fails(self.path):
+        with os_errors_as(f"cannot write to {self.path}"):
             with whole_file(self.path) as temporary:
                 temporary.write_text("".join(strict_json.dumps(row) + "\n" for row in rows))
             self.file = self.path.open("a")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 
 MARK = ".vitrail"  # ends the names of our files; others may write theirs beside them
+_files = itertools.count()  # of this process: those of one second are read in the order of their names
 SCALARS = {
     "loss": "train/loss",
     "accuracy": "train/accuracy",
@@ -28,40 +30,37 @@ SCALARS = {
 }
 
 
-@contextmanager
-def told_if_it_fails(path: Path) -> Iterator[None]:
-    """A full disk, or whatever else stops writing there, as one sentence."""
+def require_tensorboard() -> None:
+    """One sentence on how to get what writes event files, where it is missing."""
     try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}") from error
-
-
-def require_tensorboard() -> Any:
-    """The class that writes event files, or one sentence on how to get it."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
         raise UserError("TensorBoard files need the package tensorboard: pip install 'vitrail[tensorboard]'") from None
-    return SummaryWriter
 
 
 class Events:
-    """The event files in a folder. What earlier launches wrote there for steps after `start` is shown no more."""
+    """The event files in a folder. What earlier launches wrote there for steps after `start` is shown no more.
+
+    Torch's writer has a thread of its own, whose errors come late or as a traceback beside the run. The few rows of a
+    run are written here, in the same format, so that a full disk is met where it can be told.
+    """
 
     def __init__(self, folder: Path, start: int = 0):
         self.folder = folder
+        require_tensorboard()
         self._open(start)
 
     def write(self, row: dict[str, Any]) -> None:
-        with told_if_it_fails(self.folder):
+        from torch.utils.tensorboard.summary import scalar, text
+
+        with os_errors_as(f"cannot write to {self.folder}"):
             if "event" in row:
-                self.writer.add_text("events", row["event"], row["step"])
+                self._add(row["step"], summary=text("events", row["event"]))
             for key, name in SCALARS.items():
                 value = row.get(key)
                 if isinstance(value, int | float) and math.isfinite(value):
-                    self.writer.add_scalar(name, value, row["step"])
-            self.writer.flush()  # here, where it can be told; else its thread would do it some time
+                    self._add(row["step"], summary=scalar(name, value))
+            self.writer.flush()
 
     def rewind(self, step: int) -> None:
         """The run goes back: the steps after `step` come a second time."""
@@ -69,21 +68,23 @@ class Events:
         self._open(step)
 
     def close(self) -> None:
-        try:
-            with told_if_it_fails(self.folder):
-                self.writer.close()
-        finally:
-            threading.excepthook = self.hook
+        with os_errors_as(f"cannot write to {self.folder}"):
+            self.writer.close()
 
     def _open(self, start: int) -> None:
-        writer = require_tensorboard()
-        self.hook = hook = threading.excepthook
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        def unless_told(failure: threading.ExceptHookArgs) -> None:
-            # The thread of the writer passes on what stopped it to whoever writes next.
-            if not (isinstance(failure.exc_value, OSError) and "AsyncWriter" in type(failure.thread).__name__):
-                hook(failure)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}{MARK}"
+        with os_errors_as(f"cannot write to {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.writer = RecordWriter((self.folder / name).open("wb"))
+            # As torch's writer has it: what other files hold from this step on is shown no more.
+            self._add(start + 1, file_version="brain.Event:2")
+            self._add(start + 1, session_log=SessionLog(status=SessionLog.START))
+            self.writer.flush()
 
-        threading.excepthook = unless_told
-        with told_if_it_fails(self.folder):
-            self.writer = writer(str(self.folder), purge_step=start + 1, filename_suffix=MARK)
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self.writer.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.atomic import whole_file
 from vitrail.config import RunConfig, read_recipe, validate, with_options
 from vitrail.distributed import Ranks, joined
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import new_name
@@ -34,7 +34,6 @@ from vitrail.training.parallel import choose_parallel
 from vitrail.training.precision import set_types
 from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import LockId, RunContext
-from vitrail.training.tensorboard import told_if_it_fails
 from vitrail.training.trainer import BatchStream, Task, Validate
 from vitrail.weights.bundle import created_with
 from vitrail.workflows.fit_settings import check_arguments, fit_config, stored_settings
@@ -200,7 +199,7 @@ def fit_in_folder(
 def _draw_curves(folder: Path) -> None:
     rows = read_metrics(folder / "metrics.jsonl")
     if any("loss" in row for row in rows):
-        with told_if_it_fails(folder / "curves.svg"):
+        with os_errors_as(f"cannot write to {folder / 'curves.svg'}"):
             draw_curves(rows, folder / "curves.svg")
 
 

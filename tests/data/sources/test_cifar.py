@@ -19,8 +19,8 @@ from PIL import Image
 from tests.data.folders import contents, zipped
 from vitrail.data.dataset import Dataset, open_dataset
 from vitrail.data.decode import decode
-from vitrail.data.sources.cifarfiles import bmp
-from vitrail.data.sources.cifarpickle import plain_values
+from vitrail.data.sources.cifar import bmp
+from vitrail.data.sources.cifarpickle import byte_rows, numbers_in, plain_values
 from vitrail.data.sources.read import read_source
 from vitrail.data.splits import SplitRule
 from vitrail.errors import UserError
@@ -217,8 +217,8 @@ def test_damaged_pickles_give_values_or_one_sentence(data: st.DataObject) -> Non
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     try:
         values = plain_values(bytes(changed), "'x'")
-        values.numbers("labels")
-        values.bytes("data", 3072)
+        numbers_in(values, "labels", "'x'")
+        byte_rows(values, "data", 3072, "'x'")
     except UserError as error:
         assert str(error).startswith("'x' ")
 

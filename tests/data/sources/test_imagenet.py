@@ -15,9 +15,8 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.files import Entry, Listing
 from vitrail.data.sources.catalogue import Catalogue
 from vitrail.data.sources.imagenet import read_imagenet
-from vitrail.data.sources.read import read_source
-from vitrail.data.sources.sidefiles import Root
-from vitrail.data.sources.standard import read_standard
+from vitrail.data.sources.read import read_source, read_standard
+from vitrail.data.sources.root import Root
 from vitrail.errors import UserError
 
 scipy_io = pytest.importorskip("scipy.io")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.folders import fill, zipped
-from vitrail.data.sources.standard import read_standard
+from vitrail.data.sources.read import read_standard
 from vitrail.errors import UserError
 
 

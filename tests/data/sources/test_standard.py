@@ -12,8 +12,7 @@ from tests.data.folders import contents, fill, names_of, numbered, zipped
 from vitrail.data.dataset import open_dataset
 from vitrail.data.sources.catalogue import Catalogue
 from vitrail.data.sources.oxford import flower_names
-from vitrail.data.sources.read import read_source
-from vitrail.data.sources.standard import read_standard
+from vitrail.data.sources.read import read_source, read_standard
 from vitrail.errors import UserError
 
 scipy_io = pytest.importorskip("scipy.io")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,16 +14,14 @@ from torch import Tensor
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.crop import crop_box, crop_draws
 from vitrail.data.decode import BadImage
-from vitrail.data.loader.device import pinned, to_device
+from vitrail.data.loader.order import NOBODY, EvaluationOrder, Order, Rows, TrainingOrder
 from vitrail.data.loader.reader import Reader
 from vitrail.data.loader.workers import Failures, Pool, Slots
-from vitrail.data.randomness import order as random_order
 from vitrail.data.scan import cores
+from vitrail.data.to_device import pinned
 from vitrail.data.transforms import prepare
-from vitrail.errors import UserError
 
 UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
-NOBODY = -1  # the position of a row that counts nothing
 FEW = 256  # images that one process evaluates before others have started
 
 
@@ -55,91 +52,6 @@ def joined(batches: Sequence[Batch]) -> Batch:
         [failure for batch in batches for failure in batch.failures],
         batches[0].extra,
     )
-
-
-class Rows(NamedTuple):
-    """What a batch is made of, int64 (B,) each."""
-
-    epochs: np.ndarray
-    samples: np.ndarray
-    positions: np.ndarray
-
-
-class Order(Protocol):
-    """Which rows a step takes."""
-
-    most: int  # rows in a step
-    extra: int
-    weighs: bool  # whether images count as much as the data says; else one as much as the other
-
-    def __call__(self, step: int) -> Rows: ...
-
-
-class TrainingOrder:
-    """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order.
-
-    A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
-    """
-
-    weighs = True
-
-    def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        neighbour: bool = False,
-        repeats: int = 1,
-    ) -> None:
-        if batch_size % world:
-            raise UserError(
-                f"a batch of {batch_size} does not divide among {world} processes: "
-                "start as many as do divide it, or change train.batch_size"
-            )
-        self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
-        part = batch_size // world
-        self.extra = int(neighbour and world > 1)
-        self.positions = np.arange(rank * part - self.extra, (rank + 1) * part) % batch_size
-        self.most = len(self.positions)
-        self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
-
-    def __call__(self, step: int) -> Rows:
-        distinct = -(-self.batch_size // self.repeats)
-        copies, numbers = np.divmod(self.positions, distinct)  # copies lie far apart: mixing takes neighbours
-        epochs, places = np.divmod(step * distinct + numbers, self.size)
-        touched = np.unique(epochs).tolist()
-        known = {epoch: rows for epoch, rows in self.orders.items() if epoch in touched}
-        self.orders = known | {
-            epoch: random_order(self.seed, epoch, self.size) for epoch in touched if epoch not in known
-        }
-        samples = np.empty_like(places)
-        for epoch in touched:
-            here = epochs == epoch
-            samples[here] = self.orders[epoch][places[here]]
-        return Rows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
-
-
-class EvaluationOrder:
-    """Every sample once, in order; of several ranks each takes every so manieth batch, and all the same number of
-    batches, as networks that work together need it: where there is none left, one sample that counts nothing."""
-
-    extra, weighs = 0, False
-
-    def __init__(self, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self.size, self.most, self.rank, self.world = size, batch_size, rank, world
-
-    @property
-    def steps(self) -> int:
-        return -(-self.size // (self.most * self.world))
-
-    def __call__(self, step: int) -> Rows:
-        first = (step * self.world + self.rank) * self.most
-        samples = np.arange(first, min(first + self.most, self.size))
-        if not len(samples):
-            return Rows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([NOBODY]))
-        return Rows(np.zeros_like(samples), samples, samples - first)
 
 
 class Maker:
@@ -184,7 +96,7 @@ class Loader:
         made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
         epoch = -1
         try:
-            arrived = to_device(made, self.device, lambda batch: batch.pixels, _with_pixels)
+            arrived = _copied_ahead(made, self.device) if self.device.type == "cuda" else iter(made)
             for first in range(start, stop, together):
                 batches = list(islice(arrived, min(together, stop - first)))
                 if epoch < (epoch := int(batches[-1].epoch[-1])):
@@ -245,8 +157,24 @@ class Loader:
         )
 
 
-def _with_pixels(batch: Batch, pixels: Tensor) -> Batch:
-    return replace(batch, pixels=pixels)
+def _copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches with their pixels on a GPU, one copied while the one before is worked on."""
+    stream = torch.cuda.Stream(device)
+    ahead: Batch | None = None
+    try:
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                copy = batch.pixels.to(device, non_blocking=True)
+            if ahead is not None:
+                yield ahead
+            # The copy had the time of a step: to wait costs nothing, and its source may be used again after it.
+            stream.synchronize()
+            copy.record_stream(torch.cuda.current_stream(device))
+            ahead = replace(batch, pixels=copy)
+        if ahead is not None:
+            yield ahead
+    finally:
+        stream.synchronize()
 
 
 class EvaluationLoader(Loader):

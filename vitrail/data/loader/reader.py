@@ -12,6 +12,7 @@ from vitrail.config import Preprocess
 from vitrail.data.decode import SHRINKS, BadImage, Opened, open_image
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.transforms import crop_resize
+from vitrail.errors import reason_of
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -72,7 +73,7 @@ class Reader:
         try:
             return self.source.read(index)
         except OSError as error:
-            raise BadImage(f"cannot be read: {error.strerror or error}") from error
+            raise BadImage(f"cannot be read: {reason_of(error)}") from error
 
 
 def shrink_for(box: Box, size: tuple[int, int]) -> int:

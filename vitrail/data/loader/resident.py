@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vitrail.data.loader.loader import Batch, EvaluationLoader, TrainingOrder
+from vitrail.data.loader.loader import Batch, EvaluationLoader
+from vitrail.data.loader.order import TrainingOrder
 from vitrail.data.to_device import on_device
 
 

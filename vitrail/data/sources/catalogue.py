@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.data.files import Entry, Files
 from vitrail.errors import UserError, did_you_mean
@@ -40,8 +40,6 @@ class Catalogue:
     noun: str = "class"  # what the user calls a class here
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
     scan: Scan | None = None  # what an earlier look at these very bytes found
-    firsts: list[bytes] | None = None  # digests of the images before packing made them smaller
-    first_pixels: list[bytes] | None = None  # likewise, of their pixels
 
     @property
     def given_split(self) -> bool:
@@ -49,17 +47,9 @@ class Catalogue:
 
     def keep(self, rows: Iterable[int]) -> Catalogue:
         rows = list(rows)
-        return replace(
-            self,
-            entries=[self.entries[r] for r in rows],
-            splits=[self.splits[r] for r in rows],
-            labels=[self.labels[r] for r in rows],
-            groups=None if self.groups is None else [self.groups[r] for r in rows],
-            weights=None if self.weights is None else [self.weights[r] for r in rows],
-            scan=None,
-            firsts=None if self.firsts is None else [self.firsts[r] for r in rows],
-            first_pixels=None if self.first_pixels is None else [self.first_pixels[r] for r in rows],
-        )
+        columns = {name: getattr(self, name) for name in ("entries", "splits", "labels", "groups", "weights")}
+        kept: dict[str, Any] = {name: [col[row] for row in rows] for name, col in columns.items() if col is not None}
+        return replace(self, **kept, scan=None)
 
 
 def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, fewest: int = 2) -> tuple[str, ...]:

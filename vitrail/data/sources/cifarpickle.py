@@ -6,7 +6,6 @@ What they ask NumPy to build is only written down here, by classes that stand in
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from typing import Any
 
@@ -68,51 +67,8 @@ class _Unpickler(pickle._Unpickler):
         return _STAND_INS[module, name]
 
 
-class Values:
-    """The top of such a pickle, a dict."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self._values, self._where = values, where
-
-    def _list(self, key: str, kinds: tuple[type, ...], what: str) -> list[Any]:
-        values = self._values.get(key)
-        if not isinstance(values, list) or not all(type(value) in kinds for value in values):
-            raise UserError(f"{self._where} has no list of {what} called '{key}'")
-        return values
-
-    def texts(self, key: str) -> list[str]:
-        values = self._list(key, (bytes, str), "names")
-        return [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
-
-    def numbers(self, key: str) -> list[int]:
-        values = self._list(key, (int,), "numbers")
-        if min(values, default=0) < 0:
-            raise UserError(f"{self._where} has a negative number in '{key}'")
-        return values
-
-    def bytes(self, key: str, width: int) -> np.ndarray:
-        """An array of bytes (n, width)."""
-        array = self._values.get(key)
-        state = array.state if isinstance(array, _Array) else None
-        if isinstance(state, tuple) and len(state) == 5:
-            _, shape, kind, by_columns, data = state
-            good = (
-                isinstance(kind, _Kind)
-                and kind.code in ("u1", b"u1", "|u1", b"|u1")
-                and isinstance(data, bytes)
-                and isinstance(shape, tuple)
-                and len(shape) == 2
-                and all(type(size) is int and size >= 0 for size in shape)
-                and shape[1] == width
-                and math.prod(shape) == len(data)
-                and not by_columns
-            )
-            if good:
-                return np.frombuffer(data, np.uint8).reshape(shape)
-        raise UserError(f"{self._where} has no array of {width:,} bytes an image called '{key}'")
-
-
-def plain_values(data: bytes, where: str) -> Values:
+def plain_values(data: bytes, where: str) -> dict[str, Any]:
+    """The dict that such a pickle holds."""
     try:
         values = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except _Refused as wanted:
@@ -121,5 +77,33 @@ def plain_values(data: bytes, where: str) -> Values:
         raise UserError(f"{where} is not a pickle of CIFAR, or it is damaged") from None
     if not isinstance(values, dict):
         raise UserError(f"{where} is not a pickle of CIFAR: it holds no dict")
-    names = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in values.items()}
-    return Values(names, where)
+    return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in values.items()}
+
+
+def names_in(values: dict[str, Any], key: str, where: str) -> list[str]:
+    names = _list(values, key, (bytes, str), "names", where)
+    return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
+
+
+def numbers_in(values: dict[str, Any], key: str, where: str) -> list[int]:
+    numbers = _list(values, key, (int,), "numbers", where)
+    if min(numbers, default=0) < 0:
+        raise UserError(f"{where} has a negative number in '{key}'")
+    return numbers
+
+
+def byte_rows(values: dict[str, Any], key: str, width: int, where: str) -> np.ndarray:
+    """An array of bytes (n, width)."""
+    state = getattr(values.get(key), "state", None)
+    match state:
+        case (_, (int(rows), int(columns)), _Kind(code="u1" | b"u1" | "|u1" | b"|u1"), by_columns, bytes(data)):
+            if columns == width and rows * columns == len(data) and not by_columns:
+                return np.frombuffer(data, np.uint8).reshape(rows, columns)
+    raise UserError(f"{where} has no array of {width:,} bytes an image called '{key}'")
+
+
+def _list(values: dict[str, Any], key: str, kinds: tuple[type, ...], what: str, where: str) -> list[Any]:
+    found = values.get(key)
+    if not isinstance(found, list) or not all(type(value) in kinds for value in found):
+        raise UserError(f"{where} has no list of {what} called '{key}'")
+    return found

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.files import FolderFiles, ZipFiles
 from vitrail.data.sources.catalogue import Catalogue
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 UNPACKED = "CLEVR_v1.0"
@@ -42,16 +41,11 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
 
 def read_clevr(place: Path, rule: str, notes: list[str]) -> Catalogue | None:
     """images/train/CLEVR_train_000000.png, and scenes/CLEVR_train_scenes.json; nothing if it is not that."""
-    files = ZipFiles(str(place.absolute())) if place.suffix.lower() == ".zip" else FolderFiles(str(place.absolute()))
-    root = Root(files, str(place))
+    root = Root.at(place)
     root = root.under(UNPACKED) if UNPACKED in root.folders() else root
     scenes = {split: f"scenes/CLEVR_{split}_scenes.json" for split in SPLITS}
-    there = [split for split, name in scenes.items() if root.has(name)]
-    if not there:
+    if not root.has_all("CLEVR", dict.fromkeys(scenes.values(), ", which tells what its pictures show")):
         return None
-    for split, name in scenes.items():
-        if split not in there:
-            raise UserError(f"'{root.path}' is CLEVR without '{name}', which tells what its pictures show")
     label_of, classes = RULES[rule]
     listed: dict[str, tuple[str, str]] = {}
     for split, name in scenes.items():

@@ -15,9 +15,8 @@ import numpy as np
 
 from vitrail.data.files import Entry
 from vitrail.data.sources.catalogue import Catalogue, count, some
-from vitrail.data.sources.layout import note_links
 from vitrail.data.sources.matfile import read_mat
-from vitrail.data.sources.sidefiles import Root, unreadable
+from vitrail.data.sources.root import Root, note_links, unreadable
 from vitrail.errors import UserError
 
 WNID = re.compile(r"n\d{8}")

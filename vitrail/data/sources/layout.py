@@ -3,69 +3,68 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from vitrail.data.files import FolderFiles, Listing, ZipFiles
+from vitrail.data.files import Listing, ZipFiles
 from vitrail.data.formats import READ_HERE, by_ending
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
+from vitrail.data.sources.root import Root, note_links
 from vitrail.errors import UserError
 
-Tree = FolderFiles | ZipFiles
 NO_LABEL: tuple[str, ...] = ("image",)  # of images without labels
 NEARLY_ALL = 0.9  # share of the images in one class folder, from which on its own folders must be the classes
 
 
-def read_folders(files: Tree, path: str | Path, notes: list[str]) -> Catalogue:
+def read_folders(root: Root, notes: list[str]) -> Catalogue:
     """<class>/... or {train,val,test}/<class>/..., in a folder or a .zip archive of one."""
-    files, listing = step_inside(files, files.list(), notes)
-    return place(files, listing, split_folders(listing, path), path, notes)
+    root = step_inside(root, notes)
+    return place(root, split_folders(root), notes)
 
 
-def read_unlabelled(files: Tree, path: str | Path, notes: list[str]) -> Catalogue:
+def read_unlabelled(root: Root, notes: list[str]) -> Catalogue:
     """All images in a folder or a .zip archive, whatever folders they lie in, all with one label."""
-    listing = files.list()
-    check_formats(listing, path)
+    listing = root.listing
+    check_formats(listing, root.path)
     if not listing.images:
-        raise UserError(f"'{path}' holds no images")
-    given = split_folders(listing, path)
+        raise UserError(f"'{root.path}' holds no images")
+    given = split_folders(root)
     note_ignored(listing, notes)
     note_links(listing, notes)
     splits = [given.get(entry.name.split("/")[0], "train") if given else UNSPLIT for entry in listing.images]
     labels: list[tuple[str, ...]] = [NO_LABEL] * len(listing.images)
-    return Catalogue(files, listing.images, splits, labels, noun="image", unreadable=listing.unreadable)
+    return Catalogue(root.files, listing.images, splits, labels, noun="image", unreadable=listing.unreadable)
 
 
-def step_inside(files: Tree, listing: Listing, notes: list[str]) -> tuple[Tree, Listing]:
+def step_inside(root: Root, notes: list[str]) -> Root:
     """An archive of `photos/` holds the class folders one level down, where no path on the command line can point."""
-    while isinstance(files, ZipFiles):
-        tops = {entry.name.split("/")[0] for entry in listing.images}
-        shallow = any(entry.name.count("/") < 2 for entry in listing.images)
+    while isinstance(root.files, ZipFiles):
+        tops = {entry.name.split("/")[0] for entry in root.listing.images}
+        shallow = any(entry.name.count("/") < 2 for entry in root.listing.images)
         if len(tops) != 1 or shallow or min(tops).lower() in SPLIT_NAMES:
             break
         notes.append(f"The class folders are those inside '{min(tops)}'.")
-        files = files.under(min(tops))
-        listing = files.list()
-    return files, listing
+        root = Root(root.files.under(min(tops)), root.path)
+    return root
 
 
-def split_folders(listing: Listing, path: str | Path) -> dict[str, str]:
+def split_folders(root: Root) -> dict[str, str]:
     """Folder -> split, or nothing for unsplit data. One 'train' among other folders is a class of trains."""
-    tops = sorted({entry.name.split("/")[0] for entry in listing.images if "/" in entry.name})
+    tops = sorted({entry.name.split("/")[0] for entry in root.listing.images if "/" in entry.name})
     named = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
     if len(named) < min(2, len(tops)):
         return {}
     for split in named.values():
         same = [top for top in named if named[top] == split]
         if len(same) > 1:
-            raise UserError(f"'{path}' has the folders {some(same)}, which mean the same split; keep one of them")
+            raise UserError(f"'{root.path}' has the folders {some(same)}, which mean the same split; keep one of them")
     return named
 
 
-def place(files: Tree, listing: Listing, given: dict[str, str], path: str | Path, notes: list[str]) -> Catalogue:
+def place(root: Root, given: dict[str, str], notes: list[str]) -> Catalogue:
     """Split and class of every image; what lies elsewhere is ignored and noted."""
+    listing, path = root.listing, root.path
     check_formats(listing, path)
     depth = 2 if given else 1
-    placed = Catalogue(files, [], [], [], noun="class folder", unreadable=listing.unreadable)
+    placed = Catalogue(root.files, [], [], [], noun="class folder", unreadable=listing.unreadable)
     label_of: dict[str, tuple[str, ...]] = {}  # one tuple for all images of a class
     loose: list[str] = []
     foreign: list[str] = []
@@ -104,7 +103,7 @@ def place(files: Tree, listing: Listing, given: dict[str, str], path: str | Path
     return placed
 
 
-def check_formats(listing: Listing, path: str | Path) -> None:
+def check_formats(listing: Listing, path: str) -> None:
     """That most files are of a format that is read. Text does not count, nor what lies beside an image and is called
     like it."""
     names = {entry.name for entry in listing.images}
@@ -131,16 +130,7 @@ def note_ignored(listing: Listing, notes: list[str]) -> None:
             notes.append(f"Ignored {count(number, noun)}{what}.")
 
 
-def note_links(listing: Listing, notes: list[str]) -> None:
-    for names, what in (
-        (listing.outside, "Followed {} out of the data (--no-follow leaves them out): {}."),
-        (listing.not_followed, "Left out {}, which --no-follow asked for: {}."),
-    ):
-        if names:
-            notes.append(what.format(count(len(names), "link"), some(names)))
-
-
-def _check_depth(placed: Catalogue, path: str | Path, notes: list[str]) -> None:
+def _check_depth(placed: Catalogue, path: str, notes: list[str]) -> None:
     """A class folder whose images all lie in folders of its own, further down than those of the other classes, and in
     more of them than there are classes, is likely a data set beside stray images."""
     folders: dict[str, list[str]] = {}  # class -> the folder of each image

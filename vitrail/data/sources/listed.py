@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vitrail.data.sources.catalogue import Catalogue
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 TEXTURE_LISTS = {"labels/train1.txt": "train", "labels/val1.txt": "val", "labels/test1.txt": "test"}
@@ -15,17 +15,14 @@ LISTED = re.compile(r"(\S.*?)\s+(\d{1,4})")  # images/train800/000000.jpg 12
 
 def read_textures(root: Root, notes: list[str]) -> Catalogue | None:
     """images/banded/banded_0002.jpg, and ten folds of lists in labels/, of which the first is the one that is used."""
-    there = [name for name in TEXTURE_LISTS if root.has(name)]
-    if not there or "images" not in root.folders():
+    lists = {name: f", its {split} split" for name, split in TEXTURE_LISTS.items()}
+    if "images" not in root.folders() or not root.has_all("the Describable Textures Dataset", lists):
         return None
-    for name, split in TEXTURE_LISTS.items():
-        if name not in there:
-            raise UserError(f"'{root.path}' is the Describable Textures Dataset without '{name}', its {split} split")
     notes.append("Read as the Describable Textures Dataset in its original layout, with the first of its ten folds.")
     listed: dict[str, tuple[str, str]] = {}
     for file, split in TEXTURE_LISTS.items():
         for line in root.lines(file):
-            _add(listed, f"images/{line}", split, line.partition("/")[0], root, file)
+            _add(listed, f"images/{line}", split, line.partition("/")[0], root.where(file))
     classes = tuple(sorted({label for _, label in listed.values()}))
     return annotated(root, "images", listed, classes, notes)
 
@@ -33,12 +30,8 @@ def read_textures(root: Root, notes: list[str]) -> Catalogue | None:
 def read_thousand(root: Root, notes: list[str]) -> Catalogue | None:
     """A task of VTAB-1k as it is passed around: train800.txt, val200.txt and test.txt, each a list of images and of the
     numbers of their classes, beside the images."""
-    there = [name for name in THOUSAND if root.has(name)]
-    if "train800.txt" not in there:
+    if not root.has("train800.txt") or not root.has_all("a task of VTAB-1k", dict.fromkeys(THOUSAND, "")):
         return None
-    for name in THOUSAND:
-        if name not in there:
-            raise UserError(f"'{root.path}' is a task of VTAB-1k without '{name}'")
     notes.append("Read as a task of VTAB-1k with its published lists.")
     listed: dict[str, tuple[str, str]] = {}
     for file, split in THOUSAND.items():
@@ -46,7 +39,7 @@ def read_thousand(root: Root, notes: list[str]) -> Catalogue | None:
             parts = LISTED.fullmatch(line)
             if parts is None:
                 raise UserError(f"{root.where(file)} has the line '{line[:60]}', and not an image with its class")
-            _add(listed, parts[1], split, f"class {int(parts[2])}", root, file)
+            _add(listed, parts[1], split, f"class {int(parts[2])}", root.where(file))
     most = max(int(label.removeprefix("class ")) for _, label in listed.values())
     classes = tuple(f"class {number}" for number in range(most + 1))
     folders = {name.partition("/")[0] for name in listed}
@@ -55,7 +48,7 @@ def read_thousand(root: Root, notes: list[str]) -> Catalogue | None:
     return annotated(root, folders.pop(), listed, classes, notes)
 
 
-def _add(listed: dict[str, tuple[str, str]], name: str, split: str, label: str, root: Root, file: str) -> None:
+def _add(listed: dict[str, tuple[str, str]], name: str, split: str, label: str, where: str) -> None:
     if name in listed:
-        raise UserError(f"{root.where(file)} lists '{name}', which was listed before")
+        raise UserError(f"{where} lists '{name}', which was listed before")
     listed[name] = split, label

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import stat
@@ -23,8 +22,9 @@ from typing import Any
 
 from vitrail.data.files import MISSING, Entry, FolderFiles
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
-from vitrail.errors import UserError, did_you_mean
-from vitrail.spreadsheet import plain_cell
+from vitrail.data.sources.parquetfile import ParquetFile
+from vitrail.errors import UserError, did_you_mean, reason_of
+from vitrail.spreadsheet import csv_rows, plain_cell
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -139,7 +139,7 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
         try:
             status = (Path(files.root) / path).stat()
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             missing.append((path, f"{MISSING}: {reason}"))
             continue
         if not files.follow and _over_link(files.root, path):
@@ -183,10 +183,8 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
     except UnicodeDecodeError:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
-        raise UserError(f"'{place}' cannot be read: {error.strerror}") from None
-    header = text.split("\n", 1)[0]
-    mark = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
-    rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row)
+        raise UserError(f"'{place}' cannot be read: {reason_of(error)}") from None
+    rows = csv_rows(text)
     try:
         titles = next(rows, None)
         if titles is None:
@@ -212,15 +210,9 @@ def _key(title: str) -> str | None:
 
 
 def _read_parquet(place: Path) -> dict[str, list[Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        titles = pyarrow.parquet.read_schema(place).names
-        read = pyarrow.parquet.read_table(place, columns=[title for title in titles if _key(title)]).to_pydict()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"'{place}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    return {title: read.get(title, []) for title in titles}
+    table = ParquetFile(place)
+    read = table.columns([title for title in table.titles if _key(title)])
+    return {title: read.get(title, []) for title in table.titles}
 
 
 def _line(row: int) -> int:

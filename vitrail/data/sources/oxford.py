@@ -9,10 +9,11 @@ import numpy as np
 
 from vitrail.data.sources.catalogue import Catalogue
 from vitrail.data.sources.matfile import read_mat
-from vitrail.data.sources.sidefiles import Root, annotated
+from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 FLOWER_SPLITS = {"trnid": "train", "valid": "val", "tstid": "test"}
+FLOWER_FILES = {"imagelabels.mat": "the class", "setid.mat": "the split"}
 PET_SPLITS = {"annotations/trainval.txt": "train", "annotations/test.txt": "test"}
 PET_LINE = re.compile(r"((\S+)_\d+) (\d{1,4}) \d+ \d+")  # Abyssinian_100 1 1 1: image, class, species, breed
 
@@ -24,13 +25,9 @@ def flower_names() -> tuple[str, ...]:
 
 def read_flowers(root: Root, notes: list[str]) -> Catalogue | None:
     """jpg/image_00001.jpg, imagelabels.mat and setid.mat."""
-    parts = {"imagelabels.mat": "the class", "setid.mat": "the split"}
-    there = [name for name in parts if root.has(name)]
-    if not there or "jpg" not in root.folders():
+    parts = {name: f", which tells {what} of each image" for name, what in FLOWER_FILES.items()}
+    if "jpg" not in root.folders() or not root.has_all("Oxford Flowers-102", parts):
         return None
-    for name, what in parts.items():
-        if name not in there:
-            raise UserError(f"'{root.path}' is Oxford Flowers-102 without '{name}', which tells {what} of each image")
     notes.append("Read as Oxford Flowers-102 in its original layout.")
     classes = flower_names()
     labels = _numbers(root, "imagelabels.mat", "labels")
@@ -57,12 +54,11 @@ def _numbers(root: Root, file: str, key: str) -> np.ndarray:
 
 def read_pets(root: Root, notes: list[str]) -> Catalogue | None:
     """images/Abyssinian_100.jpg, annotations/trainval.txt and annotations/test.txt."""
-    there = [name for name in PET_SPLITS if root.has(name)]
-    if not there or "images" not in root.folders() or not _lists_pets(root.read(there[0])):
+    lists = {name: f", which lists the images to {split} on" for name, split in PET_SPLITS.items()}
+    there = next((name for name in lists if root.has(name)), "")
+    if not there or "images" not in root.folders() or not _lists_pets(root.read(there)):
         return None
-    for name, split in PET_SPLITS.items():
-        if name not in there:
-            raise UserError(f"'{root.path}' is Oxford-IIIT Pets without '{name}', which lists the images to {split} on")
+    root.has_all("Oxford-IIIT Pets", lists)
     notes.append("Read as Oxford-IIIT Pets in its original layout.")
     listed: dict[str, tuple[str, str]] = {}
     name_of: dict[int, str] = {}

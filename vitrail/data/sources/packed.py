@@ -6,7 +6,7 @@ Packed images have been looked at one by one, so such a folder opens without a s
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitrail.data.files import Entry
 from vitrail.data.samples import LabelSets, Texts
-from vitrail.data.scan import Scan
+from vitrail.data.scan import SCANNED, Scan
 from vitrail.data.sources.catalogue import Catalogue
 from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
 
 MANIFEST, INDEX, UNFINISHED = "manifest.json", "index.npz", "packing.json"
 FORMAT, VERSION = "vitrail shards", 1
-SCANNED = tuple(field.name for field in fields(Scan) if field.name != "problems")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +35,11 @@ class Index:
     origins: Texts  # the names the images had
     groups: Texts
     weights: np.ndarray  # float64 (n,)
-    firsts: np.ndarray  # uint8 (n, 16): digests of the images as they were before packing
-    first_pixels: np.ndarray  # uint8 (n, 8): of their pixels; zeros are unknown
     scan: Scan
 
     def write(self, path: Path) -> None:
-        stored: dict[str, Any] = {
-            key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights", "firsts", "first_pixels")
-        }
+        stored: dict[str, Any] = {key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights")}
+        stored |= {"firsts": self.scan.first_digests, "first_pixels": self.scan.first_pixels}
         for key, texts in (("origins", self.origins), ("groups", self.groups)):
             stored |= {key: np.frombuffer(texts.buffer, np.uint8), f"{key}.starts": texts.starts}
         stored |= {"labels": self.labels.values, "labels.starts": self.labels.starts}
@@ -58,11 +54,12 @@ class Index:
         origins, groups = (Texts(stored[key].tobytes(), stored[f"{key}.starts"]) for key in ("origins", "groups"))
         labels = LabelSets(stored["labels"], stored["labels.starts"])
         # What was packed before pixels had digests goes without them.
-        scan = Scan(**{key: stored[f"scan.{key}"] for key in SCANNED if f"scan.{key}" in stored}, problems={})
+        scanned = {key: stored[f"scan.{key}"] for key in SCANNED if f"scan.{key}" in stored}
         firsts = stored["firsts"]
         pixels = stored.get("first_pixels", np.zeros((len(firsts), 8), np.uint8))
+        scan = Scan(**scanned, problems={}, first_digests=firsts, first_pixels=pixels)
         offsets, lengths, sums = (stored[key] for key in ("offsets", "lengths", "sums"))
-        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], firsts, pixels, scan)
+        return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], scan)
 
 
 class _ShardFile(BaseModel):
@@ -122,8 +119,6 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
             classes,
             bool(manifest["several"]),
             scan=index.scan,
-            firsts=[digest.tobytes() for digest in index.firsts],
-            first_pixels=[digest.tobytes() for digest in index.first_pixels],
         )
     except UserError:
         raise

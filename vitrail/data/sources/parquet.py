@@ -1,11 +1,10 @@
 """Parquet shards in the Hugging Face image layout: a column of encoded images beside a column of labels.
 
-Images are not read through Parquet, which would load whole row groups, but from where they lie in the file (`locate`).
+Images are not read through Parquet, but from where they lie in the file (see `ParquetFile.shard`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable
@@ -15,8 +14,8 @@ from typing import Any
 
 from vitrail.data.files import Entry
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
-from vitrail.data.sources.locate import locate
-from vitrail.data.sources.shards import Shard, ShardFiles, row_name, stamp
+from vitrail.data.sources.parquetfile import ParquetFile
+from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category")
@@ -36,40 +35,35 @@ class _Columns:
 
 def is_parquet(place: Path) -> bool:
     """Whether shards lie at `place`: a folder of .parquet files, or one that holds encoded images."""
-    if place.is_dir():
-        return any(_image_column(_open(path)) is not None for path in _shard_paths(place)[:1])
-    return place.is_file() and place.suffix.lower() == ".parquet" and _image_column(_open(place)) is not None
+    paths = _shard_paths(place)[:1] if place.is_dir() or place.suffix.lower() == ".parquet" else []
+    return any(ParquetFile(path).image_column is not None for path in paths if path.is_file())
 
 
 def read_parquet(place: Path, notes: list[str]) -> Catalogue:
-    paths = _shard_paths(place) if place.is_dir() else [place]
-    root = place if place.is_dir() else place.parent
-    splits = {path: _split_of(path.relative_to(root)) for path in paths}
+    root = _folder(place)
+    splits = {path: _split_of(path.relative_to(root)) for path in _shard_paths(place)}
     if len(set(splits.values())) > 1 and UNSPLIT in splits.values():
         loose = [path.name for path, split in splits.items() if split == UNSPLIT]
         notes.append(f"Ignored {count(len(loose), 'shard')} whose name tells no split: {some(loose)}.")
         splits = {path: split for path, split in splits.items() if split != UNSPLIT}
     _check_complete(splits)
-    columns = _columns(next(iter(splits)), notes)
+    columns = _columns(ParquetFile(next(iter(splits))), notes)
     shards: dict[str, Shard] = {}
     found = Catalogue(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
     groups: list[str] = []
     weights: list[float] = []
     unlabelled = 0
     for path, split in splits.items():
-        name = path.relative_to(root).as_posix()
-        table = _open(path)
-        shard = shards[name] = locate(path, table, columns.image)
-        rows = _side_columns(path, table, columns)
-        written = stamp(path)
+        table, name, written = ParquetFile(path), path.relative_to(root).as_posix(), path.stat().st_mtime_ns
+        shard = shards[name] = table.shard(columns.image)
+        rows = _side_columns(table, columns)
         for row in range(len(shard.offsets)):
             labels = _names_of(rows["label"][row], columns, path)
             if not labels and not columns.several:
                 unlabelled += 1
                 continue
-            found.entries.append(
-                Entry(row_name(name, row, rows["origin"][row] or ""), int(shard.lengths[row]), written)
-            )
+            origin = row_name(name, row, rows["origin"][row] or "")
+            found.entries.append(Entry(origin, int(shard.lengths[row]), written))
             found.splits.append(split)
             found.labels.append(labels)
             groups.append(str(rows["group"][row] or ""))
@@ -83,17 +77,12 @@ def read_parquet(place: Path, notes: list[str]) -> Catalogue:
 
 def read_images(place: Path) -> tuple[ShardFiles, list[str]]:
     """Every image of the shards at `place`, labelled or not, in their order."""
-    paths = _shard_paths(place) if place.is_dir() else [place]
-    root = place if place.is_dir() else place.parent
+    root = _folder(place)
     shards: dict[str, Shard] = {}
-    names: list[str] = []
-    for path in paths:
-        table, name = _open(path), path.relative_to(root).as_posix()
-        column = _image_column(table)
-        if column is None:
-            raise UserError(f"'{path}' has no column of encoded images")
-        shards[name] = locate(path, table, column)
-        names += [row_name(name, row, "") for row in range(len(shards[name].offsets))]
+    for path in _shard_paths(place):
+        table = ParquetFile(path)
+        shards[path.relative_to(root).as_posix()] = table.shard(_image_column(table))
+    names = [row_name(name, row, "") for name, shard in shards.items() for row in range(len(shard.offsets))]
     return ShardFiles(str(root.absolute()), shards), names
 
 
@@ -111,10 +100,22 @@ def _finished(found: Catalogue, columns: _Columns, groups: list[str], weights: l
     )
 
 
+def _folder(place: Path) -> Path:
+    return place if place.is_dir() else place.parent
+
+
 def _shard_paths(place: Path) -> list[Path]:
-    """The shards in a folder, in its `data` folder, or in folders named after splits."""
+    """The file itself; or the shards in a folder, in its `data` folder, or in folders named after splits."""
+    if not place.is_dir():
+        return [place]
     folders = [place, place / "data", *(place / name for name in sorted(SPLIT_NAMES))]
     return [path for folder in folders for path in sorted(folder.glob("*.parquet")) if not path.name.startswith(".")]
+
+
+def _image_column(table: ParquetFile) -> str:
+    if table.image_column is None:
+        raise UserError(f"'{table.path}' has no column of encoded images; its columns are {some(table.titles, 8)}")
+    return table.image_column
 
 
 def _check_complete(paths: Iterable[Path]) -> None:
@@ -137,67 +138,19 @@ def _split_of(path: Path) -> str:
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), UNSPLIT)
 
 
-def _open(path: Path) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.ParquetFile(path, memory_map=True)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"'{path}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-
-
-def _image_column(table: Any) -> str | None:
-    """The first column of encoded images, by the name of the bytes in it."""
-    import pyarrow.types as types
-
-    for field in table.schema_arrow:
-        if types.is_struct(field.type):
-            inner = {child.name: child.type for child in field.type}
-            if "bytes" in inner and _is_binary(inner["bytes"]):
-                return f"{field.name}.bytes"
-        elif _is_binary(field.type) and field.name.lower() in ("image", "img", "image_bytes", "jpg", "png"):
-            return str(field.name)
-    return None
-
-
-def _is_binary(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _columns(path: Path, notes: list[str]) -> _Columns:
-    import pyarrow.types as types
-
-    table = _open(path)
-    schema = table.schema_arrow
-    image = _image_column(table)
-    if image is None:
-        raise UserError(f"'{path}' has no column of encoded images; its columns are {some(schema.names, 8)}")
-    features = _features(schema.metadata)
-    labels = [name for name in schema.names if "names" in _inner(features.get(name, {}))]
-    labels = labels or [name for name in LABEL_COLUMNS if name in schema.names]
+def _columns(table: ParquetFile, notes: list[str]) -> _Columns:
+    image, features, titles = _image_column(table), table.features, table.titles
+    labels = [name for name in titles if "names" in _inner(features.get(name, {}))]
+    labels = labels or [name for name in LABEL_COLUMNS if name in titles]
     if not labels:
-        raise UserError(f"'{path}' has no column of labels; its columns are {some(schema.names, 8)}")
+        raise UserError(f"'{table.path}' has no column of labels; its columns are {some(titles, 8)}")
     label = next((name for name in LABEL_COLUMNS if name in labels), labels[0])
     if len(labels) > 1:
         notes.append(f"The labels are those of the column '{label}'; there are also {some(set(labels) - {label})}.")
-    kind = schema.field(label).type
-    several = types.is_list(kind) or types.is_large_list(kind)
     stated = _inner(features.get(label, {})).get("names")
     names = tuple(map(str, stated)) if stated else None
-    group, weight = ("group" if "group" in schema.names else None), ("weight" if "weight" in schema.names else None)
-    return _Columns(image, label, several, names, group, weight)
-
-
-def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What the `datasets` library wrote down about the columns."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return {}
-    return features if isinstance(features, dict) else {}
+    group, weight = (name if name in titles else None for name in ("group", "weight"))
+    return _Columns(image, label, table.holds_lists(label), names, group, weight)
 
 
 def _inner(feature: Any) -> dict[str, Any]:
@@ -217,20 +170,14 @@ def _weight(value: Any, path: Path) -> float:
     return float(value)
 
 
-def _side_columns(path: Path, table: Any, columns: _Columns) -> dict[str, list[Any]]:
-    import pyarrow
-
+def _side_columns(table: ParquetFile, columns: _Columns) -> dict[str, list[Any]]:
     wanted = {"label": columns.label, "group": columns.group, "weight": columns.weight}
     holder, _, _ = columns.image.rpartition(".bytes")
-    named = [name for name in wanted.values() if name] + ([f"{holder}.path"] if holder else [])
-    try:
-        read = table.read(columns=named).to_pydict()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"'{path}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    read = table.columns([name for name in wanted.values() if name] + ([f"{holder}.path"] if holder else []))
     missing = [name for name in wanted.values() if name and name not in read]
     if missing:
-        raise UserError(f"'{path}' has no column '{missing[0]}', which the other shards have")
-    empty = [None] * table.metadata.num_rows
+        raise UserError(f"'{table.path}' has no column '{missing[0]}', which the other shards have")
+    empty = [None] * table.rows
     origins = [(row or {}).get("path") for row in read[holder]] if holder in read else empty
     return {"origin": origins, **{use: read[name] if name else empty for use, name in wanted.items()}}
 

@@ -8,7 +8,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,8 +99,3 @@ class ShardFiles:
             with contextlib.suppress(KeyError):  # another thread emptied it
                 self._open.popitem(last=False)
         return file
-
-
-def stamp(path: Path) -> int:
-    """Changes when a shard is written anew."""
-    return path.stat().st_mtime_ns

@@ -1,27 +1,33 @@
-"""What data sets keep beside their images: lists of names, classes and splits, in a folder or a .zip archive."""
+"""The place where a data set lies, and the lists of names, classes and splits that it keeps beside its images."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from vitrail.data.files import NAMED, FolderFiles, Listing, ZipFiles
 from vitrail.data.formats import is_image_name
 from vitrail.data.sources.catalogue import Catalogue, count, some
-from vitrail.data.sources.layout import note_links
-from vitrail.errors import UserError
+from vitrail.errors import UserError, os_errors_as
 
 Tree = FolderFiles | ZipFiles
 
 
 class Root:
-    """A place where a data set may lie."""
+    """A folder or a .zip archive, or a folder in one, where a data set may lie."""
 
     def __init__(self, files: Tree, path: str) -> None:
         self.files = files
         self.path = path  # as the user knows it
+
+    @classmethod
+    def at(cls, place: Path, follow: bool = True) -> Root:
+        """Of a folder or an archive. Unless `follow`, links in a folder are left out."""
+        full = str(place.absolute())
+        zipped = not place.is_dir() and place.suffix.lower() == ".zip"
+        return cls(ZipFiles(full) if zipped else FolderFiles(full, follow), str(place))
 
     @property
     def name(self) -> str:
@@ -32,13 +38,7 @@ class Root:
         return self.files.list()
 
     def under(self, folder: str) -> Root:
-        if not folder:
-            return self
-        inner = self.files
-        inner = (
-            inner.under(folder) if isinstance(inner, ZipFiles) else replace(inner, root=str(Path(inner.root) / folder))
-        )
-        return Root(inner, f"{self.path}/{folder}")
+        return Root(self.files.under(folder), f"{self.path}/{folder}") if folder else self
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
@@ -49,6 +49,15 @@ class Root:
         except OSError:
             return False
         return True
+
+    def has_all(self, title: str, files: Mapping[str, str]) -> bool:
+        """Whether the files lie here that a data set comes with, name -> what each is for. Some without the others are
+        an error."""
+        there = [name for name in files if self.has(name)]
+        for name, use in files.items():
+            if there and name not in there:
+                raise UserError(f"'{self.path}' is {title} without '{name}'{use}")
+        return bool(there)
 
     def folders(self, inside: str = "") -> list[str]:
         """The names of the folders directly in a folder, which need not exist."""
@@ -75,10 +84,8 @@ class Root:
         return f"'{self.path}/{name}'"
 
     def read(self, name: str) -> bytes:
-        try:
+        with os_errors_as(f"{self.where(name)} cannot be read"):
             return self.files.read(name)
-        except OSError as error:
-            raise UserError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
 
     def lines(self, name: str) -> list[str]:
         """The lines of a text file that have something on them."""
@@ -130,3 +137,12 @@ def unreadable(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
     """What the folder could not give, and what the annotations name and is not in it."""
     known = dict(listing.unreadable)
     return sorted({**dict.fromkeys(absent, NAMED), **known}.items())
+
+
+def note_links(listing: Listing, notes: list[str]) -> None:
+    for names, what in (
+        (listing.outside, "Followed {} out of the data (--no-follow leaves them out): {}."),
+        (listing.not_followed, "Left out {}, which --no-follow asked for: {}."),
+    ):
+        if names:
+            notes.append(what.format(count(len(names), "link"), some(names)))
