@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -120,11 +121,24 @@ def test_garbage_collection_is_off_while_timing_and_back_after(machine):
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("clock", [wall_clock, processor_clock])
-def test_the_real_clocks_call_the_work_and_do_not_go_back(clock):
+@pytest.mark.parametrize(("clock", "now"), [(wall_clock, time.perf_counter), (processor_clock, time.process_time)])
+def test_the_real_clocks_count_the_seconds_of_the_work(clock, now):
     calls = []
-    assert clock(lambda: calls.append(1), 3) >= 0
+
+    def work() -> None:
+        start = now()
+        while now() - start < 0.004:
+            pass
+        calls.append(now() - start)
+
+    start = now()
+    took = clock(work, 3)
     assert len(calls) == 3
+    assert sum(calls) <= took <= now() - start
+
+
+def test_processor_time_is_that_of_this_process_alone():
+    assert wall_clock(lambda: time.sleep(0.05), 2) >= 0.1 > 2 * processor_clock(lambda: time.sleep(0.05), 2)
 
 
 def test_table_and_json_say_the_same(tmp_path):
