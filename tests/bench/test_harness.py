@@ -12,7 +12,6 @@ from rich.console import Console
 from bench.harness import Contestant, Effort, Race, Spread, order, plan, processor_clock, race, wall_clock
 from bench.record import machine_facts, table, write_results
 
-pytestmark = pytest.mark.slow  # every round collects the garbage of all that the tests imported
 EFFORT = Effort(seconds=100.0, min_rounds=5, max_rounds=12, turn_seconds=0.0, warmup=2)
 
 
@@ -36,6 +35,14 @@ class Machine:
         for _ in range(repeats):
             work()
         return self.now - start
+
+
+@pytest.fixture(autouse=True)
+def _few_objects():
+    """A race collects garbage after every round: not from all that the tests have imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
