@@ -4,16 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
 
-.PHONY: help setup dev demo test quick lint bench gpu clean
+.PHONY: help setup dev demo test test-full quick lint bench gpu clean
 
 help:
-	@echo "make demo   what pre-training is worth, on the bundled images (under 5 minutes)"
-	@echo "make test   lint, types and the whole test suite (under 10 minutes)"
-	@echo "make quick  the fast tests (under a minute)"
-	@echo "make setup  only the virtual environment with vitrail in it"
-	@echo "make bench  speed side by side with timm and transformers"
-	@echo "make gpu    the tests that need a CUDA device"
+	@echo "make demo       what pre-training is worth, on the bundled images (under 5 minutes)"
+	@echo "make test       lint, types and the tests (under 8 minutes on two cores)"
+	@echo "make test-full  the same, then the long tests: a browser, networks in full depth, many processes, long faults"
+	@echo "make quick      the fast tests (under a minute)"
+	@echo "make setup      only the virtual environment with vitrail in it"
+	@echo "make bench      speed side by side with timm and transformers"
+	@echo "make gpu        the tests that need a CUDA device"
 
 # torch first and alone: with the pinned build in place, nothing later can bring in another.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -34,10 +36,13 @@ demo: setup
 	@$(BIN)/vitrail demo
 
 test: lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
+	@$(PYTEST) -m "not full"
+
+test-full: test
+	@$(PYTEST) -m full
 
 quick: dev
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu -m "not slow"
+	@$(PYTEST) -m "not slow and not full"
 
 lint: dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 
 # Tests never reach for a model hub, and never read or fill the user's cache.
@@ -10,6 +11,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side; more threads would fight
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, those that wait leave the cores alone
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # here, and in what the tests start
 
 import pytest
 from _pytest.runner import runtestprotocol

@@ -8,36 +8,54 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vitrail"
-# A room may import rooms with a smaller number, and itself. Rooms of one number do not know each other.
-LEVEL = {
-    "errors": 0,
-    "atomic": 0,
-    "spreadsheet": 0,
-    "strict_json": 0,
-    "terminal": 0,
-    "distributed": 1,
-    "interrupt": 2,
-    "config": 2,
-    "metrics": 3,
-    "models": 4,
-    "data": 4,
-    "tasks": 5,
-    "weights": 5,
-    "doctor": 5,
-    "inference": 6,
-    "training": 7,
-    "interpret": 7,
-    "report": 8,
-    "workflows": 9,
-    "commands": 10,
-    "cli": 11,
-    "__main__": 12,
+# From the top down: a room may import rooms of lower lines, and itself. Those of one line do not know each other.
+ROOMS = (
+    ("__main__",),
+    ("cli",),
+    ("commands",),
+    ("workflows",),
+    ("report",),
+    ("training", "interpret"),
+    ("inference",),
+    ("tasks", "weights", "doctor"),
+    ("models", "data"),
+    ("metrics", "config"),
+    # Files that serve all
+    ("interrupt",),
+    ("distributed",),
+    ("errors", "atomic", "spreadsheet", "strict_json", "terminal"),
+)
+LEVEL = {room: -number for number, rooms in enumerate(ROOMS) for room in rooms}
+# What is larger than the rest, and may grow no more. Whatever shrinks below the limit leaves the list.
+LONG_FILES = {  # over 300 lines; none over 450
+    "data/decode.py",
+    "data/files.py",
+    "data/loader/loader.py",
+    "data/pack.py",
+    "weights/bundle.py",
+    "workflows/resolve.py",
+    "workflows/run_folder.py",
+    "workflows/train_run.py",
+}
+LONG_FUNCTIONS = {"cli/train.py train": 82, "workflows/train_run.py train": 83}  # over 80 lines
+MANY_ARGUMENTS = {  # over 9; in `cli` each is an option of a command, and not counted
+    "commands/convert.py convert": 10,
+    "commands/evaluate.py evaluate": 11,
+    "commands/explain.py explain": 12,
+    "commands/fewshot.py fewshot": 10,
+    "commands/vtab.py vtab": 10,
+    "workflows/explain_options.py command_again": 10,
+    "workflows/train_run.py train": 14,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -53,7 +71,7 @@ def imported_rooms(path: Path) -> set[str]:
     return found & LEVEL.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_go_down_only(path):
     own = room(path)
     if own == "__init__":
@@ -86,9 +104,31 @@ def test_no_arrows_in_a_circle_among_the_rooms_of_data():
     assert order.index("sources") < order.index("dataset")
 
 
-def test_every_room_is_in_the_plan():
-    rooms = {room(path) for path in FILES} - {"__init__"}
-    assert rooms <= LEVEL.keys()
+def test_the_plan_names_every_room_and_no_other():
+    assert LEVEL.keys() == {room(path) for path in FILES} - {"__init__"}
+
+
+def test_files_functions_and_arguments_are_few_or_known_to_be_many():
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
+    assert max(lines.values()) <= 450
+    long, many = {}, {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{name_of(path)} {node.name}"
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                long[name] = max(long.get(name, 0), node.end_lineno - node.lineno + 1)
+                if room(path) != "cli":
+                    many[name] = max(many.get(name, 0), len([a for a in arguments if a.arg not in ("self", "cls")]))
+    for found, limit, known in (
+        (lines, 300, dict.fromkeys(LONG_FILES, 450)),
+        (long, 80, LONG_FUNCTIONS),
+        (many, 9, MANY_ARGUMENTS),
+    ):
+        grown = {name: count for name, count in found.items() if count > known.get(name, limit)}
+        assert not grown, f"over {limit}: make them smaller"
+        shrunk = sorted(name for name in known if found.get(name, 0) <= limit)
+        assert not shrunk, f"at most {limit} now, or gone: take them off the list"
 
 
 def test_only_plots_import_matplotlib_and_only_decode_opens_images():

@@ -133,7 +133,8 @@ def test_all_rows_of_table_3_are_there():
     assert {row[0] for row in TABLE_3} | SHARED == {name for name in NAMES if re.match("paper-(?!finetune-)", name)}
 
 
-TABLE_4 = [  # recipe, steps, learning rates to choose from, warm-up, pixels, average, dev split
+# Recipe, steps, learning rates to choose from, warm-up, pixels, average (at a constant rate: no ramp), dev split
+TABLE_4 = [
     ("paper-finetune-imagenet", 20_000, {0.003, 0.01, 0.03, 0.06}, 500, 384, 0.0, 0.01),
     ("paper-finetune-imagenet-512", 20_000, {0.003, 0.01, 0.03, 0.06}, 500, 512, 0.9999, 0.01),
     ("paper-finetune-imagenet-518", 20_000, {0.003, 0.01, 0.03, 0.06}, 500, 518, 0.9999, 0.01),
@@ -152,6 +153,7 @@ def test_fine_tuning_is_that_of_table_4(name, steps, rates, warmup, pixels, aver
     assert (config.optimizer.weight_decay, config.optimizer.clip) == (0.0, 1.0)
     assert (config.schedule.shape, config.schedule.warmup, config.schedule.end) == ("cosine", warmup, 0.0)
     assert config.model.image_size == (pixels, pixels) and config.train.ema == average
+    assert not (average and config.train.ema_ramp)
     assert config.data.monitor == dev and config.objective.loss == "softmax" and config.model.head_bias == 0.0
     assert (config.augment.crop, config.augment.area, config.augment.flip) == ("inception", (0.05, 1.0), True)
     assert config.preprocess["resize"] == "squash"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,6 @@ from rich.console import Console
 from bench.harness import Contestant, Effort, Race, Spread, order, plan, processor_clock, race, wall_clock
 from bench.record import machine_facts, table, write_results
 
-pytestmark = pytest.mark.slow  # every round collects the garbage of all that the tests imported
 EFFORT = Effort(seconds=100.0, min_rounds=5, max_rounds=12, turn_seconds=0.0, warmup=2)
 
 
@@ -35,6 +35,14 @@ class Machine:
         for _ in range(repeats):
             work()
         return self.now - start
+
+
+@pytest.fixture(autouse=True)
+def _few_objects():
+    """A race collects garbage after every round: not from all that the tests have imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -120,11 +128,24 @@ def test_garbage_collection_is_off_while_timing_and_back_after(machine):
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("clock", [wall_clock, processor_clock])
-def test_the_real_clocks_call_the_work_and_do_not_go_back(clock):
+@pytest.mark.parametrize(("clock", "now"), [(wall_clock, time.perf_counter), (processor_clock, time.process_time)])
+def test_the_real_clocks_count_the_seconds_of_the_work(clock, now):
     calls = []
-    assert clock(lambda: calls.append(1), 3) >= 0
+
+    def work() -> None:
+        start = now()
+        while now() - start < 0.004:
+            pass
+        calls.append(now() - start)
+
+    start = now()
+    took = clock(work, 3)
     assert len(calls) == 3
+    assert sum(calls) <= took <= now() - start
+
+
+def test_processor_time_is_that_of_this_process_alone():
+    assert wall_clock(lambda: time.sleep(0.05), 2) >= 0.1 > 2 * processor_clock(lambda: time.sleep(0.05), 2)
 
 
 def test_table_and_json_say_the_same(tmp_path):

@@ -33,7 +33,7 @@ def test_every_run_is_valid(optimizer: tuple[str, ...]) -> None:
         validate(RunConfig, merge(read_recipe(str(RECIPES / f"{recipe}.toml")), given), recipe)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_study_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(FAMILIES["ViT"], shape={"depth": 1}, optimizers=pretraining.MUON)
     monkeypatch.setattr(pretraining, "FAMILIES", {"ViT": small})

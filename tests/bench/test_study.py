@@ -27,8 +27,11 @@ def test_every_cell_is_a_valid_run_and_differs_from_the_others(name: str) -> Non
     assert len(seen) == len(study.cells)
 
 
+FIRST, *OTHERS = STUDIES
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
 def test_a_study_in_small(name: str, tmp_path: Path) -> None:
     pixels = {f"{label}/{n}.png": image_bytes(80 * k + n, (16, 16)) for k, label in enumerate("ab") for n in range(8)}
     data = fill(

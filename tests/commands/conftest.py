@@ -113,11 +113,22 @@ def quiet() -> Console:
     return Console(file=open(os.devnull, "w"), width=200)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages with blank pictures: drawing takes most of the time of a short run, and other tests look at it."""
-    blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-    monkeypatch.setattr(Figure, "savefig", lambda _, file, **options: file.write(blank))
+_blank = pytest.MonkeyPatch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Pictures are painted but left blank, here and in the processes of tests/ranks.py, unless a test is marked
+    `drawn`: to write them takes most of the time of a short run. tests/report looks at pictures, and in tests/lock
+    every command draws its own."""
+    if item.get_closest_marker("drawn") is None:
+        _blank.setattr(Figure, "savefig", processes.undrawn)
+        _blank.setenv(processes.UNDRAWN, "1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    _blank.undo()
 
 
 def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

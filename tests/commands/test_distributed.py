@@ -90,7 +90,9 @@ def uninterrupted(photos, tiny, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS if kind != "ddp")]
+)
 def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, uninterrupted, kind):
     world, settings = KINDS[kind]
     out, kills, chance = tmp_path / "run", 0, random.Random(kind)
@@ -186,7 +188,9 @@ def test_two_processes_train_what_one_does(table, tiny, tmp_path, alone, paralle
     assert_close(tmp_path / "run", alone)
 
 
-@pytest.mark.parametrize(("parallel", "worlds"), [("ddp", (2, 1, 2)), ("fsdp", (2, 1, 3))])
+@pytest.mark.parametrize(
+    ("parallel", "worlds"), [("ddp", (2, 1, 2)), pytest.param("fsdp", (2, 1, 3), marks=pytest.mark.full)]
+)
 def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, parallel, worlds):
     out, stops = tmp_path / "run", iter((13, 31))
     command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch=4", f"train.parallel={parallel}")
@@ -322,6 +326,7 @@ main()
 """
 
 
+@pytest.mark.full
 def test_torchrun_starts_a_killed_process_again_and_the_run_goes_on(photos, tiny, tmp_path, uninterrupted):
     out, script = tmp_path / "run", tmp_path / "dies_once.py"
     script.write_text(DIES_ONCE)

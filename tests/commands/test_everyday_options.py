@@ -25,7 +25,7 @@ def option(name):
     return f"--{name.replace('_', '-')}"
 
 
-def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed, undrawn):
+def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed):
     assert VALUES.keys() == OPTIONS.keys()
     words = [word for name, (value, _) in VALUES.items() if name != "epochs" for word in (option(name), value)]
     out = tmp_path / "run"
@@ -38,7 +38,7 @@ def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed, undraw
             assert settings[section][key] == written, name
 
 
-def test_epochs_count_images(photos, tiny, tmp_path, typed, undrawn):
+def test_epochs_count_images(photos, tiny, tmp_path, typed):
     out = tmp_path / "run"
     words = ("--epochs", 2, "--batch-size", 9, "--image-size", 16)
     assert typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, *words)[0] == 0

@@ -66,6 +66,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.slow  # pictures are drawn
 @pytest.mark.parametrize("kind", QUERIES)
 def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
@@ -104,6 +105,7 @@ def test_foreign_weights(file, birds, tmp_path, quiet):
     assert "class 0" in (tmp_path / "explain.html").read_text() or "class 1" in (tmp_path / "explain.html").read_text()
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
     run = write(tmp_path / "run", random_net(num_classes=0))
@@ -129,6 +131,7 @@ def test_probabilities_are_those_of_predict(several, birds, tmp_path, quiet):
     assert abs(hot[1] - probability) > 0.02  # else the test would say nothing
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_chosen_classes_blocks_and_heads(weights, birds, tmp_path, quiet):
     chosen = {"why": "ibis", "rather_than": "egret", "layers": [-1], "heads": [2, 0]}
@@ -261,6 +264,7 @@ def test_images_are_chosen_evenly():
     assert len(evenly(1000, 128)) == 128 and evenly(0, 5) == [] and evenly(7, 1) == [0]
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["figure-6", "figure-7", "figure-10", "figure-11"])
 def test_figures_of_the_paper(name, weights, birds, tmp_path, quiet):
@@ -331,6 +335,7 @@ def test_in_place_of_a_broken_image_comes_its_neighbour_and_it_is_told(weights, 
     assert "2 of the images could not be read, first" in capsys.readouterr().out
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_on_the_command_line(weights, birds, tmp_path):
     done = vitrail("explain", weights, birds, "--shown", "1", "--measured", "0", "--json", cwd=tmp_path)

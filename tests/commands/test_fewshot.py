@@ -33,10 +33,25 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_numbers_are_those_of_the_features_by_hand(splits, tiny, own_cache, quiet):
-    rows = fewshot(tiny, [splits], shots=(1, 5), form="big_vision", device="cpu", console=quiet)
-    assert [(row.data, row.shots, len(row.seeds)) for row in rows] == [("colours", 1, 3), ("colours", 5, 3)]
-    net, data = load(tiny), open_dataset(splits, None)
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory):
+    """Classes that are hard to tell apart, and not equally large: every draw and every penalty scores differently."""
+    root = tmp_path_factory.mktemp("fewshot") / "greys"
+    for name, colour, count in (
+        ("red", (126, 118, 118), 20),
+        ("green", (118, 126, 118), 14),
+        ("blue", (118, 118, 126), 12),
+    ):
+        draw(root / "train" / name, colour, count)
+        draw(root / "test" / name, tuple(value + 1 for value in colour), 30)
+    return root
+
+
+@pytest.mark.parametrize("form", ["paper", "big_vision"])
+def test_numbers_are_those_of_the_features_by_hand(hard, tiny, own_cache, quiet, form):
+    rows = fewshot(tiny, [hard], shots=(1, 5, None), form=form, device="cpu", console=quiet)
+    assert [(row.data, row.shots) for row in rows] == [("greys", 1), ("greys", 5), ("greys", None)]
+    net, data = load(tiny), open_dataset(hard, None)
 
     def features(samples):
         pixels = torch.stack([net.pixels(samples.read(index)) for index in range(len(samples))])
@@ -45,14 +60,27 @@ def test_numbers_are_those_of_the_features_by_hand(splits, tiny, own_cache, quie
 
     train, test = features(data.splits["train"]), features(data.splits["test"])
     labels, truth = data.splits["train"].labels, data.splits["test"].labels
-    for row in rows:
-        for seed, accuracy in enumerate(row.seeds):
-            chosen = choose_shots(labels, 3, row.shots, seed)
-            x = train[chosen]
-            mean, deviation = x.mean(0), x.std(0) + 1e-5
-            x, z = (np.hstack([(v - mean) / deviation, np.full((len(v), 1), 100.0)]) for v in (x, test))
-            weights = np.linalg.solve(x.T @ x + 2**10 * np.eye(x.shape[1]), x.T @ (2 * np.eye(3)[labels[chosen]] - 1))
-            assert accuracy == pytest.approx(((z @ weights).argmax(1) == truth).mean(), abs=1e-9)
+
+    def solved(shots, seed, power):
+        chosen = choose_shots(labels, 3, shots, seed)
+        x = train[chosen]
+        mean, deviation = x.mean(0), x.std(0) + 1e-5
+        x, z = (np.hstack([(v - mean) / deviation, np.full((len(v), 1), 100.0)]) for v in (x, test))
+        penalty = 2.0**power * np.eye(x.shape[1])
+        weights = np.linalg.solve(x.T @ x + penalty, x.T @ (2 * np.eye(3)[labels[chosen]] - 1))
+        return ((z @ weights).argmax(1) == truth).mean()
+
+    if form == "big_vision":
+        for row in rows:
+            assert row.setting == "penalty 2^10"
+            assert row.seeds == pytest.approx([solved(row.shots, seed, 10) for seed in (0, 1, 2)], abs=1e-9)
+        assert len(set(rows[0].seeds)) == len(set(rows[1].seeds)) == 3  # or no draw would show in the numbers,
+        assert solved(None, 0, 9) > solved(None, 0, 10) > solved(None, 0, 11)  # and no penalty
+    else:
+        for row in rows:
+            by_power = {power: solved(row.shots, None, power) for power in range(-10, 20)}
+            assert row.seeds == pytest.approx([max(by_power.values())], abs=1e-9) and row.accuracy < 1
+            assert row.seeds == pytest.approx([by_power[int(row.setting.removeprefix("penalty 2^"))]], abs=1e-9)
 
 
 def test_the_second_time_no_image_is_opened(splits, tiny, own_cache, quiet, monkeypatch):

@@ -37,8 +37,6 @@ from vitrail.workflows import finish, probing
 from vitrail.workflows.run_folder import check_free, claimed, take_place
 from vitrail.workflows.train_run import train
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 SETTINGS = (
     "precision.compute=fp32",
     "data.workers=0",
@@ -62,10 +60,7 @@ def start(photos, tiny, quiet):
 def finished(photos, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     options = {"overrides": SETTINGS, "console": Console(quiet=True)}
-    with pytest.MonkeyPatch.context() as patch:
-        blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **options: file.write(blank))
-        train(photos, from_=tiny, recipe="scratch", out=folder, **options)
+    train(photos, from_=tiny, recipe="scratch", out=folder, **options)
     return folder
 
 

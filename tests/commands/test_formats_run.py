@@ -80,7 +80,7 @@ def test_links_are_left_out_by_every_command_that_reads_data(tmp_path: Path, sta
 
 
 @pytest.mark.slow
-def test_train_names_what_it_left_out(tmp_path: Path, typed: Typed, undrawn: None) -> None:
+def test_train_names_what_it_left_out(tmp_path: Path, typed: Typed) -> None:
     root = fill(tmp_path / "data", {name: image_bytes(7 * i) for i, name in enumerate(numbered({"a": 8, "b": 8}))})
     fill(root, {"a/raw.CR2": CR2, "b/cut.png": image_bytes(3)[:40]})
     (root / "b/link.png").symlink_to(root / "a/0.png")

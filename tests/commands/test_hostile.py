@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -65,8 +64,6 @@ def place(tmp_path_factory):
     for colour in ((200, 60, 60), (60, 60, 200)):
         draw(root / "photos" / f"{colour[0]}", colour, 6)
     with pytest.MonkeyPatch.context() as patch:
-        blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-        patch.setattr(Figure, "savefig", lambda _, file, **options: file.write(blank))
         options = {"recipe": "scratch", "overrides": SETTINGS, "console": quiet}
         with stopped_at(1, patch):
             train(root / "photos", out=root / "half", **options)
@@ -144,7 +141,7 @@ FILES = {
 
 
 @pytest.fixture
-def mistreat(place, told, tmp_path, undrawn):
+def mistreat(place, told, tmp_path):
     def run(file, seeds):
         change, commands, _ = FILES[file]
         folder, before = place / file.split("/")[0], tmp_path / "before"

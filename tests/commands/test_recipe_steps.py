@@ -14,7 +14,7 @@ from vitrail.models import variants
 from vitrail.training.progress import read_metrics
 from vitrail.weights import names
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # half a second each
+pytestmark = pytest.mark.slow  # half a second each
 TINY = (32, 1, 64, 2)  # width, depth, mlp_dim, heads
 QUICK = ("train.device=cpu", "data.workers=0")
 STEP = (

@@ -33,7 +33,7 @@ RUN = [
 ]
 SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]  # whole runs
+pytestmark = pytest.mark.slow  # whole runs
 
 
 def start(tiny):
@@ -125,7 +125,10 @@ def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path,
     assert_same_bits(weights(reference), weights(out))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+OTHERS = [pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *OTHERS])
 def test_a_signal_that_takes_the_reader_too_is_answered_alike(photos, tiny, tmp_path, number):
     """As in `vitrail train ... 2>&1 | tee log`, where Ctrl-C ends tee at once."""
     out = tmp_path / "piped"

@@ -89,6 +89,19 @@ def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path,
     assert not scenes[0] & scenes[1]
 
 
+def test_a_fifth_of_the_training_images_of_pets_validates_and_a_tenth_of_others(tmp_path, few):
+    for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
+        draw(tmp_path / "pets" / "train" / name, colour, 20)
+        draw(tmp_path / "pets" / "test" / name, tuple(value + 1 for value in colour), 5)
+    data = open_dataset(tmp_path / "pets", None)
+    train, val, test = thousand(data, task("oxford_iiit_pet"))
+    assert (len(train), len(val), len(test)) == (16, 8, 10)  # of 32, 8 and 10
+    drawn = data.splits["train"].digests[np.argsort(data.splits["train"].firsts, kind="stable")]
+    assert set(val.digests.tolist()) == set(drawn[32:].tolist())
+    with pytest.raises(UserError, match="36 images to train and 4 to validate on"):
+        thousand(data, task("cifar"))
+
+
 def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / name, colour, 54)

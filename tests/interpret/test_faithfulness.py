@@ -63,6 +63,15 @@ def test_a_map_without_order_is_not_the_order_of_reading():
     pixels[:, :, :2] = 4.0  # all there is stands in the first row
     found = faithfulness(net, pixels, np.ones((60, 4, 4)), [1] * 60)
     assert len({tuple(row) for row in found.deletion.round(6).tolist()}) > 5
+    # Whatever goes takes the mean colour: in a random order the mean logit stays what it was, 1.
+    chance = 1 / (1 + np.exp(-1))
+    assert np.allclose(found.deletion.mean(0), chance, atol=0.03)
+    assert np.allclose(found.insertion.mean(0), chance, atol=0.03)
+    for order in (range(16), range(15, -1, -1)):  # from the top, and from the bottom
+        read = faithfulness(net, pixels, np.array([order] * 60).reshape(60, 4, 4), [1] * 60)
+        assert abs(read.deletion.mean(0) - chance).max() > 0.1
+    again = faithfulness(net, pixels, np.ones((60, 4, 4)), [1] * 60)
+    assert np.array_equal(found.deletion, again.deletion) and np.array_equal(found.insertion, again.insertion)
 
 
 def test_fewer_patches_than_steps_and_images_that_are_not_square():

@@ -36,6 +36,14 @@ def test_nineteen_tasks_in_three_groups():
     assert [task.classes for task in TASKS] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9]
 
 
+def test_shares_of_what_is_published_without_a_split():
+    """Of the training images that train (the others choose the penalty), and of all images."""
+    assert {task.key: task.learned for task in TASKS if task.learned != 0.9} == {"oxford_iiit_pet": 0.8}
+    parts = {task.key: task.parts for task in TASKS if task.parts}
+    assert parts == {"eurosat": (0.6, 0.2, 0.2), "resisc45": (0.6, 0.2, 0.2)}
+    assert {task.key: task.per_class for task in TASKS if task.per_class} == {"caltech101": 30}
+
+
 def test_what_would_change_a_label_is_left_out_in_training():
     assert {task.name for task in TASKS if not task.flip} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
     assert {task.name for task in TASKS if not task.crop} == {

@@ -33,7 +33,7 @@ ASK = """<script>addEventListener("load", async () => {
   document.body.insertAdjacentHTML("beforeend", "<output>" + JSON.stringify(told) + "</output>");
 });</script>"""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BROWSER, reason="there is no browser here")]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not BROWSER, reason="there is no browser here")]
 
 
 def everything() -> ReportFacts:

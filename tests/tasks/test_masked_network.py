@@ -77,6 +77,26 @@ def test_embeddings_are_replaced_as_asked():
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_encoder_sees_the_embeddings_replaced(kind):
+    """Those of kind OTHER too, which make only a tenth of the corrupted patches in training."""
+    net = made(kind)
+    plain = net.net
+    with torch.no_grad():
+        patches = plain.tokens.patches(images())
+        seen = patches.clone()
+        for row, where, what, source in [
+            (r, *(part[r, m].item() for part in MIXED)) for r in range(2) for m in range(4)
+        ]:
+            seen[row, where] = {MASK: net.mask, OTHER: patches[row, source], KEPT: patches[row, where]}[what]
+        tokens = plain.encode(plain.tokens.join(seen))[:, plain.config.prefix :]
+        norm = plain.pool.norm if plain.config.norm == "after_pool" else nn.Identity()
+        expected = net.head(norm(tokens))
+        got = net(images(), MIXED)
+    for row in range(2):
+        assert torch.allclose(got[row], expected[row, WHERE[row]], atol=1e-6)
+
+
 def test_what_a_masked_patch_shows_changes_nothing():
     """A patch hidden behind [mask] may show anything; one that is kept may not."""
     net = made("token")

@@ -180,7 +180,7 @@ def test_resnets_from_vitrail_to_transformers_and_on_to_google(tmp_path, convert
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["timm", "huggingface"])
+@pytest.mark.parametrize("to", ["timm", pytest.param("huggingface", marks=pytest.mark.full)])
 def test_beside_a_torch_without_torchvisions_operators(tmp_path, ours, to):
     """In a process of its own, where no test has declared them: torchvision must not keep the check from running."""
     command = [sys.executable, "-m", "vitrail", "convert", ours(), tmp_path / "target", "--to", to]

@@ -147,7 +147,7 @@ def resnet(**options) -> ResNetConfig:
         resnet(blocks=(1,)),
         resnet(blocks=(1, 1, 1, 1, 1)),
         resnet(num_classes=0),
-        pytest.param(configure("R50x1", 10, image_size=96, **THEIRS), marks=pytest.mark.slow),
+        pytest.param(configure("R50x1", 10, image_size=96, **THEIRS), marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -164,7 +164,7 @@ def test_transformers_loads(tmp_path, model):
     assert back.card.preprocess == card.preprocess
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_network_of_real_size(tmp_path, randomise, logits):
     model = written(tmp_path, randomise, size=(80, 80), **transformers.BitConfig(num_labels=1000).to_dict())
     weights = read_weights(str(tmp_path))

@@ -36,7 +36,7 @@ def test_hybrids(tmp_path, randomise, logits, layers):
     assert (stem.blocks, stem.norm_eps, stem.weight_eps, stem.weight_eps_in) == (layers, 1e-5, 1e-8, "variance")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "count", "size"),
     [

@@ -70,6 +70,7 @@ def test_logits_are_timms(tmp_path, randomise, logits, args, told):
     assert weights.card.model.norm_eps == 1e-6
 
 
+@pytest.mark.full
 def test_a_network_of_real_size(tmp_path, randomise, logits):
     """Ti/16 at 224, all twelve blocks, known to timm by its name alone."""
     model = randomise(timm.create_model("vit_tiny_patch16_224"))

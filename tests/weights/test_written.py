@@ -72,7 +72,7 @@ def test_timm_loads_vision_transformers(tmp_path, options):
     assert model.pretrained_cfg.get("label_names", []) == list(card.classes)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -188,7 +188,7 @@ def test_timms_own_reader_takes_our_npz(tmp_path, model):
     [
         small(stem=StemConfig(), image_size=(64, 64)),
         pytest.param(configure("R26+S/32", 5, depth=1, image_size=64), marks=pytest.mark.slow),
-        pytest.param(configure("R50x1", 5, image_size=64), marks=pytest.mark.slow),
+        pytest.param(configure("R50x1", 5, image_size=64), marks=pytest.mark.full),
     ],
     ids=["stem", "hybrid", "resnet"],
 )
