@@ -29,7 +29,7 @@ from vitrail.errors import Note, UserError
 from vitrail.interrupt import Interrupted
 from vitrail.tasks.own_loss import OwnBatch
 from vitrail.training import precision
-from vitrail.training.batch_source import drawn_from, length_of, repeatable_source
+from vitrail.training.batches import drawn_from, length_of, repeatable_source
 
 STEPS = ("train.steps=12", "precision.compute=fp32")
 

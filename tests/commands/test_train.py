@@ -17,7 +17,6 @@ from vitrail.errors import UserError
 from vitrail.training.ema import Average
 from vitrail.training.progress import read_metrics
 from vitrail.training.state import TrainState
-from vitrail.training.trainer import weights_of
 from vitrail.weights.bundle import read_card
 from vitrail.workflows.train_run import train
 
@@ -349,5 +348,5 @@ def test_an_average_is_kept_with_all_its_digits():
     net = torch.nn.Linear(3, 2).bfloat16()
     average = Average(net, 0.9)
     average.tensors["weight"].fill_(1 / 3)
-    kept = weights_of(TrainState(net, torch.optim.SGD(net.parameters()), average), ALONE)
+    kept = TrainState(net, torch.optim.SGD(net.parameters()), average).final_weights(ALONE)
     assert torch.equal(kept["weight"], torch.full((2, 3), 1 / 3)) and kept["bias"].dtype == torch.float32

@@ -85,7 +85,7 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
     assert found.test == [cards["seed-0"].metrics["top1"], cards["seed-1"].metrics["top1"]]
     facts = json.loads((folder / "transfer.json").read_text())
     assert facts["mean"] == found.mean and facts["tried"] == {f"{rate}": found.tried[rate] for rate in rates}
-    monkeypatch.setattr("vitrail.workflows.train_run.fit", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("vitrail.workflows.train_run.fit_in_folder", lambda *_, **__: pytest.fail("trained again"))
     assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
 
 

@@ -232,7 +232,7 @@ def _shares(folder):
             try:
                 ranks.share(lambda error=error: (_ for _ in ()).throw(error))
             except (UserError, ValueError, RuntimeError) as found:
-                told.append((type(found).__name__, str(found), getattr(found, "told", False)))
+                told.append((type(found).__name__, str(found), bool(getattr(found, "reported", False))))
         return told
 
 

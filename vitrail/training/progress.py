@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail import strict_json
 from vitrail.atomic import whole_file
+from vitrail.config import TrainConfig
 from vitrail.errors import UserError, os_errors_as
+from vitrail.models.estimate import peak_of
 from vitrail.terminal import escape
+from vitrail.training.run_context import RunContext
 from vitrail.training.tensorboard import Events
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
@@ -238,6 +242,24 @@ class TrainingProgress:
         if due:
             self.last_plain = now
         return due
+
+
+def open_progress(
+    train: TrainConfig, run: RunContext, device: torch.device, start: int, flops_per_image: float
+) -> TrainingProgress:
+    """The progress of a run from step `start` on, with the files that the first process writes."""
+    metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.first else None
+    events = Events(run.folder / "tensorboard", start) if run.ranks.first and train.tensorboard else None
+    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return TrainingProgress(
+        run.console,
+        metrics,
+        train.steps or 0,
+        start,
+        flops_per_image=flops_per_image,
+        peak=peak and peak * run.ranks.world,
+        events=events,
+    )
 
 
 def _rate(tflops: float) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.models.legacy_names import new_name
 from vitrail.training.ema import Average
-from vitrail.training.parallel import local_part, rows_of
+from vitrail.training.parallel import local_part, rows_of, whole
 
 Rows = tuple[int, int]  # first, and one after the last
 ReadTensor = Callable[[str, Rows | None], Tensor]  # a saved tensor by name, or some of its rows
@@ -47,6 +48,19 @@ class TrainState:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
+        return found
+
+    def final_weights(self, ranks: Ranks) -> dict[str, Tensor]:
+        """Every tensor of the model, averaged where there is an average, whole and on the CPU, for the first process.
+        All processes call this together."""
+        found, average = {}, self.average.tensors if self.average is not None else {}
+        first: dict[int, str] = {}  # a parameter that several layers share has one average
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        names = {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
+        for name, tensor in self.model.state_dict().items():
+            one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
+            if ranks.first:
+                found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
         return found
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,18 +21,17 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device, repeatable
 from vitrail.interrupt import Interrupted
-from vitrail.models.estimate import peak_of
-from vitrail.tasks.batch import Batch, Loss
+from vitrail.tasks.batch import Loss
+from vitrail.training.batches import BatchStream
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.cuda_graph import GraphedStep
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, divide_again, local_part, whole
-from vitrail.training.progress import MetricsLog, TrainingProgress
+from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, divide_again, local_part
+from vitrail.training.progress import TrainingProgress, open_progress
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
-from vitrail.training.tensorboard import Events
 from vitrail.training.throughput import Throughput
 
 SAVING_SHARE = 50  # times as long as a checkpoint takes, at least, between two that only time asks for
@@ -49,22 +48,6 @@ class Task(Protocol):
     @property
     def graph_safe(self) -> bool: ...  # whether a step can be recorded as a CUDA graph
     def loss(self, model: nn.Module, batch: Any) -> Loss: ...
-
-
-class BatchStream(Protocol):
-    """An endless stream of batches, the same every time."""
-
-    def __call__(self, start: int, skipped: int) -> Iterable[Any]:
-        """The batches of step `start` and all after it, after `skipped` more batches of the stream were passed over."""
-        ...
-
-    def example(self) -> Batch | None:
-        """A batch of the right shapes, or none if they are not known."""
-        ...
-
-    def waiting_advice(self, start: int) -> tuple[str, int] | None:
-        """What to print if training waits for data much of its time, and from which step on to judge that."""
-        ...
 
 
 def fit(
@@ -121,7 +104,7 @@ def fit(
         checkpoints.save(state, facts())
     step = TrainStep(task.loss, config, device, run.ranks)
     with (
-        _progress(config, run, device, state.step, flops_per_image) as progress,
+        open_progress(config.train, run, device, state.step, flops_per_image) as progress,
         repeatable(device, config.train.deterministic),
     ):
         if advice := batches.waiting_advice(state.step):
@@ -136,7 +119,7 @@ def fit(
         graphs = config.train.compile == "graphs" and run.ranks.world == 1 and not config.train.recompute
         graphed = GraphedStep(step, progress.message) if graphs and task.graph_safe else step
         Trainer(state, graphed, batches, config, run, progress, checkpoints, facts, validate).train()
-    return weights_of(state, run.ranks), time.monotonic() - started
+    return state.final_weights(run.ranks), time.monotonic() - started
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
@@ -315,33 +298,3 @@ class Trainer:
             f"training diverged: at step {self.state.step} the loss or the weights are not numbers any more{again}; "
             "start again with a lower learning rate (--set optimizer.lr=...)"
         )
-
-
-def weights_of(state: TrainState, ranks: Ranks) -> dict[str, Tensor]:
-    """Every tensor of the model, averaged where there is an average, in one piece on the CPU, for the first process.
-    All of them call this together."""
-    found, average = {}, state.average.tensors if state.average is not None else {}
-    first: dict[int, str] = {}  # a parameter that several layers share has one average
-    names = {name: first.setdefault(id(p), name) for name, p in state.model.named_parameters(remove_duplicate=False)}
-    for name, tensor in state.model.state_dict().items():
-        one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
-        if ranks.first:
-            found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return found
-
-
-def _progress(
-    config: RunConfig, run: RunContext, device: torch.device, start: int, flops_per_image: float
-) -> TrainingProgress:
-    metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.first else None
-    events = Events(run.folder / "tensorboard", start) if run.ranks.first and config.train.tensorboard else None
-    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return TrainingProgress(
-        run.console,
-        metrics,
-        config.train.steps or 0,
-        start,
-        flops_per_image=flops_per_image,
-        peak=peak and peak * run.ranks.world,
-        events=events,
-    )

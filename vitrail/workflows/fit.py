@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,19 @@ from torch import Tensor, nn
 from vitrail.atomic import whole_file
 from vitrail.config import RunConfig, read_recipe, validate, with_options
 from vitrail.distributed import Ranks, joined
-from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.errors import UserError, given_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import new_name
-from vitrail.report.plots import draw_curves
 from vitrail.tasks.own_loss import OwnLoss
 from vitrail.terminal import escape, make_console
-from vitrail.training import trainer
-from vitrail.training.batch_source import SourceBatches, repeatable_source
+from vitrail.training.batches import SourceBatches, repeatable_source
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.parallel import choose_parallel
 from vitrail.training.precision import set_types
 from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import LockId, RunContext
-from vitrail.training.trainer import BatchStream, Task, Validate
+from vitrail.training.trainer import Validate
 from vitrail.weights.bundle import created_with
 from vitrail.workflows.fit_settings import check_arguments, fit_config, stored_settings
 from vitrail.workflows.resume import (
@@ -46,28 +43,17 @@ from vitrail.workflows.resume import (
     warn_of_changes,
 )
 from vitrail.workflows.run_folder import (
-    RunCheckpoints,
     begin_folder,
     check_free,
     check_there,
     claimed,
     forget_earlier,
     refuse_links,
-    resume_advice,
 )
+from vitrail.workflows.run_training import TrainResult, fit_in_folder, resume_advice
 
 HEADER = "vitrail-module"
 TAKEN = {"step", "event", "loss", "accuracy", "lr", "grad_norm", "images_per_second", "data_wait"}  # by training
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a training left behind."""
-
-    folder: Path
-    weights: Path
-    report: Path | None  # none where nothing is classified
-    scores: Any  # of the last measurement
 
 
 def fit(
@@ -159,48 +145,6 @@ def fit(
         rows = read_metrics(folder / "metrics.jsonl")
         measured = [row for row in rows if "images_per_second" not in row and "event" not in row]
         return TrainResult(folder, path, None, measured[-1] if measured else {})
-
-
-def fit_in_folder(
-    model: nn.Module,
-    task: Task,
-    batches: BatchStream,
-    config: RunConfig,
-    run: RunContext,
-    *,
-    validate: Validate | None,
-    saved: Saved | None,
-    flops_per_image: float = 0.0,
-) -> tuple[dict[str, Tensor], float]:
-    """`trainer.fit` with the checkpoints and curves of a run folder. Returns the weights to keep and the seconds that
-    the run took."""
-    checkpoints = RunCheckpoints(run, config.train, new=saved is None)
-    try:
-        result = trainer.fit(
-            model,
-            task,
-            batches,
-            config,
-            run,
-            checkpoints,
-            validate=validate,
-            saved=saved,
-            flops_per_image=flops_per_image,
-        )
-    except BaseException:
-        with contextlib.suppress(UserError):  # what stopped the run is what to report
-            if run.ranks.first:
-                _draw_curves(run.folder)
-        raise
-    run.ranks.share(lambda: _draw_curves(run.folder))
-    return result
-
-
-def _draw_curves(folder: Path) -> None:
-    rows = read_metrics(folder / "metrics.jsonl")
-    if any("loss" in row for row in rows):
-        with os_errors_as(f"cannot write to {folder / 'curves.svg'}"):
-            draw_curves(rows, folder / "curves.svg")
 
 
 def _resumed(

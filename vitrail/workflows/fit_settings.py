@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from vitrail.config import RunConfig, check_learning, check_read, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
-from vitrail.training.batch_source import length_of
+from vitrail.training.batches import length_of
 from vitrail.training.blocks import blocks_of
 from vitrail.training.optimizer import parameter_groups
 from vitrail.training.precision import choose_precision

@@ -8,21 +8,17 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
 from vitrail.atomic import sync_folder, whole_file
-from vitrail.config import TrainConfig
 from vitrail.data.formats import is_image_name
 from vitrail.errors import UserError, given_path, os_errors_as
-from vitrail.interrupt import Interrupted
 from vitrail.spreadsheet import csv_table
-from vitrail.terminal import escape
 from vitrail.training.checkpoint import NAME, Checkpoints
-from vitrail.training.run_context import LockId, RunContext
-from vitrail.training.state import TrainState
+from vitrail.training.run_context import LockId
 from vitrail.training.tensorboard import MARK
 from vitrail.weights.names import local_path
 from vitrail.workflows.resolve import Plan, write_config
@@ -202,28 +198,6 @@ def _move(moves: dict[Path, Path]) -> None:
         raise
 
 
-class RunCheckpoints(Checkpoints):
-    """The checkpoints of a run folder. With the first one of a new run the folder becomes that run's."""
-
-    def __init__(self, run: RunContext, train: TrainConfig, new: bool):
-        tenth = max(1, (train.steps or 0) // 10)
-        super().__init__(
-            run.folder / "checkpoints", train.keep_checkpoints, run.ranks, every=train.checkpoint_every or tenth
-        )
-        self.run, self.new = run, new
-
-    def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
-        folder, ranks = self.run.folder, self.run.ranks
-        if not self.new:
-            ranks.share(lambda: check_there(folder, self.run.lock))
-            super().save(state, about)
-            return
-        Checkpoints(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
-        if ranks.share(lambda: take_place(folder)):
-            self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
-        self.new = False
-
-
 def forget_earlier(folder: Path) -> None:
     """The new run is finished: the one before it is not needed any more."""
     with contextlib.suppress(OSError, UserError):
@@ -259,17 +233,7 @@ def check_there(folder: Path, lock: LockId) -> None:
         raise UserError(f"{folder} was removed or replaced while its run was at work: what was not saved is lost")
 
 
-@contextlib.contextmanager
-def resume_advice(folder: Path, command: str) -> Iterator[None]:
-    """A signal that stops the run in the folder says what is saved, and the `command` that resumes it."""
-    try:
-        yield
-    except Interrupted as stopped:
-        stopped.advice = _where_it_stopped(folder, command)
-        raise
-
-
-def _where_it_stopped(folder: Path, command: str) -> str:
+def where_it_stopped(folder: Path, command: str) -> str:
     if (folder / NEW).exists():
         return " before anything was saved"
     if not (folder / "config.toml").is_file() or not Checkpoints(folder / "checkpoints", 1).steps():

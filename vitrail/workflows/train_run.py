@@ -32,7 +32,7 @@ from vitrail.weights.resize import adapt
 from vitrail.workflows.batches import ImageBatches, example_batch
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.finish import finish, finish_masked
-from vitrail.workflows.fit import TrainResult, fit, fit_in_folder
+from vitrail.workflows.fit import fit
 from vitrail.workflows.learner import Task, learner, make_task, plain_network
 from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
 from vitrail.workflows.resolve import Plan, make_plan, typed_settings
@@ -46,9 +46,9 @@ from vitrail.workflows.run_folder import (
     forget_earlier,
     newest_folder,
     refuse_links,
-    resume_advice,
     take_place,
 )
+from vitrail.workflows.run_training import TrainResult, fit_in_folder, resume_advice
 from vitrail.workflows.show import scanning, show_data, show_decisions
 
 OWN_MODULE = ("objective", "source", "evaluator")  # what `vitrail.fit` calls task, batches and evaluate

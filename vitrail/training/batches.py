@@ -1,12 +1,13 @@
-"""Batches of a user's own: from any loader, iterable or function, and from any number on the same each time."""
+"""What the trainer asks of batches; and those of a user's own: from any loader, iterable or function, and from any
+number on the same each time."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +18,26 @@ from vitrail.data.randomness import draw_seed
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
+from vitrail.tasks.batch import Batch
 from vitrail.tasks.own_loss import OwnBatch
 
 END = object()
+
+
+class BatchStream(Protocol):
+    """An endless stream of batches, the same every time."""
+
+    def __call__(self, start: int, skipped: int) -> Iterable[Any]:
+        """The batches of step `start` and all after it, after `skipped` more batches of the stream were passed over."""
+        ...
+
+    def example(self) -> Batch | None:
+        """A batch of the right shapes, or none if they are not known."""
+        ...
+
+    def waiting_advice(self, start: int) -> tuple[str, int] | None:
+        """What to print if training waits for data much of its time, and from which step on to judge that."""
+        ...
 
 
 @dataclass(frozen=True)

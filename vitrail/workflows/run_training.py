@@ -1,0 +1,109 @@
+"""Training in the folder of a run, whatever is trained: checkpoints, curves, and what to say when it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.config import RunConfig, TrainConfig
+from vitrail.errors import UserError, os_errors_as
+from vitrail.interrupt import Interrupted
+from vitrail.report.plots import draw_curves
+from vitrail.terminal import escape
+from vitrail.training import trainer
+from vitrail.training.batches import BatchStream
+from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.progress import read_metrics
+from vitrail.training.run_context import RunContext
+from vitrail.training.state import TrainState
+from vitrail.training.trainer import Task, Validate
+from vitrail.workflows.run_folder import NEW, OLD, check_there, take_place, where_it_stopped
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind."""
+
+    folder: Path
+    weights: Path
+    report: Path | None  # none where nothing is classified
+    scores: Any  # of the last measurement
+
+
+def fit_in_folder(
+    model: nn.Module,
+    task: Task,
+    batches: BatchStream,
+    config: RunConfig,
+    run: RunContext,
+    *,
+    validate: Validate | None,
+    saved: Saved | None,
+    flops_per_image: float = 0.0,
+) -> tuple[dict[str, Tensor], float]:
+    """`trainer.fit` with the checkpoints and curves of a run folder. Returns the weights to keep and the seconds that
+    the run took."""
+    checkpoints = RunCheckpoints(run, config.train, new=saved is None)
+    try:
+        result = trainer.fit(
+            model,
+            task,
+            batches,
+            config,
+            run,
+            checkpoints,
+            validate=validate,
+            saved=saved,
+            flops_per_image=flops_per_image,
+        )
+    except BaseException:
+        with contextlib.suppress(UserError):  # what stopped the run is what to report
+            if run.ranks.first:
+                _draw_curves(run.folder)
+        raise
+    run.ranks.share(lambda: _draw_curves(run.folder))
+    return result
+
+
+def _draw_curves(folder: Path) -> None:
+    rows = read_metrics(folder / "metrics.jsonl")
+    if any("loss" in row for row in rows):
+        with os_errors_as(f"cannot write to {folder / 'curves.svg'}"):
+            draw_curves(rows, folder / "curves.svg")
+
+
+class RunCheckpoints(Checkpoints):
+    """The checkpoints of a run folder. With the first one of a new run the folder becomes that run's."""
+
+    def __init__(self, run: RunContext, train: TrainConfig, new: bool):
+        tenth = max(1, (train.steps or 0) // 10)
+        super().__init__(
+            run.folder / "checkpoints", train.keep_checkpoints, run.ranks, every=train.checkpoint_every or tenth
+        )
+        self.run, self.new = run, new
+
+    def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
+        folder, ranks = self.run.folder, self.run.ranks
+        if not self.new:
+            ranks.share(lambda: check_there(folder, self.run.lock))
+            super().save(state, about)
+            return
+        Checkpoints(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
+        if ranks.share(lambda: take_place(folder)):
+            self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
+        self.new = False
+
+
+@contextlib.contextmanager
+def resume_advice(folder: Path, command: str) -> Iterator[None]:
+    """A signal that stops the run in the folder says what is saved, and the `command` that resumes it."""
+    try:
+        yield
+    except Interrupted as stopped:
+        stopped.advice = where_it_stopped(folder, command)
+        raise
