@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
-from vitrail.config import LoraConfig, ModelConfig, ResNetConfig
+from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig
+from vitrail.distributed import ALONE
 from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.models.legacy_names import new_name, new_names, old_name
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
+from vitrail.models.resnet import ResNet
+from vitrail.training.ema import Average
+from vitrail.training.optimizer import build_optimizer
+from vitrail.training.state import TrainState
 from vitrail.weights.bundle import Card, read_bundle
 from vitrail.weights.names import BUNDLED_FILE
 from vitrail.weights.read import read_weights
+from vitrail.workflows.own_module import HEADER, _take_weights
 
 OLD_FILES = Path(__file__).parents[1] / "lock" / "old"
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5}
@@ -108,3 +116,57 @@ def test_a_tensor_of_a_later_name_in_a_file_of_before(tmp_path):
     save_file({**state, "norm.weight": torch.ones(32)}, path, metadata={"vitrail": card.model_dump_json()})
     with pytest.raises(UserError, match="is missing"):
         read_bundle(path)
+
+
+def stepped(net):
+    """A network with optimizer and average after one step."""
+    optimizer = build_optimizer(net, OptimizerConfig(lr=0.1))
+    state = TrainState(net, optimizer, Average(net, 0.9))
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    state.average.update(net, 5)
+    return state
+
+
+def with_updates():
+    net = build(ModelConfig(**SMALL))
+    add_lora(net, LoraConfig(rank=2))
+    return net
+
+
+def named_before(name):
+    """Also within a module of the caller's own, which calls it "mine"."""
+    return old_name(name.replace("mine.", "net.")).replace("net.", "mine.") if "mine." in name else old_name(name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: build(ModelConfig(**{**SMALL, **ALL["tokens"]})),
+        lambda: MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 0})), "color"),
+        with_updates,
+        lambda: build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=5)),
+        lambda: nn.ModuleDict({"mine": build(ModelConfig(**SMALL))}),  # a module of the caller's own
+    ],
+    ids=["plain", "masked", "lora", "resnet", "own"],
+)
+def test_checkpoints_of_before_are_taken_over(make):
+    source, target = stepped(make()), stepped(make())
+    resnet = isinstance(source.model, ResNet)
+    saved = {name if resnet else named_before(name): tensor for name, tensor in source.tensors().items()}
+    assert resnet or saved.keys() != source.tensors().keys()
+    facts = {"step": 1, "passed": 0, "rollbacks": 0, "evaluated": 0, "unfit": 0}
+    target.load(saved.keys(), lambda name, rows: saved[name].clone(), facts)
+    restored = target.tensors()
+    assert restored.keys() == source.tensors().keys()
+    assert all(torch.equal(restored[name], tensor) for name, tensor in source.tensors().items())
+
+
+def test_a_finished_module_of_the_callers_own(tmp_path):
+    net, again = build(ModelConfig(**SMALL)), build(ModelConfig(**SMALL))
+    state = {old_name(name): tensor + 1 for name, tensor in net.state_dict().items()}
+    facts = {"config": {}, "created_with": "an earlier vitrail"}
+    save_file(state, tmp_path / "model.safetensors", metadata={HEADER: json.dumps(facts)})
+    _take_weights(again, tmp_path, ALONE)
+    assert all(torch.equal(tensor, state[old_name(name)]) for name, tensor in again.state_dict().items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# (old, new): those that begin with a dot stand within blocks and pools, the others at the start of a name.
+# (old, new): those that begin with a dot stand within blocks, the others where a parameter's name begins.
 TABLE = [
     ("tokens.class_token", "cls_token"),
     ("tokens.registers", "reg_token"),
@@ -20,7 +20,8 @@ TABLE = [
     ("pool.keyvalue", "attn_pool.kv"),
     ("pool.out", "attn_pool.proj"),
     ("pool.mlp_norm", "attn_pool.norm"),
-    ("pool.mlp", "attn_pool.mlp"),
+    ("pool.mlp.up", "attn_pool.mlp.fc1"),
+    ("pool.mlp.down", "attn_pool.mlp.fc2"),
     ("representation.layer", "pre_logits.fc"),
     (".attention.qkv", ".attn.qkv"),
     (".attention.out", ".attn.proj"),
@@ -30,19 +31,28 @@ TABLE = [
     (".mlp.up", ".mlp.fc1"),
     (".mlp.down", ".mlp.fc2"),
 ]
-# Before a name stand the kind of tensor in a checkpoint ("model/", "optimizer/exp_avg/") and the "net." of a network
-# within another.
-NAME = re.compile(r"((?:.*/)?(?:net\.)?)(.*)")
+NEW = {old.lstrip("."): new.lstrip(".") for old, new in TABLE}
+# Whole words. Before them stand the kind of tensor in a checkpoint ("model/", "optimizer/exp_avg/") and what a network
+# is called within another.
+OLD_WORDS = re.compile(rf"(?<![^./])({'|'.join(map(re.escape, NEW))})(?![^.])")
 
 
 def new_name(old: str) -> str:
     """What a parameter is called now; a name of now stays as it is."""
-    return _renamed(old, TABLE)
+    return OLD_WORDS.sub(lambda match: NEW[match[1]], old)
 
 
 def old_name(new: str) -> str:
-    """What a parameter of a Vision Transformer was called."""
-    return _renamed(new, [(after, before) for before, after in TABLE])
+    """What a parameter of a Vision Transformer was called, also within the network for masked patches."""
+    start = re.match(r"(?:.*/)?(?:net\.)?", new)
+    prefix = start[0] if start else ""
+    name = new.removeprefix(prefix) + "."  # so that whole words are found
+    for before, after in TABLE:
+        if after.startswith("."):
+            name = name.replace(f"{after}.", f"{before}.")
+        elif name.startswith(f"{after}."):
+            name = before + name.removeprefix(after)
+    return prefix + name[:-1]
 
 
 def new_names(stored: Iterable[str]) -> dict[str, str]:
@@ -50,17 +60,3 @@ def new_names(stored: Iterable[str]) -> dict[str, str]:
     names = list(stored)
     found = {new_name(name): name for name in names}
     return found if len(found) == len(names) else {name: name for name in names}  # of neither time
-
-
-def _renamed(name: str, table: Iterable[tuple[str, str]]) -> str:
-    match = NAME.fullmatch(name)
-    if match is None:
-        return name
-    prefix, rest = match.groups()
-    rest += "."  # so that whole words are found
-    for before, after in table:
-        if before.startswith("."):
-            rest = rest.replace(f"{before}.", f"{after}.")
-        elif rest.startswith(f"{before}."):
-            rest = after + rest.removeprefix(before)
-    return str(prefix + rest[:-1])

@@ -1,4 +1,4 @@
-"""Attention over few tokens by kernels of its own (short_kernels.py), where those are known to be faster."""
+"""Attention over few tokens by kernels of its own (short_attention_triton.py), where those are known to be faster."""
 
 from __future__ import annotations
 
