@@ -19,7 +19,7 @@ from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import TrainStep
 from vitrail.training.tensorboard import Events
-from vitrail.workflows import batches, finish, fit
+from vitrail.workflows import batches, finish, run_training
 from vitrail.workflows import train_run as module
 from vitrail.workflows.train_run import train
 
@@ -98,7 +98,7 @@ WRITES = {  # where the disk is full: which function begins to write, at which c
     "first checkpoint": (Checkpoints, "save", 1, "cannot write the checkpoint"),
     "later checkpoint": (Checkpoints, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
-    "curves.svg": (fit, "draw_curves", 1, "curves.svg"),
+    "curves.svg": (run_training, "draw_curves", 1, "curves.svg"),
     "event file": (Events, "write", 2, "tensorboard"),
     "answers.csv": (finish, "write_answers", 1, "cannot write the answers"),
     "report.html": (finish, "write_report", 1, "cannot write the report"),
