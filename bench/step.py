@@ -20,8 +20,8 @@ from vitrail.config import ObjectiveConfig, OptimizerConfig, parse_overrides
 from vitrail.inference.device import autocast, repeatable
 from vitrail.models.build import build
 from vitrail.models.variants import configure
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 from vitrail.training.step import Update
@@ -44,10 +44,10 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
     state = TrainState(net, build_optimizer(net, OptimizerConfig(lr=1e-4, weight_decay=0.1)))
     objective = Classification(ObjectiveConfig(), CLASSES)
-    update = Update(objective, lambda step: 1e-4, 1.0, autocast("bf16", device), lambda step: step)
+    update = Update(objective.loss, lambda step: 1e-4, 1.0, autocast("bf16", device), lambda step: step)
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)
     targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
-    prepared = Prepared(pixels, targets, torch.ones(batch, device=device))
+    prepared = Batch(pixels, targets, torch.ones(batch, device=device))
     with repeatable(device):
         for _ in range(WARMUP):
             update(state, prepared)
@@ -57,7 +57,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     return Measured(statistics.median(seconds), torch.cuda.max_memory_allocated())
 
 
-def _timed(update: Update, state: TrainState, batch: Prepared) -> float:
+def _timed(update: Update, state: TrainState, batch: Batch) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     update(state, batch)

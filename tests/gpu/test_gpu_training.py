@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from vitrail.inference.device import autocast
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.cuda_graph import GraphedUpdate
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
@@ -93,13 +93,13 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
     objective = Classification(ObjectiveConfig(), 10)
     device = torch.device("cuda")
-    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step, micro_batch=4)
-    batch = Prepared(
+    update = Update(objective.loss, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step, micro_batch=4)
+    batch = Batch(
         torch.randn(8, 3, 224, 224, device="cuda"),
         objective.targets(torch.arange(8, device="cuda")),
         torch.ones(8, device="cuda"),
     )
-    bad = Prepared(batch.pixels * torch.nan, batch.targets, batch.weights)
+    bad = Batch(batch.pixels * torch.nan, batch.targets, batch.weights)
     update(state, batch)  # the first step makes the optimizer's state
     before = [p.detach().clone() for p in net.parameters()]
     torch.cuda.set_sync_debug_mode("error")
@@ -121,10 +121,10 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
     device = torch.device("cuda")
-    update = Update(objective, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step)
+    update = Update(objective.loss, lambda step: 1e-3, 1.0, autocast("bf16", device), lambda step: step)
     pixels = torch.randn(16, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     targets = objective.targets(torch.arange(16, device="cuda") % 10)
-    batch = Prepared(pixels, targets, torch.ones(16, device="cuda"))
+    batch = Batch(pixels, targets, torch.ones(16, device="cuda"))
     losses = [float(update(state, batch).loss) / 16 for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -143,9 +143,9 @@ def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micr
         net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
         state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name, layer_decay=0.9)), Average(net, 0.9))
         rate = lambda step: 1e-3 / (1 + step)  # noqa: E731
-        update = Update(objective, rate, 1.0, autocast("bf16", device), lambda step: step + 7, micro_batch)
+        update = Update(objective.loss, rate, 1.0, autocast("bf16", device), lambda step: step + 7, micro_batch)
         step = GraphedUpdate(update) if graphed else update
-        losses = torch.stack([step(state, Prepared(pixels, targets, weights)).loss for pixels in batches])
+        losses = torch.stack([step(state, Batch(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
         found.append((losses, tensors, int(state.unfit)))
     (losses, tensors, unfit), (graph_losses, graph_tensors, graph_unfit) = found

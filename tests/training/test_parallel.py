@@ -14,8 +14,8 @@ from vitrail.distributed import ALONE, Ranks, joined
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.build import build
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.checkpoint import HEADER, Checkpoints, digest
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
@@ -40,7 +40,7 @@ def make(name, how, ranks, micro=0, objective=None):
     net = build(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
     state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), Average(net, 0.9), network=network)
-    objective = objective or Classification(ObjectiveConfig(), 3)
+    objective = objective or Classification(ObjectiveConfig(), 3).loss
     config = OPTIMIZERS[name]
     return state, Update(objective, lambda _: config.lr, config.clip, autocast("fp32", CPU), int, micro, ranks)
 
@@ -54,7 +54,7 @@ def batch(step, ranks):
     if step == 3:
         weights[BATCH // 2 :] = 0  # nothing for the second process of two
     part = BATCH // ranks.world
-    return Prepared(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
+    return Batch(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
 
 
 def go(state, update, ranks, steps=STEPS):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.tasks.batch import Loss
+from vitrail.tasks.task import Loss, Validation
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class CustomObjective:
-    """`loss` gets the network and a batch of the source and gives the mean over the batch, a scalar."""
+class OwnLoss:
+    """A task of the user's own. `objective` gets the network and a batch of the source and gives the mean over the
+    batch, a scalar; what is measured on the way is up to the user, too."""
 
-    loss: Callable[[nn.Module, Any], Tensor]
+    objective: Callable[[nn.Module, Any], Tensor]
+    name = "own"
+    graph_safe = False
 
-    def __call__(self, network: nn.Module, batch: CustomBatch) -> Loss:
-        mean = self.loss(network, batch.content)
+    def targets(self, labels: Tensor) -> Tensor:
+        return labels
+
+    def validation(self) -> Validation:
+        raise NotImplementedError("a loss of one's own is measured by an evaluator of one's own")
+
+    def loss(self, model: nn.Module, batch: CustomBatch) -> Loss:
+        mean = self.objective(model, batch.content)
         if not isinstance(mean, Tensor) or mean.numel() != 1:
             what = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean).__name__
             raise UserError(f"the objective must give one number, the mean loss of a batch: it gave {what}")

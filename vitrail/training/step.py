@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.distributed import ALONE, Ranks
-from vitrail.tasks.batch import Batch, Objective, Prepared
+from vitrail.tasks.task import Batch, Objective
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
 from vitrail.training.parallel import gradients_stay, whole
 from vitrail.training.state import TrainState
@@ -82,7 +82,7 @@ class Update:
             rights.append(found.right.detach())
         return torch.stack(losses).sum(), torch.stack(rights).sum()
 
-    def rehearse(self, state: TrainState, batch: Prepared) -> None:
+    def rehearse(self, state: TrainState, batch: Batch) -> None:
         """A backward pass that changes nothing. DDP orders gradients anew after its first one, which changes the last
         bits of sums over three processes and more: with this before it, the first step is like every other."""
         with self.autocast():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +14,7 @@ from vitrail.data.augment.batch import augment_batch, erase
 from vitrail.data.augment.mix import mix
 from vitrail.data.loader.loader import (
     UNCUT,
-    Batch,
+    ImageBatch,
     Loader,
     Place,
     evaluation_loader,
@@ -30,9 +29,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast, repeatable
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.multilabel import mean_average_precision
-from vitrail.tasks.batch import Objective, Prepared
-from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch, Task
 from vitrail.training.loop import Evaluator
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import TrainingProgress
@@ -45,11 +42,11 @@ TOGETHER = 1 << 26  # values of images that are changed at one go, at most
 RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 
-def pattern(plan: Plan, targets: Targets, size: int) -> Prepared:
+def pattern(plan: Plan, targets: Targets, size: int) -> Batch:
     """A batch of the right shapes."""
     pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
     key = torch.zeros(size, dtype=torch.int64)
-    return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
+    return Batch(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
 
 
 class TrainingBatches:
@@ -60,7 +57,7 @@ class TrainingBatches:
         self.loader = _loader(plan, Place(ranks.rank, ranks.world, ranks.beside))
         self.reported: set[str] = set()
 
-    def __call__(self, start: int, passed: int) -> Iterator[Prepared]:
+    def __call__(self, start: int, passed: int) -> Iterator[Batch]:
         """Those of step `start` and all after it, with so many of the stream passed over."""
         place, stop, together = start + passed, self.plan.steps + passed, self._together()
         if isinstance(self.loader, Loader):
@@ -92,7 +89,7 @@ class TrainingBatches:
         settled = start + (len(samples) // batch_size + 1 if loader.reader.cache is not None else 0)
         self.progress.advise(waiting_advice(loader, samples, self.plan.preprocess, self.plan.config.data), settled)
 
-    def _report(self, batch: Batch, step: int) -> None:
+    def _report(self, batch: ImageBatch, step: int) -> None:
         for name, reason in batch.failures:
             if name not in self.reported:
                 self.progress.message(f"{name} cannot be read any more and is left out: {reason}")
@@ -119,7 +116,7 @@ def _loader(plan: Plan, place: Place) -> Loader | ResidentLoader:
     return training_loader(reader, *settings, config.data.workers, device, place)
 
 
-def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Prepared]:
+def prepare(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Batch]:
     """The batches of some places of the stream, which lie in one, on the device: distorted, normalised, mixed. An image
     that could not be read counts nothing."""
     augment, seed = plan.config.augment, plan.config.train.seed
@@ -135,90 +132,41 @@ def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets
     size = len(batch) // len(places)
     for first in range(0, len(batch), size):
         own = slice(first + batch.extra, first + size)
-        yield Prepared(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
+        yield Batch(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
 
 
-class _HeldOut:
-    """The validation images, each process taking a part of them: on the way in the precision of the training, in the
-    end (`last`) as every other measurement, so that the last line of a run and its result are one number."""
-
-    def __init__(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]):
-        self.plan, self.ranks, self.last = plan, ranks, last
-        self.cast = autocast(plan.config.precision.compute, plan.device)
-        self.between = lambda _: interrupts.check(ranks)
-        data = plan.config.data.model_copy(update={"scaled_decoding": False})
-        reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
-        size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
-        place = Place(ranks.rank, ranks.world, ranks.beside)
-        self.loader = evaluation_loader(reader, size, data.workers, plan.device, place)
+def validation_evaluator(
+    plan: Plan, task: Task, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
+) -> Evaluator:
+    """What measures a network on the validation images, each process taking a part of them: on the way in the precision
+    of the training, in the end (`last`) as every other measurement, so that the last line of a run and its result are
+    one number."""
+    cast = autocast(plan.config.precision.compute, plan.device)
+    data = plan.config.data.model_copy(update={"scaled_decoding": False})
+    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
+    size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
+    loader = evaluation_loader(reader, size, data.workers, plan.device, Place(ranks.rank, ranks.world, ranks.beside))
 
     @contextmanager
-    def precision(self) -> Iterator[None]:
-        if self.last() and measured_in_float32(self.plan.config.precision):
-            compiled = self.plan.config.train.compile != "off"
+    def precision() -> Iterator[None]:
+        if last() and measured_in_float32(plan.config.precision):
+            compiled = plan.config.train.compile != "off"
             eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-            with repeatable(self.plan.device), eager:
+            with repeatable(plan.device), eager:
                 yield
         else:
-            with self.cast():
+            with cast():
                 yield
 
-
-def classification_evaluator(
-    plan: Plan, objective: Classification, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
-) -> Evaluator:
-    """Loss and accuracy on the validation images, during training. Only sums are kept: the logits of a million images
-    would not fit in memory."""
-    held = _HeldOut(plan, ranks, interrupts, last)
-
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
-        sums, found = torch.zeros(3, dtype=torch.float64), []
-        for batch in held.loader:
+        validation = task.validation()
+        for batch in loader:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            with held.precision():
-                logits = model(pixels)
-            readable = batch.weights > 0
-            logits, labels = logits.float()[readable.to(plan.device)], batch.labels[readable]
-            targets = objective.targets(labels.to(plan.device))
-            loss = objective.loss(logits, targets, torch.ones(len(labels), device=plan.device))
-            sums += torch.stack([loss.total, loss.right, loss.total.new_tensor(len(labels))]).double().cpu()
-            if plan.dataset.several:
-                found.append((logits.cpu(), labels))
-            held.between(len(batch))
-        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
-        if not count:
-            gone = "none of the images held out to measure on can be read any more"
-            raise UserError(f"{gone}; put them back and go on with --resume")
-        row = {"val_loss": loss / count}
-        if not plan.dataset.several:
-            return row | {"val_top1": right / count}
-        pairs = [pair for part in ranks.gather(found) for pair in part]
-        values, marks = (torch.cat(column).numpy() for column in zip(*pairs, strict=True))
-        return row | {"val_map": mean_average_precision(values, marks)}
-
-    return evaluate
-
-
-def masked_evaluator(
-    plan: Plan, objective: Objective, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]
-) -> Evaluator:
-    """Loss and share of right predictions over corrupted patches of the validation images, the same ones each time."""
-    held = _HeldOut(plan, ranks, interrupts, last)
-
-    @torch.no_grad()
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        sums = torch.zeros(3, dtype=torch.float64)
-        for batch in held.loader:
-            pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            weights = batch.weights.to(plan.device)
-            prepared = Prepared(pixels, torch.empty(len(batch), 0), weights, batch.epoch, batch.sample)
-            with held.precision():
-                found = objective(model, prepared)
-            sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
-            held.between(len(batch))
-        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
-        row = {"val_loss": loss / max(count, 1)}
-        return row | {"val_accuracy": right / max(count, 1)} if math.isfinite(right) else row
+            targets, weights = task.targets(batch.labels.to(plan.device)), batch.weights.to(plan.device)
+            with precision():
+                validation.add(model, Batch(pixels, targets, weights, batch.epoch, batch.sample))
+            interrupts.check(ranks)
+        return validation.result(ranks)
 
     return evaluate

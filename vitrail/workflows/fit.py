@@ -22,7 +22,7 @@ from vitrail.inference.device import autocast, repeatable
 from vitrail.interrupt import Interrupts
 from vitrail.models.estimate import peak_of
 from vitrail.report.plots import draw_curves
-from vitrail.tasks.batch import Objective, Prepared
+from vitrail.tasks.task import Batch, Objective
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.cuda_graph import GraphedUpdate
@@ -60,7 +60,7 @@ class Learning:
     objective: Objective
     batches: Callable[[TrainingProgress], Callable[[int, int], Iterable[Any]]]  # of a step and all after it
     evaluator: Callable[[Callable[[], bool]], Evaluator | None]  # from what tells whether training is at its end
-    rehearsal: Prepared | None = None  # a batch of the right shapes
+    rehearsal: Batch | None = None  # a batch of the right shapes
     graphs: bool = False  # whether a step may be recorded as a CUDA graph
     flops_per_image: float = 0.0  # 0: not known
 

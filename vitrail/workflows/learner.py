@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
@@ -21,78 +17,44 @@ from vitrail.models.flops import macs
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.models.vit import VisionTransformer
-from vitrail.tasks.batch import Objective
-from vitrail.tasks.classification import Classification, class_weights
-from vitrail.tasks.distillation import Distillation, Teacher, matching_teacher
-from vitrail.tasks.masked_patch import MaskedPatch
+from vitrail.tasks import table as tasks
+from vitrail.tasks.distillation import Teacher, matching_teacher
+from vitrail.tasks.task import Task
 from vitrail.training.loop import Evaluator
 from vitrail.training.optimizer import freeze
 from vitrail.training.precision import set_types
 from vitrail.weights.read import read_weights
-from vitrail.workflows.batches import Targets, TrainingBatches, classification_evaluator, masked_evaluator, pattern
+from vitrail.workflows.batches import TrainingBatches, pattern, validation_evaluator
 from vitrail.workflows.fit import Learning
 from vitrail.workflows.memory import parallel_for
 from vitrail.workflows.resolve import Plan
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is learned."""
-
-    objective: Objective
-    targets: Targets
-    labels: Classification | None  # none: nothing is classified
-
-    def evaluator(self, plan: Plan, ranks: Ranks, interrupts: Interrupts, last: Callable[[], bool]) -> Evaluator | None:
-        """None where no images are watched. `last` tells whether training has come to its end."""
-        if "val" not in plan.dataset.splits:
-            return None
-        if self.labels is None:
-            return masked_evaluator(plan, self.objective, ranks, interrupts, last)
-        return classification_evaluator(plan, self.labels, ranks, interrupts, last)
-
-
 def make_task(plan: Plan) -> Task:
-    config = plan.config
-    if config.kind == "masked":
-        assert isinstance(plan.model, ModelConfig)  # the plan refuses others
-        objective = MaskedPatch(config.masked, plan.preprocess, plan.model.cell, config.train.seed)
-        return Task(objective, _no_targets, None)
-    dataset, train = plan.dataset, plan.dataset.splits["train"]
-    counts = train.labels_of(np.arange(len(train))).sum(0) if dataset.several else np.bincount(train.labels)
-    counts = np.pad(counts, (0, len(dataset.classes) - len(counts)))
-    weights = class_weights(config.objective.class_weights, dataset.classes, counts.tolist())
-    labels = Classification(config.objective, len(dataset.classes), weights, dataset.several)
-    if not config.objective.teacher:
-        return Task(labels, labels.targets, labels)
-    settings = config.objective
-    share = 0.5 if settings.teacher_share is None else settings.teacher_share
-    teacher, loss = _teacher(plan)
-    distillation = Distillation(labels, teacher, share, settings.teacher_answers, settings.temperature, loss)
-    return Task(distillation, labels.targets, labels)
+    return tasks.make_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
 
 
 def learning_of(plan: Plan, task: Task, ranks: Ranks, interrupts: Interrupts) -> Learning:
     """The task on the images of a plan."""
     settings = plan.config.train
-    # Corrupted patches are drawn by the host anew in each step, which a graph cannot repeat; and recomputing keeps
-    # random numbers of its own, which a graph would not know.
-    graphs = settings.compile == "graphs" and ranks.world == 1 and task.labels is not None and not settings.recompute
+    # Recomputing keeps random numbers of its own, which a graph would not know.
+    graphs = settings.compile == "graphs" and ranks.world == 1 and task.graph_safe and not settings.recompute
+
+    def evaluator(last: Callable[[], bool]) -> Evaluator | None:
+        watched = "val" in plan.dataset.splits
+        return validation_evaluator(plan, task, ranks, interrupts, last) if watched else None
+
     return Learning(
         plan.config,
         plan.device,
         parallel_for(plan, ranks),
-        task.objective,
+        task.loss,
         lambda progress: TrainingBatches(plan, task.targets, ranks, progress),
-        lambda last: task.evaluator(plan, ranks, interrupts, last),
+        evaluator,
         pattern(plan, task.targets, settings.batch_size // ranks.world) if ranks.world > 1 else None,
         graphs,
         6.0 * macs(plan.model),
     )
-
-
-def _no_targets(labels: Tensor) -> Tensor:
-    return torch.empty(len(labels), 0, device=labels.device)
 
 
 def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
@@ -109,7 +71,7 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
 
     card = weights.card
     teacher = matching_teacher(forward, card.preprocess, plan.preprocess, card.classes, plan.dataset.classes)
-    alone = card.several or card.recipe.get("objective", {}).get("loss") == "sigmoid"
+    alone = card.task == "multilabel" or card.recipe.get("objective", {}).get("loss") == "sigmoid"
     return teacher, "sigmoid" if alone else "softmax"
 
 

@@ -15,7 +15,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.flops import cost, parameters
-from vitrail.tasks.batch import Objective, Prepared
+from vitrail.tasks.task import Batch, Objective
 from vitrail.training.parallel import choose_parallel
 from vitrail.workflows.resolve import Plan
 
@@ -59,7 +59,7 @@ def check_room(plan: Plan, world: int, beside: int) -> None:
             )
 
 
-def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared, ranks: Ranks) -> int:
+def micro_batch_for(plan: Plan, module: nn.Module, objective: Objective, pattern: Batch, ranks: Ranks) -> int:
     """The most images at a time, up to those of `pattern`, that this process has memory for."""
     held, divided = held_bytes(plan), parallel_for(plan, ranks) == "fsdp"
     if plan.device.type == "cuda" and not divided:
@@ -80,7 +80,7 @@ def _divisor(images: int, most: int) -> int:
     return best if 2 * best > most else most
 
 
-def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepared) -> int:
+def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Batch) -> int:
     """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
     for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
     cast = autocast(plan.config.precision.compute, plan.device)
@@ -110,7 +110,7 @@ def _tried(plan: Plan, module: nn.Module, objective: Objective, pattern: Prepare
 def _try(
     module: nn.Module,
     objective: Objective,
-    batch: Prepared,
+    batch: Batch,
     cast: Callable[[], AbstractContextManager[object]],
     kept: int,
 ) -> None:

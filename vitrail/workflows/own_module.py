@@ -22,7 +22,7 @@ from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupted, Interrupts
-from vitrail.tasks.own_loss import CustomBatch, CustomObjective
+from vitrail.tasks.own_loss import CustomBatch, OwnLoss
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.training.loop import Evaluator
@@ -134,7 +134,7 @@ def _learn(custom: Custom, config: RunConfig, launch: Launch, saved: Saved | Non
     how = choose_parallel(config.train.parallel, _held_bytes(module, config), ranks, device)
     batches = _Batches(repeatable_source(custom.source), config, device, ranks, launch.interrupts, how == "fsdp")
     measured = _measured(custom.evaluator, config, device, ranks) if custom.evaluator is not None else None
-    learning = Learning(config, device, how, CustomObjective(custom.objective), lambda _: batches, lambda _: measured)
+    learning = Learning(config, device, how, OwnLoss(custom.objective).loss, lambda _: batches, lambda _: measured)
     about = {"config": said(config), "environment": environment(device)}
     try:
         kept, _ = fit(learning, module, replace(launch, about=about), saved)

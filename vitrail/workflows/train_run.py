@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.interrupt import Interrupted, Interrupts
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
+from vitrail.metrics.scores import Scores
 from vitrail.models.build import Network, build
 from vitrail.models.mimetic import mimetic_
+from vitrail.tasks.task import Task
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Saved
 from vitrail.weights.bundle import read_card
@@ -31,7 +31,7 @@ from vitrail.workflows.batches import pattern
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.finish import finish, finish_masked
 from vitrail.workflows.fit import Launch, fit
-from vitrail.workflows.learner import Task, learner, learning_of, make_task, plain_network
+from vitrail.workflows.learner import learner, learning_of, make_task, plain_network
 from vitrail.workflows.memory import check_room, micro_batch_for
 from vitrail.workflows.own_module import train_custom
 from vitrail.workflows.own_settings import Custom
@@ -58,7 +58,7 @@ class TrainResult:
     folder: Path
     weights: Path
     report: Path | None  # none after masked-patch pre-training, which classifies nothing
-    scores: Scores | TagScores | dict[str, Any]
+    scores: Scores | dict[str, Any]
 
 
 def train(
@@ -241,7 +241,7 @@ def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, launch: Launch)
         return plan
     ranks = launch.ranks
     most = plan.config.train.batch_size // ranks.world
-    fits = micro_batch_for(plan, module, task.objective, pattern(plan, task.targets, most), ranks)
+    fits = micro_batch_for(plan, module, task.loss, pattern(plan, task.targets, most), ranks)
     (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
     if fits >= most:
         return plan
