@@ -23,9 +23,9 @@ from vitrail.report.provenance import provenance
 from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path
-from vitrail.workflows.measure import Measurement, judge, logits_of
+from vitrail.workflows.measure import Measurement, judge, logits_of, show_scores
 from vitrail.workflows.prediction_table import write_answers
-from vitrail.workflows.show import data_name, scanning, show_data, show_scores
+from vitrail.workflows.show import data_name, scanning, show_data
 from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
 from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.workflows.written import ANSWERS, MODEL_CARD, refuse_others

@@ -24,11 +24,11 @@ from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
 from vitrail.workflows.fit import Launch
-from vitrail.workflows.measure import Measurement, measure
+from vitrail.workflows.measure import Measurement, measure, show_scores
 from vitrail.workflows.prediction_table import write_answers
 from vitrail.workflows.resolve import Plan
 from vitrail.workflows.run_folder import NEW, check_there
-from vitrail.workflows.show import data_name, show_scores
+from vitrail.workflows.show import data_name
 from vitrail.workflows.train_test_overlap import all_before, seen_before
 from vitrail.workflows.tune import tuned
 from vitrail.workflows.written import ANSWERS, MODEL_CARD

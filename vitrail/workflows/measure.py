@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from vitrail.config import DataConfig, Preprocess
@@ -19,6 +20,7 @@ from vitrail.metrics.scores import Scores
 from vitrail.report.page import Picture, ReportFacts
 from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples
 from vitrail.tasks.task import PredictionTask
+from vitrail.terminal import escape
 from vitrail.workflows.outputs import outputs_of
 from vitrail.workflows.pictures import Pictures
 
@@ -110,3 +112,8 @@ def judge(
         pictures.explained(examples.uncertain[: pictures.most(UNCERTAIN)]),
         pictures.plain(examples.suspects),
     )
+
+
+def show_scores(console: Console, found: Measurement) -> None:
+    console.print(found.task.line(found.scores))
+    console.print(f"[dim]{escape(found.sentence)}[/]")

@@ -14,7 +14,6 @@ from vitrail.data.dataset import Dataset
 from vitrail.interrupt import Interrupts
 from vitrail.terminal import escape
 from vitrail.workflows.choose import START, Decision
-from vitrail.workflows.measure import Measurement
 
 
 def data_name(root: str) -> str:
@@ -54,8 +53,3 @@ def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
         table.add_row(decision.what, f"[bold]{escape(decision.value)}[/]", f"[dim]{escape(decision.why)}[/]")
     if table.row_count:
         console.print(table)
-
-
-def show_scores(console: Console, found: Measurement) -> None:
-    console.print(found.task.line(found.scores))
-    console.print(f"[dim]{escape(found.sentence)}[/]")
