@@ -18,6 +18,7 @@ from vitrail.metrics.tuning import Tuning, tune
 from vitrail.tasks.cross_entropy import CrossEntropy, LabelValidation
 from vitrail.tasks.result import (
     MISTAKES,
+    RECALL_AND_PRECISION,
     SUSPECTS,
     UNCERTAIN,
     WORTH,
@@ -184,6 +185,7 @@ class Classification(CrossEntropy):
             "something else gets one of these classes too, unless a threshold is set.",
             calibration=f"{calibration_sentence(scores.reliability, rough)} {temperature_sentence(scores)}".rstrip(),
             columns=[Column("recall", "recall"), Column("precision", "precision"), Column("F1", "f1", in_card=False)],
+            about_columns=RECALL_AND_PRECISION,
             about_maps="the answer rather than the truth",
             confusion=scores.confusion,
             abstaining=_abstaining(scores),

@@ -26,6 +26,7 @@ from vitrail.metrics.tuning import MultilabelTuning, tune_multilabel
 from vitrail.tasks.cross_entropy import CrossEntropy, LabelValidation
 from vitrail.tasks.result import (
     MISTAKES,
+    RECALL_AND_PRECISION,
     WORTH,
     Baseline,
     Column,
@@ -169,7 +170,7 @@ class Multilabel(CrossEntropy):
                 Column("precision", "precision"),
                 Column("F1", "f1", in_card=False),
             ],
-            about_columns="Average precision: how well its images rank before the others.",
+            about_columns=f"Average precision: how well its images rank before the others. {RECALL_AND_PRECISION}",
             about_maps="the label",
         )
 

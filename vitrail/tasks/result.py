@@ -18,6 +18,10 @@ WORTH = 0.005  # of a calibration error or of F1, that tuning has to change to b
 MISTAKES, UNCERTAIN, SUSPECTS = 12, 6, 12  # examples in a report, at most
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the images, that a table tells of
 
+RECALL_AND_PRECISION = (
+    "Recall: share of a class's images that were found. Precision: share of the answers naming it that were right."
+)
+
 Baseline = tuple[str, float]  # what it is, and its value of the headline number on the same images
 
 
@@ -72,7 +76,7 @@ class Result:
     purpose: str  # what the network predicts, and what it does not
     calibration: str  # sentences
     columns: Sequence[Column]  # of the table of classes, which is sorted by the first
-    about_columns: str = ""  # a sentence on those that need one
+    about_columns: str  # what they mean, in sentences
     about_maps: str = "the answer"  # what a map of the network's reasons speaks for
     confusion: np.ndarray | None = None  # (K, K): rows are the truth, columns the prediction
     abstaining: Abstaining | None = None
