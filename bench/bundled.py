@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench.record import RESULTS, machine_facts, write_results
 from vitrail.commands.evaluate import evaluate
-from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.accuracy import ClassificationScores
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import bundled_file
 
@@ -31,7 +31,7 @@ def main() -> None:
     console, claimed = Console(width=110), read_card(bundled_file()).metrics["top1"]
     with tempfile.TemporaryDirectory() as folder:
         found = evaluate("bundled", options.data, split=options.split, report=Path(folder) / "r.html", console=console)
-    assert isinstance(found, Scores)
+    assert isinstance(found, ClassificationScores)
     facts = {"machine": machine_facts("cpu"), "images": found.n, "claimed": claimed, "found": found.top1}
     console.print(f"written: {write_results(Path(options.out), 'bundled-cpu', facts)}")
     if abs(found.top1 - claimed) > TOLERANCE:

@@ -27,8 +27,8 @@ from vitrail.config import (
 from vitrail.inference.device import repeatable
 from vitrail.models.build import build
 from vitrail.models.variants import configure
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
@@ -56,10 +56,10 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     )
     state = TrainState(net, build_optimizer(net, config.optimizer))
     objective = Classification(ObjectiveConfig(), CLASSES)
-    step = TrainStep(objective, config, device)
+    step = TrainStep(objective.loss, config, device)
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)
     targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
-    prepared = Prepared(pixels, targets, torch.ones(batch, device=device))
+    prepared = Batch(pixels, targets, torch.ones(batch, device=device))
     with repeatable(device):
         for _ in range(WARMUP):
             step(state, prepared)
@@ -69,7 +69,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     return Measured(statistics.median(seconds), torch.cuda.max_memory_allocated())
 
 
-def _timed(step: TrainStep, state: TrainState, batch: Prepared) -> float:
+def _timed(step: TrainStep, state: TrainState, batch: Batch) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     step(state, batch)

@@ -38,8 +38,8 @@ from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, Ru
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast, repeatable
 from vitrail.models.estimate import peak_of, training_flops
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
@@ -77,9 +77,9 @@ def our_step(net: nn.Module, pixels: Tensor, settings: Settings, *, eager: bool,
     optimizer = build_optimizer(net.train(), config.optimizer)
     network = net if eager else cast(nn.Module, torch.compile(net))
     state = TrainState(net, optimizer, network=network)
-    step = TrainStep(objective, config, device)
+    step = TrainStep(objective.loss, config, device)
     targets = objective.targets(torch.arange(len(pixels), device=device) % CLASSES)
-    batch = Prepared(pixels, targets, torch.ones(len(pixels), device=device))
+    batch = Batch(pixels, targets, torch.ones(len(pixels), device=device))
 
     def work() -> None:
         with repeatable(device, deterministic):

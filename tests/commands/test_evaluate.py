@@ -15,10 +15,9 @@ from tests.commands.conftest import draw
 from vitrail.commands.evaluate import evaluate
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
-from vitrail.inference.forward import Outputs
 from vitrail.metrics.accuracy import score
+from vitrail.tasks.table import prediction_task
 from vitrail.weights.bundle import KEY, TRAINED_ON, Answering, read_card, replace_card
-from vitrail.workflows.measure import with_one_label
 from vitrail.workflows.train_run import train
 from vitrail.workflows.train_test_overlap import Trained, unseen_images
 from vitrail.workflows.tune import own_file
@@ -192,8 +191,8 @@ def test_the_real_labels_are_scored_as_timm_does():
         for place, row in enumerate(part):
             marks[place, peer.real_labels[names[row]]] = 1
         values += 2 * marks  # better than chance
-        found = with_one_label(Outputs(values, marks, torch.arange(len(part)), []))
-        scores = score(found.values.numpy(), found.labels.numpy(), [str(label) for label in range(1000)], bootstrap=10)
+        labels = prediction_task("classification", 1000).labels_of(values, marks)
+        scores = score(values.numpy(), labels.numpy(), [str(label) for label in range(1000)], bootstrap=10)
         right[1] += scores.top1 * scores.n
         right[5] += (scores.top5 or 0) * scores.n
         for place, row in enumerate(part):

@@ -19,7 +19,7 @@ from vitrail.config import Preprocess, network_config
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier, load
 from vitrail.models.build import build
-from vitrail.report.summary import percent
+from vitrail.tasks.result import percent
 from vitrail.weights.bundle import Answering, Card, write_bundle
 from vitrail.workflows.explain_inputs import Seen, evenly, see_images
 from vitrail.workflows.explain_options import class_of, explained_folder

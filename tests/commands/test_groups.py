@@ -18,12 +18,12 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import decode
 from vitrail.data.samples import Samples
 from vitrail.data.splits import SplitRule, groups_of
-from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.accuracy import ClassificationScores
 from vitrail.metrics.hold_out import hold_out_groups
 from vitrail.metrics.multilabel import f1_scores, sigmoid
 from vitrail.metrics.probe import fit_probe
 from vitrail.metrics.temperature import halves
-from vitrail.metrics.tuning import tune_tags
+from vitrail.metrics.tuning import tune_multilabel
 from vitrail.workflows.train_run import train as vitrail_train
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_thresholds_of_labels_are_judged_as_on_new_scenes() -> None:
         own = [(chance.normal(0, 2, (24, 3)), chance.random((24, 3)) < 0.3) for _ in range(2)]
         (logits, truth), (new, labels) = own
         logits, truth, groups = logits.repeat(6, axis=0), truth.repeat(6, axis=0), np.arange(24).repeat(6)
-        whole, torn = (tune_tags(logits, truth, np.full(3, 0.5), groups=which) for which in (groups, None))
+        whole, torn = (tune_multilabel(logits, truth, np.full(3, 0.5), groups=which) for which in (groups, None))
         found = sigmoid(new / whole.temperature) >= np.array(whole.thresholds)
         scores.append((f1_scores(found, labels)[1], whole.macro_f1, torn.macro_f1))
     true, whole_f1, torn_f1 = np.mean(scores, axis=0)
@@ -162,4 +162,4 @@ def test_a_probe_shows_an_accuracy_that_holds_on_new_scenes(tmp_path: Path) -> N
     (line,) = [line for line in out.getvalue().splitlines() if "penalty" in line]
     shown = [float(found) / 100 for found in re.findall(r"([\d.]+)%", line)]
     assert len(shown) > 2 and max(shown) < 0.7
-    assert isinstance(run.scores, Scores) and run.scores.top1 < 0.7
+    assert isinstance(run.scores, ClassificationScores) and run.scores.top1 < 0.7

@@ -13,10 +13,12 @@ from vitrail.interpret.relevance import relevance
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build
 from vitrail.report.explain_plots import glow
+from vitrail.tasks.table import prediction_task
 from vitrail.workflows.measure import judge, measure
 
 SPEC = Preprocess(size=(16, 16), resize="short_side", crop_fraction=0.8)
 CPU = torch.device("cpu")
+SINGLE, MULTI = (prediction_task(name, 3) for name in ("classification", "multilabel"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def image_of(samples, name):
 
 
 def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
-    found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), several=False)
+    found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), task=SINGLE)
     assert len(found.mistakes) == 6 and len(found.uncertain) == 3
     for one in [*found.mistakes, *found.uncertain]:
         image, truth = image_of(samples, one.name)
@@ -63,7 +65,7 @@ def test_a_resnet_has_pictures_without_maps(samples):
     torch.manual_seed(0)
     net = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     torch.nn.init.normal_(net.head.weight)
-    found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), several=False)
+    found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), task=SINGLE)
     assert len(found.mistakes) == 12 and len(found.uncertain) == 6
     assert all(one.map is None for one in [*found.mistakes, *found.uncertain])
 
@@ -75,8 +77,8 @@ def test_planted_labels_are_named(net, samples):
     planted = [3, 20, 41]
     labels[planted] = (labels[planted] + 1) % 3
     out = Outputs(logits, labels, torch.arange(45), [])
-    found = judge(net, out, "folder", samples, SPEC, DataConfig(workers=0), several=False)
-    assert dict(found.doubted) == {row: int(true[row]) for row in planted}
+    found = judge(net, out, "folder", samples, SPEC, DataConfig(workers=0), task=SINGLE)
+    assert dict(found.examples.likelier) == {row: int(true[row]) for row in planted}
     assert {one.name for one in found.suspects} == {samples.name(i) for i in planted}
     for one in found.suspects:
         index = next(i for i in planted if samples.name(i) == one.name)
@@ -90,7 +92,7 @@ def test_maps_of_several_labels_are_of_the_label(net, samples):
     logits[7, 0], logits[9] = 6.0, torch.tensor([-3.0, -3.0, -3.0])
     truth[7], truth[9] = torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1])
     found = judge(
-        net, Outputs(logits, truth, torch.arange(45), []), "folder", samples, SPEC, DataConfig(workers=0), several=True
+        net, Outputs(logits, truth, torch.arange(45), []), "folder", samples, SPEC, DataConfig(workers=0), task=MULTI
     )
     first, second = found.mistakes[0], next(one for one in found.mistakes if one.name == samples.name(9))
     assert first.name == samples.name(7) and (first.predicted, first.truth) == ("blue", "not blue")

@@ -25,7 +25,8 @@ from vitrail.data.samples import LabelSets
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.multilabel import same_decisions
-from vitrail.metrics.tuning import TagTuning
+from vitrail.metrics.tuning import MultilabelTuning
+from vitrail.tasks.table import prediction_task
 from vitrail.training.progress import read_metrics
 from vitrail.weights.bundle import Answering, read_card, replace_card
 from vitrail.workflows.measure import measure
@@ -61,7 +62,7 @@ def run(tagged, tmp_path_factory):
 def test_several_labels_are_learned_and_measured(run, tagged):
     assert run.scores.mean_ap > 0.9 > run.scores.chance
     card = read_card(run.weights)
-    assert card.several and card.classes == ("blue", "green", "red")
+    assert card.task == "multilabel" and card.classes == ("blue", "green", "red")
     assert card.recipe["objective"]["loss"] == "sigmoid"
     val = open_dataset(tagged).splits["val"]
     clf = vitrail.load(run.weights)
@@ -140,7 +141,8 @@ def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, 
     weights = tmp_path / "model.safetensors"
     monkeypatch.setattr("vitrail.workflows.tune.FEWEST", 1)
     monkeypatch.setattr(
-        "vitrail.workflows.tune.tune_tags", lambda *_, **__: TagTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3)
+        "vitrail.tasks.multilabel.tune_multilabel",
+        lambda *_, **__: MultilabelTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3),
     )
     shutil.copy(run.weights, weights)
     before = Answering(thresholds=(0.2, 0.5, 0.7))
@@ -158,11 +160,29 @@ def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
     sets = [[0, 1] if i % 3 else [2] for i in range(len(samples))]
     samples = replace(samples, sets=LabelSets.of(sets))
     device = torch.device("cpu")
-    found = measure(clf.net, "set", samples, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
+    found = measure(
+        clf.net,
+        "set",
+        samples,
+        clf.preprocess,
+        DataConfig(),
+        device,
+        Interrupts(),
+        task=prediction_task("classification", 3),
+    )
     said = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
     assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(said, sets, strict=True)]))
     first = samples.subset(np.arange(1))
-    found = measure(clf.net, "set", first, clf.preprocess, DataConfig(), device, Interrupts(), several=False)
+    found = measure(
+        clf.net,
+        "set",
+        first,
+        clf.preprocess,
+        DataConfig(),
+        device,
+        Interrupts(),
+        task=prediction_task("classification", 3),
+    )
     assert found.sentence == "Measured on 1 image of the set."
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig, TrainConfig
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.cuda_graph import GraphedStep
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
@@ -25,7 +25,7 @@ pytestmark = [
 GIB = 2**30
 
 
-def step_with(objective, optimizer: OptimizerConfig, shape="constant", micro_batch=0) -> TrainStep:
+def step_with(loss, optimizer: OptimizerConfig, shape="constant", micro_batch=0) -> TrainStep:
     """A step in bfloat16, clipped to a norm of 1."""
     config = RunConfig(
         optimizer=optimizer.model_copy(update={"clip": 1.0}),
@@ -33,7 +33,7 @@ def step_with(objective, optimizer: OptimizerConfig, shape="constant", micro_bat
         precision=PrecisionConfig(compute="bf16"),
         train=TrainConfig(steps=30, micro_batch=micro_batch),
     )
-    return TrainStep(objective, config, torch.device("cuda"))
+    return TrainStep(loss, config, torch.device("cuda"))
 
 
 class Trainer:
@@ -102,13 +102,13 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
     net = make_net("Ti/16", num_classes=10)
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
     objective = Classification(ObjectiveConfig(), 10)
-    update = step_with(objective, OptimizerConfig(name=name, lr=1e-3), micro_batch=4)
-    batch = Prepared(
+    update = step_with(objective.loss, OptimizerConfig(name=name, lr=1e-3), micro_batch=4)
+    batch = Batch(
         torch.randn(8, 3, 224, 224, device="cuda"),
         objective.targets(torch.arange(8, device="cuda")),
         torch.ones(8, device="cuda"),
     )
-    bad = Prepared(batch.pixels * torch.nan, batch.targets, batch.weights)
+    bad = Batch(batch.pixels * torch.nan, batch.targets, batch.weights)
     update(state, batch)  # the first step makes the optimizer's state
     before = [p.detach().clone() for p in net.parameters()]
     torch.cuda.set_sync_debug_mode("error")
@@ -129,10 +129,10 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     net.set_recompute(recompute)
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
-    update = step_with(objective, OptimizerConfig(lr=1e-3))
+    update = step_with(objective.loss, OptimizerConfig(lr=1e-3))
     pixels = torch.randn(16, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     targets = objective.targets(torch.arange(16, device="cuda") % 10)
-    batch = Prepared(pixels, targets, torch.ones(16, device="cuda"))
+    batch = Batch(pixels, targets, torch.ones(16, device="cuda"))
     losses = [float(update(state, batch).loss) / 16 for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -150,9 +150,9 @@ def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micr
     for graphed in (False, True):
         net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
         state = TrainState(net, build_optimizer(net, optimizer), Average(net, 0.9))
-        update = step_with(objective, optimizer, "rsqrt", micro_batch)  # another rate in each step
+        update = step_with(objective.loss, optimizer, "rsqrt", micro_batch)  # another rate in each step
         step = GraphedStep(update) if graphed else update
-        losses = torch.stack([step(state, Prepared(pixels, targets, weights)).loss for pixels in batches])
+        losses = torch.stack([step(state, Batch(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
         found.append((losses, tensors, int(state.unfit)))
     (losses, tensors, unfit), (graph_losses, graph_tensors, graph_unfit) = found

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
-from vitrail.metrics.significance import compare_right, compare_tags, holm, sign_test
+from vitrail.metrics.significance import compare_multilabel, compare_right, holm, sign_test
 
 
 @given(won=st.integers(0, 400), lost=st.integers(0, 400))
@@ -47,11 +47,11 @@ def test_several_labels_are_compared_on_the_same_images():
     rng = np.random.default_rng(2)
     truth = rng.random((400, 3)) < 0.3
     poor, good = (rng.normal(size=truth.shape) + strength * truth for strength in (0.5, 1.5))
-    found = compare_tags(poor, good, truth)
+    found = compare_multilabel(poor, good, truth)
     expected = average_precision_score(truth, good) - average_precision_score(truth, poor)
     assert found.difference == pytest.approx(expected) and found.different
     assert found.interval[0] < expected < found.interval[1]
-    assert not compare_tags(good, good + 1e-9 * rng.normal(size=truth.shape), truth).different
+    assert not compare_multilabel(good, good + 1e-9 * rng.normal(size=truth.shape), truth).different
 
 
 def test_holms_correction_by_hand():

@@ -12,7 +12,7 @@ from vitrail.metrics.accuracy import softmax
 from vitrail.metrics.calibration import chance_error, reliability
 from vitrail.metrics.multilabel import best_thresholds, f1_scores, sigmoid
 from vitrail.metrics.temperature import fit_temperature, held_out_temperatures
-from vitrail.metrics.tuning import tune, tune_tags
+from vitrail.metrics.tuning import tune, tune_multilabel
 
 
 def classes(seed=0, n=4000, k=8, factor=3.0):
@@ -151,8 +151,8 @@ def test_tuning_helps_on_images_it_did_not_see():
     assert again.temperature == pytest.approx(found.temperature)  # of the network, however its logits came
     assert again.abstention.threshold == pytest.approx(found.abstention.threshold)
     logits, truth = tags()
-    several = tune_tags(logits, truth, np.full(6, 0.5))
-    again = tune_tags(logits / 0.25, truth, np.full(6, 0.5), 0.25)
+    several = tune_multilabel(logits, truth, np.full(6, 0.5))
+    again = tune_multilabel(logits / 0.25, truth, np.full(6, 0.5), 0.25)
     assert again.temperature == pytest.approx(several.temperature)
     np.testing.assert_allclose(again.thresholds, several.thresholds)
     assert several.macro_f1 > several.macro_f1_before + 0.03

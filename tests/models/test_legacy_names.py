@@ -25,7 +25,7 @@ from vitrail.training.state import TrainState
 from vitrail.weights.bundle import Card, read_bundle
 from vitrail.weights.names import BUNDLED_FILE
 from vitrail.weights.read import read_weights
-from vitrail.workflows.own_module import HEADER, _take_weights
+from vitrail.workflows.fit import HEADER, _load_result
 
 OLD_FILES = Path(__file__).parents[1] / "lock" / "old"
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5}
@@ -168,5 +168,5 @@ def test_a_finished_module_of_the_callers_own(tmp_path):
     state = {old_name(name): tensor + 1 for name, tensor in net.state_dict().items()}
     facts = {"config": {}, "created_with": "an earlier vitrail"}
     save_file(state, tmp_path / "model.safetensors", metadata={HEADER: json.dumps(facts)})
-    _take_weights(again, tmp_path, ALONE)
+    _load_result(again, tmp_path, ALONE)
     assert all(torch.equal(tensor, state[old_name(name)]) for name, tensor in again.state_dict().items())

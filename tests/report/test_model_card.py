@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.report.test_page import EVIL, bare, full, tags
+from tests.report.test_page import EVIL, SINGLE, bare, full, tags
 from vitrail.metrics.tuning import tune
 from vitrail.report.model_card import model_card, write_model_card
 from vitrail.report.page import ReportFacts, render
-from vitrail.report.summary import percent
+from vitrail.tasks.result import percent
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -41,7 +41,7 @@ def test_the_card_has_the_numbers_of_the_report() -> None:
         data=[("test", "200 images")],
     )
     card, page = model_card(facts), render(facts)
-    scores = facts.scores
+    scores = facts.result.scores
     low, high = map(percent, scores.top1_interval)
     rows = told(facts)
     assert rows[f"top-1 accuracy, {low} to {high}"] == percent(scores.top1)
@@ -83,7 +83,8 @@ def test_what_tuning_found_is_told() -> None:
     facts = bare(["cat", "dog", "owl"], n=400)
     assert "answering only" not in model_card(facts)
     found = tune(logits, labels, 0.9)
-    text = model_card(replace(facts, scores=replace(facts.scores, tuned=found), suspects=(), suspected=7))
+    result = SINGLE.result(replace(facts.result.scores, tuned=found))
+    text = model_card(replace(facts, result=result, suspects=(), suspected=7))
     rows = next(table for table in tables(text) if table[0][0] == "answering only")
     assert rows[1][:2] == [percent(1.0), percent(found.coverage.accuracy[-1])]
     shares = [float(row[0].split("\u202f")[0]) for row in rows[1:]]

@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 
 from vitrail.metrics.abstain import coverage_curve
-from vitrail.metrics.accuracy import score, softmax
-from vitrail.metrics.calibration import reliability
-from vitrail.metrics.multilabel import score_tags, tag_reliability
-from vitrail.metrics.tuning import tune, tune_tags
+from vitrail.metrics.accuracy import score
+from vitrail.metrics.multilabel import score_multilabel
+from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
-from vitrail.report.page import Picture, ReportFacts, render, write_report
-from vitrail.report.summary import percent, summarise, suspicion_sentence, verdict
-from vitrail.report.tuning import answered_rows
+from vitrail.report.page import Picture, ReportFacts, render, suspicion_sentence, write_report
+from vitrail.tasks.classification import verdict
+from vitrail.tasks.result import answered_rows, percent
+from vitrail.tasks.table import prediction_task
 
 VOID = {"meta", "link", "img", "br", "wbr"}
 EVIL = ["<script>alert(1)</script>", "a\"b'c&d", "日本語 ünïcode", "W" * 200, "\x00\ud800", "{{ 1234 * 7 }}"]
@@ -53,13 +53,16 @@ class Reader(HTMLParser):
         self.words.append(data)
 
 
+SINGLE, MULTI = (prediction_task(name, 3) for name in ("classification", "multilabel"))
+
+
 def bare(classes: list[str], n: int = 60, strength: float = 3.0, seed: int = 0) -> ReportFacts:
     """A report of which only the scores are known."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(len(classes), size=n)
     logits = rng.normal(size=(n, len(classes))) + strength * np.eye(len(classes))[labels]
-    measured = reliability(softmax(logits), labels)
-    return ReportFacts("title", "subtitle", score(logits, labels, classes), measured, "Measured on the test split.")
+    result = SINGLE.result(score(logits, labels, classes))
+    return ReportFacts("title", "subtitle", result, "Measured on the test split.")
 
 
 def tags() -> ReportFacts:
@@ -67,14 +70,14 @@ def tags() -> ReportFacts:
     rng = np.random.default_rng(0)
     truth = rng.random((80, 3)) < 0.4
     logits = rng.normal(size=(80, 3)) + 2 * truth - 3  # a half is too much to ask
-    scores = score_tags(logits, truth, ["red", "round", "big"])
-    scores = replace(scores, tuned=tune_tags(logits, truth, np.full(3, 0.5)))
-    return ReportFacts("title", "subtitle", scores, tag_reliability(logits, truth), "Measured on the test split.")
+    scores = score_multilabel(logits, truth, ["red", "round", "big"])
+    scores = replace(scores, tuned=tune_multilabel(logits, truth, np.full(3, 0.5)))
+    return ReportFacts("title", "subtitle", MULTI.result(scores), "Measured on the test split.")
 
 
 def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
     facts = tags()
-    scores = facts.scores
+    scores = facts.result.scores
     words = " ".join("\u202f".join(part.split()) for part in Reader(render(facts)).words if part.strip())
     words = words.replace("\u202f", " ").replace(" %", "\u202f%")
     assert f"{percent(scores.mean_ap)} mean average precision" in words
@@ -88,13 +91,15 @@ def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
 
 def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
     facts = tags()
-    own = [replace(one, threshold=0.3, count=40) for one in facts.scores.per_class]
-    worse = replace(facts.scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
-    words = " ".join(Reader(render(replace(facts, scores=replace(facts.scores, per_class=own, tuned=worse)))).words)
+    scores = facts.result.scores
+    own = [replace(one, threshold=0.3, count=40) for one in scores.per_class]
+    worse = replace(scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
+    result = MULTI.result(replace(scores, per_class=own, tuned=worse))
+    words = " ".join(Reader(render(replace(facts, result=result))).words)
     assert "each label at its own threshold" in words and "one half" not in words
     assert "so few the interval is too narrow" not in words
     rare = [replace(one, count=4) for one in own]
-    words = " ".join(summarise(replace(facts.scores, per_class=rare), facts.reliability, None).verdict)
+    words = " ".join(MULTI.result(replace(scores, per_class=rare)).verdict)
     assert "A label has 4 images on average: with so few the interval is too narrow." in words
     assert "mean F1" not in words
 
@@ -109,14 +114,14 @@ def with_map(one: Picture, why: str) -> Picture:
 
 
 def full(classes: list[str]) -> ReportFacts:
-    word = classes[0]
+    word, facts = classes[0], bare(classes)
     return replace(
-        bare(classes),
+        facts,
+        result=SINGLE.result(facts.result.scores, (word, 0.2)),
         title=word,
         subtitle=word,
         split_used=word,
         history=[{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "val_top1": 0.4, "val_loss": 1.0}],
-        baseline=(word, 0.2),
         mistakes=[with_map(picture((32, 32, 3), word, word), word), picture((300, 200, 3))],
         uncertain=[picture((40, 40, 1))],
         suspects=[picture((32, 32, 3), word, word)],
@@ -179,20 +184,20 @@ def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
     labels = rng.integers(3, size=n)
     logits = 5 * (rng.normal(size=(n, 3)) + 1.5 * np.eye(3)[labels])
     scores = replace(score(logits, labels, ["cat", "dog", "owl"]), tuned=tune(logits, labels, accuracy))
-    return ReportFacts("title", "subtitle", scores, reliability(softmax(logits), labels), "Measured on the test split.")
+    return ReportFacts("title", "subtitle", SINGLE.result(scores), "Measured on the test split.")
 
 
 @pytest.mark.slow
 def test_what_tuning_found_is_shown() -> None:
     facts = tuned(600, 0.9)
     words = " ".join(" ".join(Reader(render(facts)).words).split())
-    found = facts.scores.tuned
+    found = facts.result.scores.tuned
     assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
     assert "Answering less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
     assert f"that is answered, at a temperature of {found.temperature:.3g}." in words
-    low, high = facts.scores.balanced_interval
+    low, high = facts.result.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
-    low, high = facts.scores.nll_interval
+    low, high = facts.result.scores.nll_interval
     assert f"log-loss in nats, {low:.3f} to {high:.3f}" in words
     assert "No threshold makes" in " ".join(Reader(render(tuned(600, 0.9999))).words)
     assert "Answering less" not in render(tuned(20))  # too few to say anything
@@ -209,15 +214,16 @@ def test_rows_of_answering_less_are_of_the_curve() -> None:
 
 
 def test_many_suspects_are_blamed_on_the_network() -> None:
-    assert "come first" in suspicion_sentence(10, 1000, 0.95) and "trust" not in suspicion_sentence(10, 1000, 0.95)
-    assert "trust the count little" in suspicion_sentence(500, 1000, 0.4)
+    few, many = (suspicion_sentence(replace(bare(["cat", "dog"], n=1000), suspected=count)) for count in (10, 500))
+    assert "come first" in few and "trust" not in few
+    assert "trust the count little" in many
 
 
 def test_an_absent_class_has_a_dash_and_comes_last() -> None:
     classes = ["cat", "dog", "owl"]
     labels = np.array([0, 0, 1, 1])
     logits = np.array([[2.0, 1, 0], [0, 2, 1], [0, 2, 1], [1, 2, 0]])
-    facts = ReportFacts("t", "s", score(logits, labels, classes), reliability(softmax(logits), labels), "On four.")
+    facts = ReportFacts("t", "s", SINGLE.result(score(logits, labels, classes)), "On four.")
     rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render(facts))
     assert rows == ["cat", "dog", "owl"]
     assert "–" in Reader(render(facts)).words
@@ -249,22 +255,21 @@ def test_small_pictures_are_kept_exactly_and_large_ones_shrunk() -> None:
 def test_the_verdict_says_what_the_numbers_allow() -> None:
     classes = [f"class {i}" for i in range(4)]
     facts = bare(classes, n=200, strength=2.0)
-    low, high = facts.scores.top1_interval
-    words = [" ".join(verdict(facts.scores, ("a guess", level))) for level in (low - 0.2, low, high + 0.01)]
+    low, high = facts.result.scores.top1_interval
+    words = [" ".join(verdict(facts.result.scores, ("a guess", level))) for level in (low - 0.2, low, high + 0.01)]
     assert "% fewer mistakes" in words[0]
     assert "within the uncertainty" in words[1]
     assert "this model is worse" in words[2]
-    commonest = max(facts.scores.per_class, key=lambda one: one.count)
+    commonest = max(facts.result.scores.per_class, key=lambda one: one.count)
     assert f"Always answering “{commonest.name}” would score {percent(commonest.count / 200)}." in words[0]
-    low, high = bare(["cat", "dog"], n=100, strength=60).scores.top1_interval
+    low, high = bare(["cat", "dog"], n=100, strength=60).result.scores.top1_interval
     assert high == 1 and 0.95 < low < 0.97  # no mistake in 100 images does not mean that there are none
 
 
 def test_balanced_test_images_are_compared_with_guessing() -> None:
     labels = np.arange(8) % 4
     logits = 3 * np.eye(4)[labels]
-    facts = ReportFacts("t", "s", score(logits, labels, list("abcd")), reliability(softmax(logits), labels), "On 8.")
-    assert f"Guessing would score {percent(0.25)}." in verdict(facts.scores, None)
+    assert f"Guessing would score {percent(0.25)}." in verdict(score(logits, labels, list("abcd")), None)
 
 
 def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from sklearn.utils.class_weight import compute_class_weight
 from vitrail.config import ObjectiveConfig
 from vitrail.errors import UserError
 from vitrail.models.build import create
-from vitrail.tasks.batch import Prepared
-from vitrail.tasks.classification import Classification, class_weights
+from vitrail.tasks.classification import Classification
+from vitrail.tasks.cross_entropy import class_weights
+from vitrail.tasks.multilabel import Multilabel
+from vitrail.tasks.task import Batch
 
 SOFTMAX, SIGMOID = ObjectiveConfig(), ObjectiveConfig(loss="sigmoid")
 
@@ -46,7 +48,7 @@ def by_hand(loss, logits, targets, weights, each):
 @pytest.mark.parametrize("each", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
 def test_losses_are_the_closed_forms(loss, each):
     logits, targets, weights = drawn()
-    got = Classification(ObjectiveConfig(loss=loss), 5, each).loss(logits, targets, weights)
+    got = Classification(ObjectiveConfig(loss=loss), 5, each).loss_of_logits(logits, targets, weights)
     expected = by_hand(loss, logits, targets, weights, each or np.ones(5))
     assert got.total.dtype == torch.float32
     assert got.total.item() == pytest.approx(expected, rel=1e-5)
@@ -57,16 +59,16 @@ def test_softmax_loss_is_torchs_cross_entropy(smoothing):
     logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 1])
     objective = Classification(ObjectiveConfig(label_smoothing=smoothing), 4)
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    loss = objective.loss(logits, objective.targets(labels), torch.ones(5))
+    loss = objective.loss_of_logits(logits, objective.targets(labels), torch.ones(5))
     assert torch.allclose(mean(loss, torch.ones(5)), expected)
 
 
 def test_class_weights_are_torchs():
     logits, targets, _ = drawn()
     each, ones = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0]), torch.ones(6)
-    soft = Classification(SOFTMAX, 5, each.tolist()).loss(logits, targets, ones).total
+    soft = Classification(SOFTMAX, 5, each.tolist()).loss_of_logits(logits, targets, ones).total
     assert torch.allclose(soft, F.cross_entropy(logits, targets, weight=each, reduction="sum"))
-    sigmoid = Classification(SIGMOID, 5, each.tolist()).loss(logits, targets, ones).total
+    sigmoid = Classification(SIGMOID, 5, each.tolist()).loss_of_logits(logits, targets, ones).total
     assert torch.allclose(
         sigmoid, F.binary_cross_entropy_with_logits(logits, targets, weight=each, reduction="sum"), rtol=1e-5
     )
@@ -75,8 +77,8 @@ def test_class_weights_are_torchs():
 def test_smoothed_sigmoid_targets_are_the_papers():
     smooth = Classification(ObjectiveConfig(loss="sigmoid", label_smoothing=1e-4), 4).targets(torch.tensor([0]))
     assert smooth[0].tolist() == pytest.approx([0.9999, 0.0001, 0.0001, 0.0001])
-    several = Classification(SIGMOID, 3, several=True).targets(torch.tensor([[1, 0, 1]]))
-    assert several.tolist() == [[1, 0, 1]]
+    multilabel = Multilabel(SIGMOID, 3).targets(torch.tensor([[1, 0, 1]]))
+    assert multilabel.tolist() == [[1, 0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,9 @@ def test_a_fresh_network_starts_with_the_papers_loss(loss, bias, expected):
     torch.manual_seed(0)
     net = create("Ti/16", num_classes=1000, image_size=32, head_bias=bias)
     objective = Classification(ObjectiveConfig(loss=loss), 1000)
-    batch = Prepared(torch.randn(3, 3, 32, 32), objective.targets(torch.tensor([3, 999, 0])), torch.ones(3))
+    batch = Batch(torch.randn(3, 3, 32, 32), objective.targets(torch.tensor([3, 999, 0])), torch.ones(3))
     with torch.no_grad():
-        loss = objective(net, batch)
+        loss = objective.loss(net, batch)
     assert mean(loss, batch.weights).item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -99,9 +101,9 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     objective = Classification(ObjectiveConfig(loss=loss, label_smoothing=0.1), 5, [1.0, 2.0, 3.0, 4.0, 5.0])
     targets = objective.targets(torch.arange(7) % 5)
-    batch = Prepared(torch.randn(7, 3, 2, 2), targets, torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0, 1.0]))
-    whole = objective(net, batch)
-    parts = [objective(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
+    batch = Batch(torch.randn(7, 3, 2, 2), targets, torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0, 1.0]))
+    whole = objective.loss(net, batch)
+    parts = [objective.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
     assert torch.allclose(sum(part.total for part in parts), whole.total)
     assert torch.allclose(sum(part.right for part in parts), whole.right)
 
@@ -111,30 +113,33 @@ def test_an_image_of_weight_zero_counts_nothing():
     logits, targets = torch.randn(4, 3), objective.targets(torch.tensor([0, 1, 2, 0]))
     weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
     keep = weights > 0
-    whole, rest = objective.loss(logits, targets, weights), objective.loss(logits[keep], targets[keep], torch.ones(3))
+    whole, rest = (
+        objective.loss_of_logits(logits, targets, weights),
+        objective.loss_of_logits(logits[keep], targets[keep], torch.ones(3)),
+    )
     assert torch.allclose(whole.total, rest.total) and whole.right == rest.right
-    assert mean(objective.loss(logits, targets, torch.zeros(4)), torch.zeros(4)) == 0
+    assert mean(objective.loss_of_logits(logits, targets, torch.zeros(4)), torch.zeros(4)) == 0
 
 
 def test_right_is_the_weight_of_images_got_right():
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 1.0]])
     targets = torch.tensor([[0.6, 0.4, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     weights = torch.tensor([0.5, 4.0, 2.0])
-    assert Classification(SOFTMAX, 3).loss(logits, targets, weights).right.item() == 2.5
-    assert Classification(SIGMOID, 3).loss(logits, targets, weights).right.item() == 2.5
+    assert Classification(SOFTMAX, 3).loss_of_logits(logits, targets, weights).right.item() == 2.5
+    assert Classification(SIGMOID, 3).loss_of_logits(logits, targets, weights).right.item() == 2.5
 
 
 def test_with_several_labels_right_is_the_share_of_classes():
     logits = torch.tensor([[2.0, -1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0]])
     targets = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    objective = Classification(SIGMOID, 4, several=True)
-    assert objective.loss(logits, targets, torch.tensor([2.0, 1.0])).right.item() == 2 * 0.75
+    objective = Multilabel(SIGMOID, 4)
+    assert objective.loss_of_logits(logits, targets, torch.tensor([2.0, 1.0])).right.item() == 2 * 0.75
 
 
 def test_half_precision_logits_are_measured_in_float32():
     logits = torch.full((1, 1000), -10.0, dtype=torch.bfloat16)
     targets = Classification(SIGMOID, 1000).targets(torch.tensor([0]))
-    total = Classification(SIGMOID, 1000).loss(logits, targets, torch.ones(1)).total
+    total = Classification(SIGMOID, 1000).loss_of_logits(logits, targets, torch.ones(1)).total
     assert total.item() == pytest.approx(10 + 1000 * 4.54e-5, rel=1e-5)
 
 

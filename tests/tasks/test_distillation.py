@@ -11,9 +11,10 @@ from torch import nn
 from vitrail.config import ObjectiveConfig, Preprocess
 from vitrail.data.transforms import normalise
 from vitrail.errors import UserError
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import Distillation, matching_teacher
+from vitrail.tasks.multilabel import Multilabel
+from vitrail.tasks.task import Batch
 
 CLASSES = 4
 
@@ -26,7 +27,7 @@ def networks(seed=0):
 def a_batch(objective):
     labels = torch.arange(6) % CLASSES
     weights = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0, 1.0])
-    return Prepared(torch.randn(6, 3, 2, 2), objective.targets(labels), weights)
+    return Batch(torch.randn(6, 3, 2, 2), objective.targets(labels), weights)
 
 
 def log_softmax(z):
@@ -58,8 +59,8 @@ def test_the_loss_is_the_closed_form(loss, answers, temperature, share, teacher_
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(loss=loss, label_smoothing=0.1), CLASSES)
     batch = a_batch(labels)
-    got = Distillation(labels, teacher, share, answers, temperature, teacher_loss)(student, batch)
-    own = labels(student, batch)
+    got = Distillation(labels, teacher, share, answers, temperature, teacher_loss).loss(student, batch)
+    own = labels.loss(student, batch)
     taught = by_hand(student(batch.pixels), teacher(batch.pixels), loss, answers, temperature, teacher_loss)
     expected = (1 - share) * own.total.item() + share * (taught * batch.weights.double().numpy()).sum()
     assert got.total.item() == pytest.approx(expected, rel=1e-5)
@@ -70,8 +71,8 @@ def test_soft_gradients_are_those_of_the_divergence_between_both():
     """Cross-entropy and the Kullback-Leibler divergence of torch differ by what the student cannot change."""
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
-    batch = Prepared(torch.randn(5, 3, 2, 2), torch.zeros(5, CLASSES), torch.ones(5))
-    Distillation(labels, teacher, 1.0, "soft", 2.0, "softmax")(student, batch).total.backward()
+    batch = Batch(torch.randn(5, 3, 2, 2), torch.zeros(5, CLASSES), torch.ones(5))
+    Distillation(labels, teacher, 1.0, "soft", 2.0, "softmax").loss(student, batch).total.backward()
     got = student[1].weight.grad.clone()
     student.zero_grad()
     s, t = student(batch.pixels) / 2, teacher(batch.pixels).detach() / 2
@@ -83,13 +84,13 @@ def test_soft_gradients_are_those_of_the_divergence_between_both():
 def test_only_the_student_learns(answers):
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
-    Distillation(labels, teacher, 0.5, answers, 1.0, "softmax")(student, a_batch(labels)).total.backward()
+    Distillation(labels, teacher, 0.5, answers, 1.0, "softmax").loss(student, a_batch(labels)).total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
     assert all(p.grad is None for p in teacher.parameters())
 
 
 def test_hard_answers_with_several_labels_are_all_that_are_likely():
-    labels = Classification(ObjectiveConfig(loss="sigmoid"), 3, several=True)
+    labels = Multilabel(ObjectiveConfig(loss="sigmoid"), 3)
     taught, logits = torch.tensor([[1.0, -1.0, 2.0]]), torch.randn(1, 3)
     got = Distillation(labels, nn.Identity(), 1.0, "hard", 1.0, "sigmoid").per_image(logits, taught)
     expected = F.binary_cross_entropy_with_logits(logits, torch.tensor([[1.0, 0.0, 1.0]]), reduction="sum")
@@ -104,17 +105,17 @@ def test_a_share_of_nothing_asks_no_teacher_and_a_share_of_all_no_labels():
     def silent(_):
         raise AssertionError("asked")
 
-    assert torch.isfinite(Distillation(labels, silent, 0.0, "soft", 1.0, "softmax")(student, batch).total)
-    broken = Prepared(batch.pixels, torch.full_like(batch.targets, torch.inf), batch.weights)
-    assert torch.isfinite(Distillation(labels, teacher, 1.0, "soft", 1.0, "softmax")(student, broken).total)
+    assert torch.isfinite(Distillation(labels, silent, 0.0, "soft", 1.0, "softmax").loss(student, batch).total)
+    broken = Batch(batch.pixels, torch.full_like(batch.targets, torch.inf), batch.weights)
+    assert torch.isfinite(Distillation(labels, teacher, 1.0, "soft", 1.0, "softmax").loss(student, broken).total)
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
     batch, objective = a_batch(labels), Distillation(labels, teacher, 0.5, "soft", 2.0, "softmax")
-    parts = [objective(student, batch.part(first, first + 2)).total for first in (0, 2, 4)]
-    assert torch.allclose(sum(parts), objective(student, batch).total)
+    parts = [objective.loss(student, batch.part(first, first + 2)).total for first in (0, 2, 4)]
+    assert torch.allclose(sum(parts), objective.loss(student, batch).total)
 
 
 def test_a_teacher_sees_pixels_as_its_own_preprocessing_makes_them():

@@ -18,8 +18,8 @@ from vitrail.data.transforms import normalise
 from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.models.masked import KEPT, MASK, OTHER, MaskedPatchNetwork
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.masked_patch import MaskedPatch
+from vitrail.tasks.task import Batch
 
 CPU = torch.device("cpu")
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -95,7 +95,7 @@ def test_colors_of_plain_patches_are_those_by_hand(spec):
     spec = Preprocess(size=(4, 6), **spec)
     masked = MaskedPatch(MaskedConfig(), spec, (2, 2), 0)
     where = torch.tensor([[5, 4, 3, 2, 1, 0]])
-    targets = masked.targets(normalise(image, spec), where)
+    targets = masked.patch_targets(normalise(image, spec), where)
     assert targets.shape == (1, 6, 1)
     assert targets.flatten().tolist() == [64 * 3 + 8 * 4 + 5, 7, 8 + 1, 64, 511, 0]
 
@@ -106,7 +106,7 @@ def test_every_color_is_its_own_target():
     color = torch.cartesian_prod(levels, levels, levels).to(torch.uint8)  # (512, 3), blue fastest
     image = color.T.reshape(1, 3, 16, 32).repeat_interleave(4, 2).repeat_interleave(4, 3)
     masked = MaskedPatch(MaskedConfig(), spec, (4, 4), 0)
-    targets = masked.targets(normalise(image, spec), torch.arange(512)[None])
+    targets = masked.patch_targets(normalise(image, spec), torch.arange(512)[None])
     assert targets.flatten().tolist() == list(range(512))
 
 
@@ -136,7 +136,7 @@ def test_colors_of_any_patch_are_those_in_whole_numbers(target, sides, patch):
     spec = Preprocess(size=size, **IMAGENET)
     masked = MaskedPatch(MaskedConfig(target=target), spec, patch, 0)
     where = torch.tensor([[0, 5], [1, 4], [2, 3], [3, 0]])
-    targets = masked.targets(normalise(torch.from_numpy(image), spec), where)
+    targets = masked.patch_targets(normalise(torch.from_numpy(image), spec), where)
     for row, places in enumerate(where.tolist()):
         for place, got in zip(places, targets[row].tolist(), strict=True):
             top, left = place // 2 * patch[0], place % 2 * patch[1]
@@ -149,13 +149,13 @@ def test_pixel_targets_are_the_pixels(channels):
     masked = objective("pixels", size=(4, 9), patch=(2, 3), mean=half, std=half)
     pixels = torch.randn(2, channels, 4, 9)
     where = torch.tensor([[5, 0, 1], [3, 2, 4]])
-    targets = masked.targets(pixels, where)
+    targets = masked.patch_targets(pixels, where)
     for row, places in enumerate(where.tolist()):
         for place, got in zip(places, targets[row], strict=True):
             top, left = place // 3 * 2, place % 3 * 3
             assert torch.equal(got, pixels[row, :, top : top + 2, left : left + 3].flatten())
     predicted, weights = torch.randn(targets.shape), torch.tensor([2.0, 0.5])
-    loss = masked.loss(predicted, targets, weights)
+    loss = masked.loss_of_patches(predicted, targets, weights)
     each = ((predicted.double() - targets.double()) ** 2).mean((1, 2))
     assert loss.total.item() == pytest.approx((each * weights).sum().item(), rel=1e-5)
     assert loss.right.isnan()  # nothing is right or wrong
@@ -168,7 +168,7 @@ def test_the_loss_is_torchs_over_corrupted_patches_weighted_by_image(target, par
     predicted, targets = torch.randn(3, 98, parts * 512), torch.randint(0, 512, (3, 98, parts))
     weights = torch.tensor([1.0, 0.0, 0.25])
     predicted.view(3, 98, parts, 512)[2, :49].scatter_(-1, targets[2, :49, :, None], 50.0)
-    loss = masked.loss(predicted, targets, weights)
+    loss = masked.loss_of_patches(predicted, targets, weights)
     logits = predicted.double().view(3, -1, 512)
     each = torch.stack([F.cross_entropy(logits[i], targets[i].flatten()) for i in range(3)])
     assert loss.total.item() == pytest.approx((each * weights).sum().item(), rel=1e-5)
@@ -194,13 +194,13 @@ def a_batch(count=8):
     quarters = torch.from_numpy(rng.integers(0, 256, (count, 3, 2, 2), dtype=np.uint8))
     image = quarters.repeat_interleave(16, 2).repeat_interleave(16, 3)
     pixels = normalise(image, Preprocess(size=(32, 32)))
-    return Prepared(pixels, torch.zeros(count, 1), torch.linspace(0.5, 1.5, count), *keys(count))
+    return Batch(pixels, torch.zeros(count, 1), torch.linspace(0.5, 1.5, count), *keys(count))
 
 
 @pytest.mark.parametrize("target", ["color", "grid"])
 def test_a_fresh_network_knows_nothing(target):
     net, batch = a_network(target), a_batch()
-    loss = objective(target, size=(32, 32), patch=(8, 8))(net, batch)
+    loss = objective(target, size=(32, 32), patch=(8, 8)).loss(net, batch)
     assert (loss.total / batch.weights.sum()).item() == pytest.approx(math.log(512), rel=1e-6)
 
 
@@ -209,7 +209,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(target):
     net, batch = a_network(target), a_batch()
     nn.init.normal_(net.head.weight, std=0.1)
     masked = objective(target, size=(32, 32), patch=(8, 8))
-    whole, parts = masked(net, batch), [masked(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
+    whole, parts = masked.loss(net, batch), [masked.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
     assert torch.allclose(sum(part.total for part in parts), whole.total, rtol=1e-5)
     assert torch.allclose(sum(part.right for part in parts), whole.right, equal_nan=True)
 
@@ -217,7 +217,9 @@ def test_parts_of_a_batch_add_up_to_the_whole(target):
 def test_a_batch_without_keys_is_refused():
     batch = a_batch()
     with pytest.raises(ValueError, match="epochs and samples"):
-        objective(size=(32, 32), patch=(8, 8))(a_network("color"), Prepared(batch.pixels, batch.targets, batch.weights))
+        objective(size=(32, 32), patch=(8, 8)).loss(
+            a_network("color"), Batch(batch.pixels, batch.targets, batch.weights)
+        )
 
 
 @pytest.mark.slow
@@ -228,7 +230,7 @@ def test_a_network_learns_to_predict_what_it_does_not_see(target):
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     seen = []
     for _ in range(60):
-        loss = masked(net, batch)
+        loss = masked.loss(net, batch)
         (loss.total / batch.weights.sum()).backward()
         optimizer.step()
         optimizer.zero_grad()

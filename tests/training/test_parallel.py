@@ -21,8 +21,8 @@ from vitrail.config import (
 from vitrail.distributed import ALONE, Ranks, joined
 from vitrail.errors import UserError
 from vitrail.models.build import build
-from vitrail.tasks.batch import Prepared
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch
 from vitrail.training.checkpoint import HEADER, Checkpoints, digest
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
@@ -47,7 +47,7 @@ def make(name, how, ranks, micro=0, objective=None):
     net = build(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
     state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), Average(net, 0.9), network=network)
-    objective = objective or Classification(ObjectiveConfig(), 3)
+    objective = objective or Classification(ObjectiveConfig(), 3).loss
     config = RunConfig(
         optimizer=OPTIMIZERS[name],
         schedule=ScheduleConfig(shape="constant"),
@@ -66,7 +66,7 @@ def batch(step, ranks):
     if step == 3:
         weights[BATCH // 2 :] = 0  # nothing for the second process of two
     part = BATCH // ranks.world
-    return Prepared(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
+    return Batch(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
 
 
 def go(state, update, ranks, steps=STEPS):

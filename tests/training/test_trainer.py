@@ -11,15 +11,15 @@ from vitrail.config import OptimizerConfig, PrecisionConfig, RunConfig, Schedule
 from vitrail.distributed import ALONE
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted, Interrupts
-from vitrail.tasks.batch import Loss, Prepared
+from vitrail.tasks.task import Batch, Loss
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
 from vitrail.training.trainer import Trainer
 
-GOOD = Prepared(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
-BAD = Prepared(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
+GOOD = Batch(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
+BAD = Batch(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
 EVERY = {"steps": 10, "log_every": 4, "evaluate_every": 5, "checkpoint_every": 3, "rollbacks": 0}
 
 
@@ -150,14 +150,14 @@ def test_numbers_that_stay_bad_stop_with_advice_and_keep_the_last_good_state(rol
 def test_weights_that_overflow_are_never_saved():
     log = Log()
     with pytest.raises(UserError, match="diverged"):  # finite gradients, but not what they make of the weights
-        fit(log, batches=[Prepared(torch.full((4, 3), 100.0), GOOD.targets, GOOD.weights)] * 10, lr=3e38)
+        fit(log, batches=[Batch(torch.full((4, 3), 100.0), GOOD.targets, GOOD.weights)] * 10, lr=3e38)
     assert log.saved == []
     assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3])
 def test_micro_batches_sum_to_the_whole_batch(micro_batch):
-    batch = Prepared(torch.randn(4, 3), torch.randn(4, 2), torch.tensor([1.0, 0.5, 0.0, 2.0]))
+    batch = Batch(torch.randn(4, 3), torch.randn(4, 2), torch.tensor([1.0, 0.5, 0.0, 2.0]))
     nets = []
     for size in (0, micro_batch):
         state = fit(Log(), batches=[batch] * 10, micro_batch=size)

@@ -42,6 +42,23 @@ def test_round_trip(bundle, state, card):
     assert all(torch.equal(weights[name], state[name]) for name in state)
 
 
+@pytest.mark.parametrize(("written", "task"), [(False, "classification"), (True, "multilabel"), ("depth", "depth")])
+def test_the_task_is_written_under_its_first_name(bundle, state, card, written, task):
+    """`several` until there were tasks: files of before and after have the same header."""
+    write_bundle(bundle, state, card.model_copy(update={"task": task}))
+    with safe_open(bundle, "pt") as file:
+        document = json.loads(file.metadata()["vitrail"])
+    assert document["several"] is written or document["several"] == written == task
+    assert "task" not in document and list(document).index("several") == list(document).index("classes") + 1
+    assert read_card(bundle).task == task
+    rewrite(bundle, state, several=written)
+    assert read_card(bundle).task == task
+    write_bundle(bundle, state, card)
+    rewrite(bundle, state, several=3)
+    with pytest.raises(UserError, match="several"):
+        read_card(bundle)
+
+
 def test_it_is_a_plain_safetensors_file_with_one_document(bundle, state):
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(bundle).items())
     with safe_open(bundle, "pt") as file:

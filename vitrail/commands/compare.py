@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.distributed import is_first
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.compare import Compared, compare_runs
 
@@ -42,13 +40,12 @@ def compare(
 
 def _show(console: Console, rows: Sequence[Compared]) -> None:
     table = Table(box=None, pad_edge=False)
-    several = isinstance(rows[0].scores, TagScores)
-    headings = ["mAP", "F1"] if several else ["top-1", "balanced", "log-loss", "cal. error"]
     table.add_column("run", no_wrap=True)
-    for heading in (*headings, "parameters", "GMAC"):
+    for heading in (*(heading for heading, _ in rows[0].cells), "parameters", "GMAC"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(escape(row.name), *_numbers(row.scores), f"{row.parameters / 1e6:.1f} M", f"{row.gmacs:.2f}")
+        cells = (cell for _, cell in row.cells)
+        table.add_row(escape(row.name), *cells, f"{row.parameters / 1e6:.1f} M", f"{row.gmacs:.2f}")
     console.print(table)
     for row in rows[1:]:
         console.print(sentence(row, rows[0].name))
@@ -58,12 +55,6 @@ def _show(console: Console, rows: Sequence[Compared]) -> None:
         console.print(f"[dim]{escape(key)}: {escape(said)}[/]")
     if others := len(rows[0].settings) - len(stated):
         console.print(f"[dim]and {others} settings that not all of them state[/]")
-
-
-def _numbers(scores: Scores | TagScores) -> list[str]:
-    if isinstance(scores, TagScores):
-        return [f"{scores.mean_ap:.1%}", "–" if scores.micro_f1 is None else f"{scores.micro_f1:.1%}"]
-    return [f"{scores.top1:.1%}", f"{scores.balanced_accuracy:.1%}", f"{scores.nll:.3f}", f"{scores.ece:.1%}"]
 
 
 def sentence(row: Compared, first: str) -> str:

@@ -22,15 +22,16 @@ from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import load
 from vitrail.inference.forward import device_of
 from vitrail.interrupt import Interrupted, Interrupts
-from vitrail.metrics.accuracy import Scores, softmax
+from vitrail.metrics.accuracy import ClassificationScores, softmax
 from vitrail.report.demo_page import DemoFacts, Half, write_demo_page
 from vitrail.report.page import Picture
+from vitrail.tasks.classification import example
 from vitrail.terminal import escape, make_console
 from vitrail.training.progress import read_metrics
 from vitrail.weights.backbones import bundled
 from vitrail.workflows.compare import Compared, compare_runs
 from vitrail.workflows.measure import logits_of
-from vitrail.workflows.pictures import Pictures, asked_of
+from vitrail.workflows.pictures import Pictures
 from vitrail.workflows.train_run import train
 from vitrail.workflows.written import refuse_others
 
@@ -126,8 +127,8 @@ def _training(folder: Path) -> tuple[int, float]:
     return int(steps[-1]), float((np.diff(steps, prepend=0) * batch / speed).sum() / 60)
 
 
-def _scores(one: Compared) -> Scores:
-    assert isinstance(one.scores, Scores)  # the images have one label each
+def _scores(one: Compared) -> ClassificationScores:
+    assert isinstance(one.scores, ClassificationScores)  # the images have one label each
     return one.scores
 
 
@@ -204,7 +205,7 @@ def _pictures(weights: Path, test: Samples) -> list[Picture]:
     with Interrupts() as interrupts, interrupts.at_once():
         out = logits_of(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
         chances = softmax(out.values.numpy())
-        asked = [
-            asked_of(row, int(own.argmax()), int(out.labels[row]), own, test.classes) for row, own in enumerate(chances)
+        examples = [
+            example(row, int(own.argmax()), int(out.labels[row]), own, test.classes) for row, own in enumerate(chances)
         ]
-        return Pictures(classifier.net, out, test, spec, data).explained(asked)
+        return Pictures(classifier.net, out, test, spec, data).explained(examples)

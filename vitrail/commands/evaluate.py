@@ -12,11 +12,10 @@ from vitrail.config import DataConfig, Size
 from vitrail.data.dataset import Dataset, Samples
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
-from vitrail.inference.classifier import load
+from vitrail.inference.classifier import Classifier, load
 from vitrail.inference.forward import device_of
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
+from vitrail.metrics.scores import Scores
 from vitrail.models.flops import macs, parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
@@ -24,9 +23,9 @@ from vitrail.report.provenance import provenance
 from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path
-from vitrail.workflows.measure import Measurement, judge, logits_of
+from vitrail.workflows.measure import Measurement, judge, logits_of, show_scores
 from vitrail.workflows.prediction_table import write_answers
-from vitrail.workflows.show import data_name, scanning, show_data, show_scores
+from vitrail.workflows.show import data_name, scanning, show_data
 from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
 from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_answering
 from vitrail.workflows.written import ANSWERS, MODEL_CARD, refuse_others
@@ -47,7 +46,7 @@ def evaluate(
     follow_links: bool = True,
     device: str = "auto",
     console: Console | None = None,
-) -> Scores | TagScores:
+) -> Scores:
     """Measure `weights` on the images in `data` and write a report beside the weights.
 
     Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
@@ -62,7 +61,7 @@ def evaluate(
         card = classifier.card
         path = given_path(report) if report is not None else _beside(weights, str(data), split)
         again = _command(weights, data, split, image_size, quarantine, target_accuracy, follow_links)
-        _check(weights, card, path, target_accuracy, write, split)
+        _check(weights, classifier, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
@@ -75,16 +74,15 @@ def evaluate(
         temperature = card.answering.temperature
         out = logits_of(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
 
-        def tell() -> Scores | TagScores:
-            thresholds = card.answering.thresholds
-            net, several, told = classifier.net, card.several, words + fitted_note(card, samples)
-            found = judge(net, out, told, samples, card.preprocess, settings, several=several, thresholds=thresholds)
+        def tell() -> Scores:
+            net, task, told = classifier.net, classifier.task, words + fitted_note(card, samples)
+            found = judge(net, out, told, samples, card.preprocess, settings, task=task, answering=card.answering)
             found = tuned(found, samples, card.answering, target_accuracy)
-            show_scores(console, found.scores, found.sentence)
-            show_tuning(console, found.scores)
+            show_scores(console, found)
+            show_tuning(console, found)
             answers = _answers(path)
             facts = _facts(weights, dataset, card, found, again, answers.name)
-            write_answers(answers, found, samples, thresholds)
+            write_answers(answers, found, samples, card.answering)
             write_model_card(_card(path), facts)
             write_report(path, facts)
             console.print(
@@ -98,16 +96,18 @@ def evaluate(
         return ranks.share(tell)
 
 
-def _check(weights: str | Path, card: Card, report: Path, target: float | None, write: bool, split: str | None) -> None:
+def _check(
+    weights: str | Path, classifier: Classifier, report: Path, target: float | None, write: bool, split: str | None
+) -> None:
     """What would fail after the work is told before it."""
-    check_names(weights, card)
+    check_names(weights, classifier.card)
     beside = {_answers(report): ANSWERS, _card(report): MODEL_CARD}
     refuse_others([(report, "report.html"), *beside.items()], "choose another --report")
     if report.is_dir() or not report.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
     if target is not None and not 0 < target < 1:
         raise UserError(f"--target-accuracy is a share between 0 and 1, as 0.95, not {target:g}")
-    if target is not None and card.several:
+    if target is not None and not classifier.task.abstains:
         raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
     if write:
         own_file(weights)
@@ -154,17 +154,10 @@ def _command(
 def _facts(
     weights: str | Path, dataset: Dataset, card: Card, found: Measurement, again: list[str], answers: str
 ) -> ReportFacts:
-    return ReportFacts(
+    return found.facts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
-        scores=found.scores,
-        reliability=found.reliability,
-        split_used=found.sentence,
         history=card.curves,
-        mistakes=found.mistakes,
-        uncertain=found.uncertain,
-        suspects=found.suspects,
-        suspected=len(found.doubted),
         answers=answers,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,

@@ -35,7 +35,7 @@ from vitrail.report.explain_plots import (
 )
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.provenance import vit_kind
-from vitrail.report.summary import percent
+from vitrail.tasks.result import percent
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
     MOST_IMAGES,

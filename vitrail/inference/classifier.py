@@ -22,6 +22,8 @@ from vitrail.inference.device import choose_device
 from vitrail.inference.forward import device_of
 from vitrail.models.build import build_with
 from vitrail.models.variants import size_of
+from vitrail.tasks.table import prediction_task
+from vitrail.tasks.task import PredictionTask
 from vitrail.weights.names import local_path
 from vitrail.weights.read import read_weights
 
@@ -36,10 +38,10 @@ Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (
 
 @dataclass(frozen=True)
 class Prediction:
-    label: str  # of several labels: all of them, with commas between
+    label: str  # of any number of labels: all of them, with commas between
     probability: float  # of the first label; where none is given, of the likeliest class
     top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
-    labels: tuple[str, ...]  # one, or what the image has of several, likeliest first; none: below the threshold
+    labels: tuple[str, ...]  # one, or any number, likeliest first; none: below the threshold
     probabilities: tuple[float, ...]  # of the labels
 
 
@@ -59,6 +61,10 @@ class Classifier:
     def classes(self) -> tuple[str, ...]:
         """Names in the order of the logits; weights that came without have numbers for names."""
         return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
+
+    @property
+    def task(self) -> PredictionTask:
+        return prediction_task(self.card.task, self.card.model.num_classes)
 
     def predict(
         self, images: Iterable[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
@@ -100,29 +106,25 @@ class Classifier:
     def chances(self, logits: Tensor) -> Tensor:
         """Probabilities (N, classes) of the network's logits, at the temperature of these weights."""
         logits = logits.float() / self.card.answering.temperature
-        return logits.sigmoid() if self.card.several else logits.softmax(-1)
+        return self.task.probabilities(logits)
 
     @torch.no_grad()
     def predict_pixels(self, pixels: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
         """Predictions for a batch of uint8 inputs (B, C, H, W); none for an image whose probabilities are not finite,
         of which nothing can be said."""
         self._check_asked(top, threshold)
-        several, classes = self.card.several, self.classes
+        classes = self.classes
         logits = self.net(normalise(pixels.to(device_of(self.net)), self.preprocess)).cpu()
         chances = self.chances(logits)
-        best = chances.topk(len(classes) if several else min(top, len(classes)), dim=-1)
-        found: list[Prediction | None] = []
         finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
-        for probabilities, indices, sound in zip(best.values.tolist(), best.indices.tolist(), finite, strict=True):
-            if not sound:
-                found.append(None)
-                continue
-            ranked = tuple((classes[i], p) for i, p in zip(indices, probabilities, strict=True))
-            least = [self._least(i, threshold) for i in (indices if several else indices[:1])]
-            given = [pair for pair, own in zip(ranked, least, strict=False) if pair[1] >= own]
-            labels, theirs = tuple(name for name, _ in given), tuple(p for _, p in given)
+        found: list[Prediction | None] = []
+        for (ranked, given), sound in zip(
+            self.task.predictions(chances, top, threshold, self.card.answering), finite, strict=True
+        ):
+            labels, probabilities = tuple(classes[i] for i, _ in given), tuple(p for _, p in given)
             words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]
-            found.append(Prediction(words, likeliest, ranked[:top], labels, theirs))
+            likely = tuple((classes[i], p) for i, p in ranked)
+            found.append(Prediction(words, likeliest, likely, labels, probabilities) if sound else None)
         return found
 
     def _check_asked(self, top: int, threshold: float | None) -> None:
@@ -133,15 +135,6 @@ class Classifier:
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
-
-    def _least(self, label: int, asked: float | None) -> float:
-        """The probability from which on a label is given."""
-        answering = self.card.answering
-        if asked is not None:
-            return asked
-        if not self.card.several:
-            return answering.threshold
-        return answering.thresholds[label] if answering.thresholds else 0.5
 
 
 def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Preprocess
-from vitrail.data.loader.loader import Batch
+from vitrail.data.loader.loader import ImageBatch
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import normalise
 from vitrail.errors import UserError
@@ -40,7 +40,7 @@ class Outputs:
 @torch.no_grad()
 def run_network(
     forward: Callable[[Tensor], Tensor],
-    batches: Iterable[Batch],
+    batches: Iterable[ImageBatch],
     spec: Preprocess,
     device: torch.device,
     *,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitrail.errors import UserError
 from vitrail.metrics.calibration import bin_confidence, chance_error
+from vitrail.metrics.scores import Interval, Scores
 
 if TYPE_CHECKING:
     from vitrail.metrics.tuning import Tuning
@@ -18,8 +19,6 @@ CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the 
 RESAMPLES = 2000  # of the bootstrap
 BOOTSTRAP_DRAWS = 200_000_000  # of single images: beyond, fewer resamples are drawn
 MANY = 100  # right and as many wrong: from there on, resampling tells how sure a share is
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,10 @@ class ClassScore:
     f1: float | None
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    n: int
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassificationScores(Scores):
+    """Where each image has one label."""
+
     top1: float
     top1_interval: Interval  # 95 %
     top5: float | None  # None with five classes or fewer
@@ -43,29 +43,29 @@ class Scores:
     balanced_accuracy: float  # mean recall over the classes that have test images
     nll: float  # mean negative log-likelihood of the true class, in nats
     ece: float
-    per_class: list[ClassScore]
+    per_class: Sequence[ClassScore]
     confusion: np.ndarray  # (K, K) int32: rows are the truth, columns the prediction
     balanced_interval: Interval | None = None  # 95 %, as are those before it
     nll_interval: Interval | None = None
     ece_chance: float | None = None  # 95 % of perfectly calibrated classifiers as confident as this have less
-    tuned: Tuning | None = None  # what temperature and abstention would change
+    tuned: Tuning | None = None
 
     def __repr__(self) -> str:
         """Short: a thousand classes would fill pages."""
         return f"<top-1 {self.top1:.1%} of {self.n:,} images in {len(self.per_class):,} classes>"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "confusion", "tuned")}
-        intervals = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
-        per_class = [asdict(one) for one in self.per_class]
-        tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
-        return {**values, **intervals, "per_class": per_class, "confusion": self.confusion.tolist(), **tuned}
+    @property
+    def headline(self) -> float:
+        return self.top1
+
+    @property
+    def interval(self) -> Interval:
+        return self.top1_interval
 
 
 def score(
     logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = RESAMPLES, seed: int = 0
-) -> Scores:
+) -> ClassificationScores:
     """Judge (N, K) logits against (N,) labels.
 
     Equal logits rank by class index, lowest first: the prediction is numpy's argmax, and an image counts for top-5
@@ -91,7 +91,8 @@ def score(
     correct = predicted == labels
     rng = np.random.Generator(np.random.PCG64(seed))
     hits5 = rank < 5 if k > 5 else None
-    return Scores(
+    reliable = bin_confidence(confidence, correct)
+    return ClassificationScores(
         n=n,
         top1=float(correct.mean()),
         top1_interval=share_interval(int(correct.sum()), n, bootstrap, rng),
@@ -99,7 +100,8 @@ def score(
         top5_interval=None if hits5 is None else share_interval(int(hits5.sum()), n, bootstrap, rng),
         balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
         nll=float(truth_nll.mean()),
-        ece=bin_confidence(confidence, correct).ece,
+        ece=reliable.ece,
+        reliability=reliable,
         per_class=per_class,
         confusion=confusion,
         balanced_interval=_balanced_interval(confusion, bootstrap, rng),

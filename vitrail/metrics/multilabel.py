@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.errors import UserError
-from vitrail.metrics.accuracy import Interval
 from vitrail.metrics.calibration import Reliability, bin_confidence
+from vitrail.metrics.scores import Interval, Scores
 
 if TYPE_CHECKING:
-    from vitrail.metrics.tuning import TagTuning
+    from vitrail.metrics.tuning import MultilabelTuning
 
 THRESHOLD = 0.5
 FEWEST = 5  # images with a label, for a threshold of its own
@@ -22,7 +22,7 @@ BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer 
 
 
 @dataclass(frozen=True)
-class TagScore:
+class LabelScore:
     """One label. A number is None where it is undefined, as for a label that no image has."""
 
     name: str
@@ -34,34 +34,36 @@ class TagScore:
     f1: float | None
 
 
-@dataclass(frozen=True)
-class TagScores:
-    n: int
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MultilabelScores(Scores):
+    """Where each image has any number of labels."""
+
     mean_ap: float  # over the labels that some image has
     mean_ap_interval: Interval  # 95 %
     chance: float  # the mean average precision of a random ranking
     micro_f1: float | None  # of all decisions
     exact: float  # share of images with every label right
     nll: float  # mean over images of the summed binary cross-entropy, in nats
-    per_class: list[TagScore]
-    tuned: TagTuning | None = None  # what temperature and thresholds would change
+    per_class: Sequence[LabelScore]
+    tuned: MultilabelTuning | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {key: value for key, value in vars(self).items() if key not in ("per_class", "tuned")}
-        interval = {"mean_ap_interval": list(self.mean_ap_interval)}
-        tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
-        return {**values, **interval, "per_class": [asdict(one) for one in self.per_class], **tuned}
+    @property
+    def headline(self) -> float:
+        return self.mean_ap
+
+    @property
+    def interval(self) -> Interval:
+        return self.mean_ap_interval
 
 
-def score_tags(
+def score_multilabel(
     logits: np.ndarray,
     truth: np.ndarray,
     classes: Sequence[str],
     *,
     thresholds: np.ndarray | float = THRESHOLD,
     seed: int = 0,
-) -> TagScores:
+) -> MultilabelScores:
     """Judge (N, K) logits, each through a sigmoid, against (N, K) zeros and ones.
 
     A label is given from its threshold on, one for all or (K,).
@@ -77,10 +79,10 @@ def score_tags(
     thresholds = np.broadcast_to(thresholds, len(classes))
     decided = sigmoid(logits) >= thresholds
     per_class = [
-        _tag(name, float(thresholds[k]), logits[:, k], truth[:, k], decided[:, k]) for k, name in enumerate(classes)
+        _label(name, float(thresholds[k]), logits[:, k], truth[:, k], decided[:, k]) for k, name in enumerate(classes)
     ]
     right = (decided & truth).sum()
-    return TagScores(
+    return MultilabelScores(
         n=len(truth),
         mean_ap=_mean(one.average_precision for one in per_class),
         mean_ap_interval=_interval(logits, truth, np.random.Generator(np.random.PCG64(seed))),
@@ -89,6 +91,7 @@ def score_tags(
         exact=float((decided == truth).all(axis=1).mean()),
         nll=float((np.logaddexp(0, logits) - logits * truth).sum(axis=1).mean()),
         per_class=per_class,
+        reliability=decision_reliability(logits, truth, thresholds),
     )
 
 
@@ -130,14 +133,16 @@ def bootstrap_interval(values: np.ndarray, resampled: np.ndarray, having: np.nda
     return centre - half, centre + half
 
 
-def tag_reliability(logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray | float = THRESHOLD) -> Reliability:
+def decision_reliability(
+    logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray | float = THRESHOLD
+) -> Reliability:
     """Every decision for or against a label, by the probability it was made with."""
     p = sigmoid(logits.astype(np.float64))
     decided = p >= thresholds
     return bin_confidence(np.where(decided, p, 1 - p).ravel(), (decided == truth.astype(bool)).ravel())
 
 
-def worst_tags(
+def worst_decisions(
     logits: np.ndarray, truth: np.ndarray, k: int, thresholds: np.ndarray | float = THRESHOLD
 ) -> list[tuple[int, int]]:
     """(image, label) of the at most `k` most confident wrong decisions, the farthest beyond the threshold first, one
@@ -192,9 +197,9 @@ def _logit(probabilities: np.ndarray | float) -> np.ndarray:
         return np.log(probabilities) - np.log1p(-np.asarray(probabilities))
 
 
-def _tag(name: str, threshold: float, logits: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> TagScore:
+def _label(name: str, threshold: float, logits: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> LabelScore:
     right, actual, said = int((decided & truth).sum()), int(truth.sum()), int(decided.sum())
-    return TagScore(
+    return LabelScore(
         name=str(name),
         count=actual,
         threshold=threshold,

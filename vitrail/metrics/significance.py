@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.metrics.accuracy import RESAMPLES, Interval
+from vitrail.metrics.accuracy import RESAMPLES
 from vitrail.metrics.multilabel import average_precision, bootstrap_interval
+from vitrail.metrics.scores import Interval
 
-TAG_RESAMPLES = 200
+MULTILABEL_RESAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ def sign_test(won: int, lost: int) -> float:
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
-def compare_tags(first: np.ndarray, second: np.ndarray, truth: np.ndarray, seed: int = 0) -> Paired:
+def compare_multilabel(first: np.ndarray, second: np.ndarray, truth: np.ndarray, seed: int = 0) -> Paired:
     """Mean average precision of two (N, K) logits for the same (N, K) zeros and ones: each resample takes the same
     images for both."""
     truth = truth.astype(bool)
     n = len(truth)
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=TAG_RESAMPLES)
+    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=MULTILABEL_RESAMPLES)
     weights = np.vstack([np.ones(n), weights])  # the first row: the images as they are
     used = np.flatnonzero(truth.any(axis=0))
     found = np.stack(

@@ -45,7 +45,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, eq=False)
-class TagTuning:
+class MultilabelTuning:
     """For weights that give an image any number of labels."""
 
     temperature: float  # of the network's own logits, whatever those fitted to were divided by already
@@ -106,14 +106,14 @@ def _abstention(
     )
 
 
-def tune_tags(
+def tune_multilabel(
     logits: np.ndarray,
     truth: np.ndarray,
     thresholds: np.ndarray,
     temperature: float = 1.0,
     seed: int = 0,
     groups: np.ndarray | None = None,
-) -> TagTuning:
+) -> MultilabelTuning:
     """Fit (N, K) logits, divided by `temperature` already, to (N, K) zeros and ones; `thresholds`: those in use until
     now, (K,)."""
     truth = truth.astype(bool)
@@ -127,7 +127,7 @@ def tune_tags(
         best = best_thresholds(sigmoid(logits[other] / held_out[own[0]]), truth[other])
         decided[own] = sigmoid(scaled[own]) >= best
     micro, macro = f1_scores(decided, truth)
-    return TagTuning(
+    return MultilabelTuning(
         found,
         nll=float((np.logaddexp(0, scaled) - scaled * truth).sum(axis=1).mean()),
         micro_f1=micro,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.metrics.accuracy import Scores
+from vitrail.metrics.accuracy import ClassificationScores
 from vitrail.report.page import Picture, page_environment, write_whole
 
 
@@ -16,7 +16,7 @@ class Half:
 
     name: str
     about: str  # what it started from
-    scores: Scores
+    scores: ClassificationScores
     report: str  # beside the page
 
 

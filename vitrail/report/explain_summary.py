@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.interpret.distance import Distances
 from vitrail.interpret.faithfulness import Curves, Gain, gain
-from vitrail.report.summary import percent
+from vitrail.tasks.result import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
 STEADY, CHANGE = 0.6, 0.05  # rank correlation, and share of uniform attention, from which a trend is called one

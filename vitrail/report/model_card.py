@@ -7,11 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
-from vitrail.report.page import ReportFacts, calibration_text, worst_first, write_whole
-from vitrail.report.summary import percent, summarise, suspicion_sentence
-from vitrail.report.tuning import abstention_sentence, answered_rows
+from vitrail.report.page import ReportFacts, suspicion_sentence, write_whole
+from vitrail.tasks.result import percent
 
 CLASSES_NAMED = 200
 WEAKEST = 10
@@ -27,13 +24,14 @@ def write_model_card(path: str | Path, facts: ReportFacts) -> None:
 
 
 def model_card(facts: ReportFacts) -> str:
-    scores, names = facts.scores, [one.name for one in facts.scores.per_class]
+    names = [one.name for one in facts.result.scores.per_class]
     parts = [
         FRONT,
         f"# {_plain(facts.title)}",
         f"{_plain(facts.subtitle)}.",
         "## What it is for",
-        _purpose(scores, len(names)),
+        f"{facts.result.purpose} It is meant for images like those it was measured on; for others, measure it again "
+        "with `vitrail evaluate`.",
         f"Classes: {_list(names)}",
         "## How good it is",
         *_measured(facts),
@@ -49,51 +47,37 @@ def model_card(facts: ReportFacts) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _purpose(scores: Scores | TagScores, count: int) -> str:
-    if isinstance(scores, TagScores):
-        answer = f"It says of each of {count:,} labels whether an image has it."
-        beyond = "It knows no other labels."
-    else:
-        answer = f"It gives an image one of {count:,} classes, with a probability."
-        beyond = "An image of something else gets one of these classes too, unless a threshold is set."
-    return (
-        f"{answer} {beyond} It is meant for images like those it was measured on; for others, measure it again with "
-        "`vitrail evaluate`."
-    )
-
-
 def _measured(facts: ReportFacts) -> Iterator[str]:
-    scores = facts.scores
-    summary = summarise(scores, facts.reliability, facts.baseline)
+    result = facts.result
+    scores, less = result.scores, result.abstaining
     yield _plain(facts.split_used)
-    low, high = map(percent, summary.interval)
-    rows = [(f"{summary.what}, {low} to {high}", percent(summary.number))]
+    low, high = map(percent, scores.interval)
+    rows = [(f"{result.what}, {low} to {high}", percent(scores.headline))]
     yield _table(
-        ("measure, with its 95 % interval", "value"), [*rows, *((what, value) for value, what in summary.stats)]
+        ("measure, with its 95 % interval", "value"), [*rows, *((what, value) for value, what in result.stats)]
     )
-    yield _plain(" ".join([*summary.verdict, calibration_text(facts)]))
-    if isinstance(scores, Scores) and scores.tuned is not None:
-        answered = answered_rows(scores.tuned.coverage, scores.n)
-        if len(answered) > 1:
-            shown = [(*map(percent, (one.share, one.right, one.at_least)), f"{one.threshold:.3f}") for one in answered]
-            head = ("answering only", "right", "at least (95 %)", "from")
-            at = f"From: the lowest probability that is answered, at a temperature of {scores.tuned.temperature:.3g}."
-            yield _table(head, shown)
-            yield f"{at} {_plain(abstention_sentence(scores))}".rstrip()
-    weakest = sorted(scores.per_class, key=worst_first)[:WEAKEST]
+    yield _plain(" ".join([*result.verdict, result.calibration]))
+    if less is not None and len(less.rows) > 1:
+        shown = [(*map(percent, (one.share, one.right, one.at_least)), f"{one.threshold:.3f}") for one in less.rows]
+        yield _table(("answering only", "right", "at least (95 %)", "from"), shown)
+        at = f"From: the lowest probability that is answered, at a temperature of {less.temperature:.3g}."
+        yield f"{at} {_plain(less.sentence)}".rstrip()
     few = "" if len(scores.per_class) <= WEAKEST else f", the weakest {WEAKEST} of {len(scores.per_class):,}"
     yield f"By class{few}:"
+    columns = [column for column in result.columns if column.in_card]
     yield _table(
-        ("class", "recall", "precision", "images"),
-        [(one.name, percent(one.recall), percent(one.precision), f"{one.count:,}") for one in weakest],
+        ("class", *(column.heading for column in columns), "images"),
+        [
+            (one.name, *(percent(getattr(one, column.key)) for column in columns), f"{one.count:,}")
+            for one in result.classes[:WEAKEST]
+        ],
     )
 
 
 def _limits(facts: ReportFacts) -> list[str]:
-    scores = facts.scores
     told = ["Intervals say what other images of the same kind would change, and nothing about images of another kind."]
-    if facts.suspected and isinstance(scores, Scores):
-        told.append(suspicion_sentence(facts.suspected, scores.n, scores.top1))
+    if facts.suspected:
+        told.append(suspicion_sentence(facts))
     return [*told, *facts.notes]
 
 

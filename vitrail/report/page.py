@@ -18,17 +18,14 @@ from PIL import Image
 
 from vitrail.atomic import whole_file
 from vitrail.errors import os_errors_as
-from vitrail.metrics.accuracy import ClassScore, Scores
-from vitrail.metrics.calibration import Reliability
-from vitrail.metrics.multilabel import TagScore, TagScores
 from vitrail.report import plots
-from vitrail.report.summary import calibration_sentence, percent, summarise, suspicion_sentence
-from vitrail.report.tuning import abstention_sentence, answered_rows, temperature_sentence, thresholds_sentence
+from vitrail.tasks.result import THIN_SPACE, Abstaining, Result, percent
 from vitrail.terminal import visible_text
 
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
 LARGEST_PICTURE = 256  # pixels
 EXCLUDED_SHOWN = 100
+MANY_SUSPECTS = 0.1  # share of the labels: beyond, the network is likelier wrong than they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +48,10 @@ class ReportFacts:
 
     title: str
     subtitle: str
-    scores: Scores | TagScores
-    reliability: Reliability
+    result: Result
     split_used: str  # a sentence: on which images the headline was measured
     history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
-    baseline: tuple[str, float] | None = None  # (what it is, top-1 accuracy on the same images)
-    watched_baseline: float | None = None  # its accuracy on the images of the curves
+    watched_baseline: float | None = None  # of the headline, on the images of the curves
     mistakes: Sequence[Picture] = ()  # most confident first
     uncertain: Sequence[Picture] = ()  # least certain first
     suspects: Sequence[Picture] = ()  # whose label is probably wrong, most doubtful first
@@ -84,67 +79,67 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
 
 
 def render(facts: ReportFacts) -> str:
-    scores = facts.scores
-    confusion = _confusions(scores) if isinstance(scores, Scores) else None
+    result = facts.result
     return (
         page_environment()
         .get_template("page.html")
         .render(
             facts=facts,
-            summary=summarise(scores, facts.reliability, facts.baseline),
-            calibration=calibration_text(facts),
-            answering=_answering(scores) if isinstance(scores, Scores) else None,
-            suspicion=suspicion_sentence(facts.suspected, scores.n, scores.top1) if isinstance(scores, Scores) else "",
+            result=result,
+            abstaining=result.abstaining and _abstaining(result.abstaining, result.scores.n),
+            suspicion=suspicion_sentence(facts),
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
-            confusion=confusion,
-            reliability=Markup(plots.reliability_diagram(facts.reliability)),
-            classes=sorted(scores.per_class, key=worst_first),
+            confusion=None if result.confusion is None else _confusions(result),
+            reliability=Markup(plots.reliability_diagram(result.scores.reliability)),
+            classes=result.classes,
             excluded=facts.excluded[:EXCLUDED_SHOWN],
             commands=[shlex.join(words) for words in facts.commands],
         )
     )
 
 
-def _confusions(scores: Scores) -> dict[str, Any]:
+def suspicion_sentence(facts: ReportFacts) -> str:
+    """How many labels are doubted, and what to make of it."""
+    images, correct = facts.result.scores.n, facts.result.scores.headline
+    begin = f"The network doubts the label of {facts.suspected:,} of {images:,} images. "
+    if facts.suspected <= MANY_SUSPECTS * images:
+        return begin + "Those it doubts most come first."
+    return (
+        f"{begin}Measured test sets have some 3{THIN_SPACE}% of wrong labels, and a network that is right for "
+        f"{percent(correct)} doubts many that are right: look at the first ones, and trust the count little."
+    )
+
+
+def _confusions(result: Result) -> dict[str, Any]:
     """What the section on confusions shows."""
-    names = [one.name for one in scores.per_class]
-    shown = plots.most_confused(scores.confusion)
+    assert result.confusion is not None
+    names = [one.name for one in result.scores.per_class]
+    shown = plots.most_confused(result.confusion)
     return {
-        "matrix": Markup(plots.confusion_matrix(scores.confusion, names)) if len(shown) else None,
+        "matrix": Markup(plots.confusion_matrix(result.confusion, names)) if len(shown) else None,
         "shown": len(shown) if len(shown) < len(names) else None,
-        "pairs": confused_pairs(scores),
+        "pairs": _confused_pairs(result),
     }
 
 
-def calibration_text(facts: ReportFacts) -> str:
-    """What stated probabilities are worth, and what tuning would make of them."""
-    scores = facts.scores
-    more = temperature_sentence(scores) if isinstance(scores, Scores) else thresholds_sentence(scores)
-    return f"{calibration_sentence(facts.reliability, scores)} {more}".rstrip()
-
-
-def _answering(scores: Scores) -> dict[str, Any] | None:
-    """What the section on answering less shows, if there are enough images to say anything."""
-    tuned = scores.tuned
-    rows = answered_rows(tuned.coverage, scores.n) if tuned is not None else []
-    if tuned is None or not rows:
-        return None
-    asked = tuned.abstention.accuracy if tuned.abstention is not None else None
-    return {
-        "curve": Markup(plots.coverage_curve(tuned.coverage, scores.n, asked)),
-        "rows": rows,
-        "asked": abstention_sentence(scores),
-        "temperature": tuned.temperature,
-    }
-
-
-def confused_pairs(scores: Scores, most: int = 6) -> list[tuple[str, str, int, int]]:
+def _confused_pairs(result: Result, most: int = 6) -> list[tuple[str, str, int, int]]:
     """(truth, predicted, how often, of how many) of the commonest confusions."""
-    classes = scores.per_class
+    assert result.confusion is not None
+    classes, counts = result.scores.per_class, result.confusion
     return [
-        (classes[truth].name, classes[other].name, int(scores.confusion[truth, other]), classes[truth].count)
-        for truth, other in plots.confusions(scores.confusion)[:most]
+        (classes[truth].name, classes[other].name, int(counts[truth, other]), classes[truth].count)
+        for truth, other in plots.confusions(counts)[:most]
     ]
+
+
+def _abstaining(found: Abstaining, images: int) -> dict[str, Any]:
+    """What the section on answering less shows."""
+    return {
+        "curve": Markup(plots.coverage_curve(found.coverage, images, found.accuracy)),
+        "rows": found.rows,
+        "sentence": found.sentence,
+        "temperature": found.temperature,
+    }
 
 
 def breakable(path: str) -> Markup:
@@ -184,8 +179,3 @@ def page_environment() -> Environment:
     for function in (percent, breakable, picture_source, is_small):
         environment.filters[function.__name__] = function
     return environment
-
-
-def worst_first(one: ClassScore | TagScore) -> tuple[bool, float, str]:
-    value = one.average_precision if isinstance(one, TagScore) else one.recall
-    return value is None, value or 0.0, one.name

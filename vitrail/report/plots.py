@@ -23,21 +23,24 @@ WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
 CELL_SIZES = {4: 64, 12: 38, COUNTS_UP_TO: 30, WHOLE_UP_TO: 18}  # classes shown at most: pixels of a cell
 CURVE_POINTS = 400
 EVENTS_TOLD = 3  # whose text stands under the curves
+METRICS = {"val_top1": "accuracy", "val_accuracy": "accuracy", "val_map": "mean average precision"}  # in words
 Row = Mapping[str, Any]
 
 
 def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]:
-    """Loss (with the learning rate in a strip below) and validation accuracy against steps: one SVG per panel, so that
-    a narrow page can stack them. A panel without data is left out."""
+    """Loss (with the learning rate in a strip below) and what else was measured on validation images against steps: one
+    SVG per panel, so that a narrow page can stack them. A panel without data is left out."""
     panels = []
     losses, rates = _series(history, "loss"), _series(history, "lr")
-    held_out, accuracy = _series(history, "val_loss"), _series(history, "val_top1")
-    ranking = _series(history, "val_map")
-    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, accuracy, ranking) if steps.size)])
+    held_out = _series(history, "val_loss")
+    keys = dict.fromkeys([*METRICS, *(key for row in history for key in row if key.startswith("val_"))])
+    measured = {key: _series(history, key) for key in keys if key != "val_loss"}
+    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, *measured.values()) if steps.size)])
     if losses[0].size or held_out[0].size:
         panels.append(draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step"))
-    for points, title in ((accuracy, "Validation accuracy"), (ranking, "Validation mean average precision")):
+    for key, points in measured.items():
         if points[0].size:
+            title = f"Validation {METRICS.get(key, key.removeprefix('val_'))}"
             panels.append(draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
     return panels
 
@@ -47,7 +50,7 @@ def draw_curves(history: Sequence[Row], path: Path) -> None:
     steps, with a dotted line wherever something happened. Panels without data are left out; without any, no file."""
     panels = {
         "Loss": ("loss", "val_loss"),
-        "Accuracy": ("accuracy", "val_top1", "val_accuracy", "val_map"),
+        "Accuracy": ("accuracy", *METRICS),
         "Learning rate": ("lr",),
         "Images a second": ("images_per_second",),
     }
@@ -154,7 +157,7 @@ def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events:
             if key == "lr":
                 axes.plot(*_thinned(points), color=GREEN, linewidth=2)
             elif key.startswith("val_"):
-                name = "held-out mean average precision" if key == "val_map" else "held-out"
+                name = "held-out" if key not in METRICS or METRICS[key] == title.lower() else f"held-out {METRICS[key]}"
                 axes.plot(*points, color=RED, linewidth=1.5, marker="o", markersize=3.5, label=name)
             else:
                 _many_points(axes, points, "training")

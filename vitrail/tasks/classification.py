@@ -1,95 +1,284 @@
-"""Classification losses over soft targets, with a weight for each image and each class."""
+"""Classification: each image has one label."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.config import ObjectiveConfig
-from vitrail.errors import UserError, did_you_mean
-from vitrail.tasks.batch import Loss, Prepared
+from vitrail.config.answering import Answering
+from vitrail.metrics.accuracy import ClassificationScores, chunks, confident_mistakes, least_certain, score, softmax
+from vitrail.metrics.label_errors import suspected_labels
+from vitrail.metrics.significance import Paired, compare_right
+from vitrail.metrics.tuning import Tuning, tune
+from vitrail.tasks.cross_entropy import CrossEntropy, LabelValidation
+from vitrail.tasks.result import (
+    MISTAKES,
+    RECALL_AND_PRECISION,
+    SUSPECTS,
+    UNCERTAIN,
+    WORTH,
+    Abstaining,
+    Baseline,
+    Column,
+    Example,
+    Examples,
+    Level,
+    Result,
+    answered_rows,
+    calibration_sentence,
+    percent,
+)
+from vitrail.tasks.task import Ranking
+
+FEW_IMAGES = 300  # with fewer, a calibration error is mostly noise
+SAME = 1e-3  # share of a temperature, by which a fit to the very same images may miss it
 
 
-class Classification:
-    """Softmax or sigmoid cross-entropy, summed over classes. `several`: an image has any number of labels."""
+class Classification(CrossEntropy):
+    """Where an image has a set of labels, a prediction is right with any of them."""
 
-    def __init__(
-        self,
-        config: ObjectiveConfig,
-        classes: int,
-        class_weights: Sequence[float] | None = None,
-        several: bool = False,
-    ):
-        self.config, self.num_classes, self.several = config, classes, several
-        if class_weights is not None and len(class_weights) != classes:
-            raise ValueError(f"{len(class_weights)} class weights for {classes} classes")
-        self._class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B,), or zeros and ones (B, K) for any number of them, as smoothed targets (B, K).
-
-        Sigmoid: 1-s and s, as in the paper's code; softmax: s spread.
-        """
-        smooth = self.config.label_smoothing
-        one_hot = labels.float() if labels.ndim == 2 else F.one_hot(labels, self.num_classes).float()
-        off = smooth if self.config.loss == "sigmoid" else smooth / self.num_classes
-        on = 1 - smooth if self.config.loss == "sigmoid" else 1 - smooth + off
-        return one_hot * (on - off) + off
-
-    def __call__(self, model: nn.Module, batch: Prepared) -> Loss:
-        return self.loss(model(batch.pixels), batch.targets, batch.weights)
-
-    def loss(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Loss:
-        """Logits and targets are (B, K), weights (B,)."""
-        total = (self.per_image(logits, targets) * weights).sum()
-        return Loss(total, (self.right(logits, targets) * weights).sum())
-
-    def per_image(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each image, float32 (B,). A class's weight multiplies its term: softmax -w t log p, sigmoid
-        -w (t log p + (1-t) log(1-p))."""
-        logits, weights = logits.float(), self._weights_on(logits.device)
-        if self.config.loss == "sigmoid":
-            # Not torch's own: it takes 10 from 10.0000454, and has 1 % too much left for each class at the start.
-            terms = -targets * F.logsigmoid(logits) - (1 - targets) * F.logsigmoid(-logits)
-        else:
-            terms = -targets * F.log_softmax(logits, dim=-1)
-        return (terms if weights is None else terms * weights).sum(-1)
+    name = "classification"
+    abstains = True
+    # rather: the class that is likelier than the label, where that is doubted
+    columns = ("name", "label", "answer", "probability", "label probability", "rather")
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """1 where the likeliest class is the first of the targets, else 0; with several labels the share of classes
-        told rightly. Float32 (B,)."""
-        if self.several:
-            return ((logits > 0) == (targets > 0.5)).float().mean(-1)
+        """1 where the likeliest class is the first of the targets, else 0."""
         return (logits.argmax(-1) == targets.argmax(-1)).float()
 
-    def _weights_on(self, device: torch.device) -> Tensor | None:
-        if self._class_weights is not None and self._class_weights.device != device:
-            self._class_weights = self._class_weights.to(device)  # once
-        return self._class_weights
+    def hard_targets(self, logits: Tensor, probabilities: Tensor) -> Tensor:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+
+    def validation(self) -> LabelValidation:
+        return LabelValidation(self, "val_top1")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+    def predictions(
+        self, probabilities: Tensor, top: int, threshold: float | None, answering: Answering
+    ) -> Iterator[tuple[Ranking, Ranking]]:
+        least = answering.threshold if threshold is None else threshold
+        best = probabilities.topk(min(top, probabilities.shape[-1]), dim=-1)
+        for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            ranked = list(zip(indices, values, strict=True))
+            yield ranked, [pair for pair in ranked[:1] if pair[1] >= least]
+
+    def labels_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of a set, the label that ranks first: it decides for top-1 and top-5 alike."""
+        return labels if labels.ndim == 1 else torch.where(labels > 0, logits, -torch.inf).argmax(dim=1)
+
+    def score(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+    ) -> ClassificationScores:
+        return score(logits, labels, classes)
+
+    def examples(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+    ) -> Examples:
+        probabilities = softmax(logits)
+        suspects = suspected_labels(probabilities, labels)
+        wrong, unsure = confident_mistakes(logits, labels, MISTAKES), least_certain(logits, UNCERTAIN)
+        predicted = probabilities.argmax(axis=1)
+
+        def of(rows: np.ndarray, named: np.ndarray) -> list[Example]:
+            pairs = zip(rows.tolist(), named.tolist(), strict=True)
+            return [example(row, one, int(labels[row]), probabilities[row], classes) for row, one in pairs]
+
+        return Examples(
+            of(wrong, predicted[wrong]),
+            of(unsure, predicted[unsure]),
+            of(suspects.row[:SUSPECTS], suspects.rather[:SUSPECTS]),
+            dict(zip(suspects.row.tolist(), suspects.rather.tolist(), strict=True)),
+        )
+
+    def rows(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering, examples: Examples
+    ) -> Iterator[tuple[str, ...]]:
+        for part in chunks(*logits.shape):
+            for row, own in enumerate(softmax(logits[part]), part.start):
+                label, predicted = int(labels[row]), int(own.argmax())
+                other = classes[examples.likelier[row]] if row in examples.likelier else ""
+                stated = (f"{own[index]:.4f}" for index in (predicted, label))
+                yield classes[label], classes[predicted], *stated, other
+
+    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
+        right = [
+            logits.argmax(axis=1) == self.labels_of(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
+            for logits in (first, second)
+        ]
+        return compare_right(right[0], right[1])
+
+    def tune(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        answering: Answering,
+        accuracy: float | None,
+        groups: np.ndarray | None,
+    ) -> Tuning:
+        return tune(logits, labels, accuracy, answering.temperature, groups=groups)
+
+    def answering(self, tuning: Tuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+        """A threshold that was stored before holds for the temperature before alone."""
+        asked, stored = tuning.abstention, before.threshold
+        if asked is not None and asked.threshold is not None:
+            found = {"temperature": tuning.temperature, "threshold": asked.threshold}
+            return found, [f"threshold {asked.threshold:.3f}"]
+        none = "" if asked is None else f": none makes {100 * asked.accuracy:.4g} % of the answers right"
+        if stored and abs(tuning.temperature / before.temperature - 1) < SAME:
+            return {"temperature": before.temperature}, [f"threshold {stored:.3f} as before{none}"]
+        told = [f"no threshold{none}"] if none or stored else []
+        if stored:
+            advice = "" if none else " (--target-accuracy finds one)"
+            told[0] += f"{', and' if none else ':'} {stored:.3f} held for the temperature before{advice}"
+        return {"temperature": tuning.temperature, "threshold": 0.0}, told
+
+    def line(self, scores: ClassificationScores) -> str:
+        low, high = scores.top1_interval
+        top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
+        return (
+            f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
+            f"balanced {scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}"
+        )
+
+    def tuning_sentences(self, scores: ClassificationScores) -> list[str]:
+        return [temperature_sentence(scores), abstention_sentence(scores)]
+
+    def cells(self, scores: ClassificationScores) -> list[tuple[str, str]]:
+        return [
+            ("top-1", f"{scores.top1:.1%}"),
+            ("balanced", f"{scores.balanced_accuracy:.1%}"),
+            ("log-loss", f"{scores.nll:.3f}"),
+            ("cal. error", f"{scores.ece:.1%}"),
+        ]
+
+    def result(self, scores: ClassificationScores, baseline: Baseline | None = None) -> Result:
+        stats = []
+        if scores.top5 is not None:
+            stats.append((percent(scores.top5), f"top-5 accuracy{_between(scores.top5_interval, percent)}"))
+        chance = "" if scores.ece_chance is None else f"; by chance alone, up to {percent(scores.ece_chance)}"
+        balanced = _between(scores.balanced_interval, percent)
+        stats += [
+            (percent(scores.balanced_accuracy), f"balanced accuracy{balanced}: every class counting the same"),
+            (percent(scores.ece), f"calibration error{chance}"),
+            (f"{scores.nll:.3f}", f"log-loss in nats{_between(scores.nll_interval, lambda value: f'{value:.3f}')}"),
+            (f"{scores.n:,}", f"images in {len(scores.per_class):,} classes"),
+        ]
+        rough = scores.n < FEW_IMAGES and scores.ece_chance is None  # what chance gives: then that is told instead
+        return Result(
+            scores,
+            what="top-1 accuracy",
+            levels=[
+                Level(*_guess(scores)),
+                *([Level(*baseline)] if baseline else []),
+                Level("this model", scores.top1, scores.top1_interval),
+            ],
+            verdict=verdict(scores, baseline),
+            stats=stats,
+            purpose=f"It gives an image one of {len(scores.per_class):,} classes, with a probability. An image of "
+            "something else gets one of these classes too, unless a threshold is set.",
+            calibration=f"{calibration_sentence(scores.reliability, rough)} {temperature_sentence(scores)}".rstrip(),
+            columns=[Column("recall", "recall"), Column("precision", "precision"), Column("F1", "f1", in_card=False)],
+            about_columns=RECALL_AND_PRECISION,
+            about_maps="the answer rather than the truth",
+            confusion=scores.confusion,
+            abstaining=_abstaining(scores),
+        )
 
 
-def class_weights(
-    setting: Literal["none", "balanced"] | Mapping[str, float], names: Sequence[str], counts: Sequence[int]
-) -> list[float] | None:
-    """What `objective.class_weights` asks for, in the order of `names`; `counts` are training images of each class.
+def example(row: int, predicted: int, truth: int, probabilities: np.ndarray, classes: Sequence[str]) -> Example:
+    """With the reasons for what was predicted rather than the truth, or than the runner-up where they are one."""
+    others = [int(k) for k in np.argsort(-probabilities, kind="stable")[:2] if k != predicted]
+    rather = truth if truth != predicted else others[0] if others else None
+    named = [(classes[label], float(probabilities[label])) for label in (predicted, truth)]
+    return Example(row, named[0], named[1], predicted, rather)
 
-    Balanced: n / (K n_k) over the K classes that have images, so that each counts as much as any other, and an image
-    counts 1 on average. A class without images counts nothing. By name: classes not named count 1.
-    """
-    if setting == "none":
+
+def verdict(scores: ClassificationScores, baseline: Baseline | None) -> list[str]:
+    """How many are right, and whether that beats guessing and the baseline."""
+    right = round(scores.top1 * scores.n)
+    sentences = [f"It names the right class for {right:,} of {scores.n:,} images."]
+    guess, level = _guess(scores)
+    better = scores.top1_interval[0] > level  # by far, usually; then the number says enough
+    compared = "" if better else _compared(scores, level)
+    sentences.append(f"{guess[0].upper()}{guess[1:]} would score {percent(level)}{compared}.")
+    if baseline:
+        name, level = baseline
+        sentences.append(f"A baseline, {name}, scores {percent(level)}{_compared(scores, level)}.")
+    return sentences
+
+
+def temperature_sentence(scores: ClassificationScores) -> str:
+    """Whether the calibration error is one, and what a temperature would do about it; empty if neither can be said."""
+    if scores.ece_chance is not None and scores.ece <= scores.ece_chance:
+        return (
+            f"Perfect probabilities would show a calibration error of up to {percent(scores.ece_chance)} on so many "
+            f"images by chance: {percent(scores.ece)} is no sign of a fault."
+        )
+    if scores.tuned is None or scores.ece - scores.tuned.ece <= WORTH:
+        return ""
+    return (
+        f"A temperature of {scores.tuned.temperature:.3g} would take the calibration error from {percent(scores.ece)} "
+        f"to {percent(scores.tuned.ece)}, on images it was not fitted on."
+    )
+
+
+def abstention_sentence(scores: ClassificationScores) -> str:
+    """What came of the accuracy that was asked for; empty if none was."""
+    if scores.tuned is None or scores.tuned.abstention is None:
+        return ""
+    asked = scores.tuned.abstention
+    if asked.threshold is None:
+        return f"No threshold makes {percent(asked.accuracy)} of the answers right with 95\u202f% confidence."
+    begin = (
+        f"Answers from a probability of {asked.threshold:.3f} on, at a temperature of {scores.tuned.temperature:.3g}: "
+    )
+    if asked.answered is None or asked.right is None:
+        return f"{begin}at least {percent(asked.accuracy)} right by these images, too few to check it by halves."
+    return (
+        f"{begin}{percent(asked.right)} of them are right and {percent(asked.answered)} of the images get one, "
+        "as checked by halves."
+    )
+
+
+def _abstaining(scores: ClassificationScores) -> Abstaining | None:
+    """Nothing where there are too few images to say anything."""
+    tuned = scores.tuned
+    rows = answered_rows(tuned.coverage, scores.n) if tuned is not None else []
+    if tuned is None or not rows:
         return None
-    if isinstance(setting, Mapping):
-        unknown = next((name for name in setting if name not in names), None)
-        if unknown is not None:
-            raise UserError(f"objective.class_weights: there is no class '{unknown}'{did_you_mean(unknown, names)}")
-        weights = [float(setting.get(name, 1.0)) for name in names]
-    else:
-        present = sum(count > 0 for count in counts)
-        weights = [float(sum(counts) / (present * count)) if count else 0.0 for count in counts]
-    if not any(weights):
-        raise UserError("objective.class_weights: every class weighs 0, so nothing could be learned; raise one of them")
-    return weights
+    accuracy = tuned.abstention.accuracy if tuned.abstention is not None else None
+    return Abstaining(tuned.coverage, rows, tuned.temperature, accuracy, abstention_sentence(scores))
+
+
+def _between(interval: tuple[float, float] | None, tell: Callable[[float], str]) -> str:
+    return "" if interval is None else f", {tell(interval[0])} to {tell(interval[1])}"
+
+
+def _guess(scores: ClassificationScores) -> tuple[str, float]:
+    """The best that can be had without looking at an image."""
+    counts = [one.count for one in scores.per_class]
+    if min(counts) == max(counts):
+        return "guessing", 1 / len(counts)
+    commonest = scores.per_class[int(np.argmax(counts))]
+    return f"always answering “{_short(commonest.name)}”", commonest.count / scores.n
+
+
+def _compared(scores: ClassificationScores, level: float) -> str:
+    low, high = scores.top1_interval
+    if high < level:
+        return ": this model is worse"
+    if low <= level:
+        return ": the difference is within the uncertainty of this measurement"
+    fewer = (scores.top1 - level) / (1 - level)
+    return f": this model makes {100 * fewer:.0f}\u202f% fewer mistakes" if fewer < 1 else ""
+
+
+def _short(name: str, longest: int = 40) -> str:
+    return name if len(name) <= longest else name[: longest - 1].rstrip() + "…"

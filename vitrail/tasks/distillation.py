@@ -11,25 +11,27 @@ from torch import Tensor, nn
 
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
-from vitrail.tasks.batch import Loss, Prepared
-from vitrail.tasks.classification import Classification
+from vitrail.tasks.cross_entropy import CrossEntropy
+from vitrail.tasks.task import Batch, Loss, Validation
 
 Teacher = Callable[[Tensor], Tensor]  # normalised pixels (B, C, H, W) -> logits (B, K)
 
 
 class Distillation:
-    """(1 - share) times the loss of the labels, and share times the same loss of the teacher's answers: the same
-    cross-entropy, with the same class weights.
+    """A task with labels, and a teacher: (1 - share) times the loss of the labels, and share times the same loss of the
+    teacher's answers, the same cross-entropy with the same class weights. All but the loss is the task's own.
 
     Soft answers are its probabilities, where logits of both are divided by the temperature T and the loss is multiplied
     by T squared, so that gradients do not shrink with T (Hinton et al. 2015). Hard answers are its first choice, never
-    smoothed (DeiT); where images have several labels, each class that it finds likelier than not. Logits are
+    smoothed (DeiT); where images have any number of labels, each class that it finds likelier than not. Logits are
     taken one by one, by sigmoid, only if both were trained so: those of softmax mean nothing alone.
     """
 
+    name = "distillation"
+
     def __init__(
         self,
-        labels: Classification,
+        labels: CrossEntropy,
         teacher: Teacher,
         share: float,
         answers: Literal["soft", "hard"],
@@ -39,10 +41,17 @@ class Distillation:
         self.labels, self.teacher, self.share = labels, teacher, share
         self.answers, self.temperature = answers, temperature
         self.one_by_one = labels.config.loss == teacher_loss == "sigmoid"
+        self.graph_safe = labels.graph_safe
 
-    def __call__(self, model: nn.Module, batch: Prepared) -> Loss:
+    def targets(self, labels: Tensor) -> Tensor:
+        return self.labels.targets(labels)
+
+    def validation(self) -> Validation:
+        return self.labels.validation()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
         logits = model(batch.pixels)
-        own = self.labels.loss(logits, batch.targets, batch.weights)
+        own = self.labels.loss_of_logits(logits, batch.targets, batch.weights)
         if self.share == 0:
             return own
         with torch.no_grad():
@@ -56,10 +65,7 @@ class Distillation:
         """The loss of each image against the teacher's logits, both (B, K): float32 (B,)."""
         taught = taught.detach().float()
         if self.answers == "hard":
-            several = self.labels.several
-            sure = self._likely(taught) > 0.5
-            chosen = sure.float() if several else F.one_hot(taught.argmax(-1), taught.shape[-1]).float()
-            return self.labels.per_image(logits, chosen)
+            return self.labels.per_image(logits, self.labels.hard_targets(taught, self._likely(taught)))
         likely, logits = self._likely(taught / self.temperature), logits.float() / self.temperature
         return self.labels.per_image(logits, likely) * self.temperature**2
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.config import MaskedConfig, Preprocess, Size
+from vitrail.config import MaskedConfig, ModelConfig, NetworkConfig, Preprocess, RunConfig, Size
+from vitrail.data.dataset import Dataset
 from vitrail.data.randomness import Stream, bits
+from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.models.masked import COLORS, GRID, KEPT, MASK, OTHER, Corruption
-from vitrail.tasks.batch import Loss, Prepared
+from vitrail.tasks.task import Batch, Loss, Sums
 
 
 class MaskedPatch:
@@ -23,6 +26,9 @@ class MaskedPatch:
     patch of the image, a tenth like themselves, and the rest like [mask]: 78, 10 and 10 of the 98 in 14x14 patches.
     Which ones is a function of (seed, epoch, sample), whatever else is in the batch.
     """
+
+    name = "masked_patch"
+    graph_safe = False  # corrupted patches are drawn by the host anew in each step
 
     def __init__(self, config: MaskedConfig, preprocess: Preprocess, patch: Size, seed: int):
         self.target, self.patch, self.seed = config.target, patch, seed
@@ -44,14 +50,26 @@ class MaskedPatch:
         # (1, C, 1, 1), of bytes
         self._mean, self._std = (255 * torch.tensor(v).view(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
 
-    def __call__(self, model: nn.Module, batch: Prepared) -> Loss:
+    @classmethod
+    def of_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
+        assert isinstance(model, ModelConfig)  # the settings of a run refuse others
+        return cls(config.masked, preprocess, model.cell, config.train.seed)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """None: what is to be predicted is the pixels themselves."""
+        return torch.empty(len(labels), 0, device=labels.device)
+
+    def validation(self) -> MaskedValidation:
+        return MaskedValidation(self)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
         if batch.epoch is None or batch.sample is None:
             raise ValueError("corruption is drawn for each image: a batch needs its epochs and samples")
         corruption = self.corruption(batch.epoch, batch.sample, batch.pixels.device)
         predicted = model(batch.pixels, corruption)
-        return self.loss(predicted, self.targets(batch.pixels, corruption.where), batch.weights)
+        return self.loss_of_patches(predicted, self.patch_targets(batch.pixels, corruption.where), batch.weights)
 
-    def loss(self, predicted: Tensor, targets: Tensor, weights: Tensor) -> Loss:
+    def loss_of_patches(self, predicted: Tensor, targets: Tensor, weights: Tensor) -> Loss:
         """Predictions (B, M, outputs) against the targets: each image's mean over its patches, times its weight."""
         predicted = predicted.float()
         if self.target == "pixels":
@@ -77,7 +95,7 @@ class MaskedPatch:
         source = torch.cat([masked, other + (other >= replaced), kept], dim=1)  # and that one is the patch itself
         return Corruption(where, self._kinds.expand(len(where), -1), source)
 
-    def targets(self, pixels: Tensor, where: Tensor) -> Tensor:
+    def patch_targets(self, pixels: Tensor, where: Tensor) -> Tensor:
         """What to predict of the patches `where` (B, M) of normalised pixels: colours int64 (B, M, parts), or the
         pixels themselves, (B, M, C * height * width)."""
         batch, channels = pixels.shape[:2]
@@ -103,6 +121,21 @@ class MaskedPatch:
         sums = (F.adaptive_avg_pool2d(values, side) * areas).round().long()
         red, green, blue = sums.div(32 * areas, rounding_mode="floor").unbind(1)
         return 64 * red + 8 * green + blue
+
+
+class MaskedValidation:
+    """Loss, and the share of corrupted patches that are predicted correctly; the same patches each time."""
+
+    def __init__(self, task: MaskedPatch):
+        self.task, self.sums = task, Sums()
+
+    def add(self, model: nn.Module, batch: Batch) -> None:
+        self.sums.add(self.task.loss(model, batch), batch.weights.sum())
+
+    def result(self, ranks: Ranks) -> dict[str, float]:
+        loss, right, count = self.sums.over(ranks)
+        row = {"val_loss": loss / max(count, 1)}
+        return row | {"val_accuracy": right / max(count, 1)} if math.isfinite(right) else row
 
 
 def _lengths(length: int, parts: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.tasks.batch import Loss
+from vitrail.tasks.task import Loss
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from vitrail.data.randomness import draw_seed
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
-from vitrail.tasks.batch import Batch
 from vitrail.tasks.own_loss import OwnBatch
+from vitrail.tasks.task import Batch
 
 END = object()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.tasks.batch import Prepared
+from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import rates_on_device
 from vitrail.training.state import TrainState
 from vitrail.training.step import StepResult, TrainStep
@@ -19,7 +19,7 @@ PLAIN_STEPS = 3  # before the graph is recorded: they compile, choose kernels an
 @dataclass
 class _Recorded:
     graph: torch.cuda.CUDAGraph
-    batch: Prepared  # where the graph reads
+    batch: Batch  # where the graph reads
     done: StepResult  # where it writes
 
 
@@ -37,7 +37,7 @@ class GraphedStep:
     def learning_rate(self, step: int) -> float:
         return self.step.learning_rate(step)
 
-    def __call__(self, state: TrainState, batch: Prepared) -> StepResult:
+    def __call__(self, state: TrainState, batch: Batch) -> StepResult:
         if state.loads != self.loads:
             self.recorded, self.plain, self.loads = None, 0, state.loads
         if self.stream is None:
@@ -45,7 +45,7 @@ class GraphedStep:
             rates_on_device(state.optimizer, batch.pixels.device)
         return self.step.on_host(state, lambda: self._change(state, batch))
 
-    def _change(self, state: TrainState, batch: Prepared) -> StepResult:
+    def _change(self, state: TrainState, batch: Batch) -> StepResult:
         if self.plain < PLAIN_STEPS or not self.possible:
             self.plain += 1
             return self._beside(state, batch)
@@ -62,7 +62,7 @@ class GraphedStep:
         self.recorded.graph.replay()
         return _copied(self.recorded.done)
 
-    def _beside(self, state: TrainState, batch: Prepared) -> StepResult:
+    def _beside(self, state: TrainState, batch: Batch) -> StepResult:
         """A step that is not recorded, on the stream that will be: gradients stay with the stream they came on."""
         assert self.stream is not None
         here = torch.cuda.current_stream(batch.pixels.device)
@@ -72,17 +72,17 @@ class GraphedStep:
         here.wait_stream(self.stream)
         return done
 
-    def _record(self, state: TrainState, batch: Prepared) -> _Recorded:
+    def _record(self, state: TrainState, batch: Batch) -> _Recorded:
         """To record is not to do: the weights stay as they are."""
         pixels, targets, weights = (tensor.clone() for tensor in _tensors(batch))
-        still = Prepared(pixels, targets, weights)
+        still = Batch(pixels, targets, weights)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             done = self.step.on_device(state, still)
         return _Recorded(graph, still, done)
 
 
-def _tensors(batch: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.pixels, batch.targets, batch.weights
 
 

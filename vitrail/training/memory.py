@@ -15,7 +15,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.flops import cost, parameters
-from vitrail.tasks.batch import Objective, Prepared
+from vitrail.tasks.task import Batch, Objective
 from vitrail.training.parallel import choose_parallel, held_bytes
 
 SHARE = 0.7  # of the memory that is left: the estimate is for bfloat16 on a GPU, and images need room too
@@ -59,7 +59,7 @@ def check_memory(
 
 
 def choose_micro_batch(
-    module: nn.Module, loss: Objective, example: Prepared, config: RunConfig, model: NetworkConfig, ranks: Ranks
+    module: nn.Module, loss: Objective, example: Batch, config: RunConfig, model: NetworkConfig, ranks: Ranks
 ) -> int:
     """The most images at a time, up to those of the batch `example`, that this process has memory for; `model` is the
     network inside of `module`."""
@@ -83,7 +83,7 @@ def _divisor(images: int, most: int) -> int:
     return best if 2 * best > most else most
 
 
-def _tried(module: nn.Module, loss: Objective, example: Prepared, config: RunConfig) -> int:
+def _tried(module: nn.Module, loss: Objective, example: Batch, config: RunConfig) -> int:
     """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
     for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
     device = example.weights.device
@@ -114,7 +114,7 @@ def _tried(module: nn.Module, loss: Objective, example: Prepared, config: RunCon
 def _try(
     module: nn.Module,
     loss: Objective,
-    batch: Prepared,
+    batch: Batch,
     cast: Callable[[], AbstractContextManager[object]],
     kept: int,
 ) -> None:

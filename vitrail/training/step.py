@@ -12,7 +12,7 @@ from vitrail.config import RunConfig
 from vitrail.data.randomness import step_seed
 from vitrail.distributed import ALONE, Ranks
 from vitrail.inference.device import autocast
-from vitrail.tasks.batch import Batch, Objective
+from vitrail.tasks.task import Batch, Objective
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
 from vitrail.training.parallel import gradients_stay, whole
 from vitrail.training.schedule import learning_rate

@@ -21,7 +21,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device, repeatable
 from vitrail.interrupt import Interrupted
-from vitrail.tasks.batch import Loss
+from vitrail.tasks.task import Loss
 from vitrail.training.batches import BatchStream
 from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.cuda_graph import GraphedStep

@@ -18,12 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainSerializer,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
 import vitrail
 from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
+from vitrail.config.answering import Answering
 from vitrail.errors import Note, UserError, reason_of
 from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
@@ -48,14 +60,13 @@ DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # kinds of numbers that weig
 Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], FailFast()]
 
 
-class Answering(Schema):
-    """How logits become answers: what was found after training, and is no weight."""
+def _task(value: object) -> object:
+    """The name of a task; files say only whether an image can have several labels."""
+    return {False: "classification", True: "multilabel"}[value] if isinstance(value, bool) else value
 
-    temperature: float = Field(default=1.0, gt=0)  # logits are divided by it
-    threshold: float = Field(default=0.0, ge=0, le=1)  # of one label: below this probability, none of these
-    thresholds: tuple[float, ...] = ()  # of any number of labels: one each; empty: a half
-    measured_on: str = ""
-    fitted_on: str = ""  # tells the very images it was found with, whatever their names
+
+def _several(task: str) -> bool | str:
+    return task if task not in ("classification", "multilabel") else task == "multilabel"
 
 
 class _Known(BaseModel):
@@ -104,13 +115,16 @@ def _stepped(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 class Card(Schema):
     """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     format: int = FORMAT
     model: NetworkConfig
     preprocess: Preprocess
     classes: Annotated[
         tuple[str, ...], FailFast()
     ] = ()  # in the order of the logits; empty: the weights came without names
-    several: bool = False  # an image can have any number of the classes: each logit stands for itself
+    # What the logits are, a name of `vitrail.tasks.table.TASKS`
+    task: Annotated[str, BeforeValidator(_task), PlainSerializer(_several)] = Field("classification", alias="several")
     answering: Answering = Answering()
     recipe: Annotated[dict[str, Any], _like(_Recipe)] = Field(default_factory=dict)  # the resolved run config
     data: Annotated[dict[str, Any], _like(_Data)] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
@@ -379,9 +393,13 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
     sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(seen) if seen else "")
     try:
         with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata={KEY: sealed(card.model_dump_json(), kinds, sums)})
+            save_file(tensors, temporary, metadata={KEY: sealed(_json(card), kinds, sums)})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error
+
+
+def _json(card: Card) -> str:
+    return card.model_dump_json(by_alias=True)
 
 
 def replace_card(path: str | Path, card: Card) -> None:
@@ -396,7 +414,7 @@ def replace_card(path: str | Path, card: Card) -> None:
             for name, names in (("weights", header.shapes.keys() - seen), ("trained_on", seen))
         }
         sums = Checksums(**checksum)
-    document = sealed(card.model_copy(update={"format": FORMAT}).model_dump_json(), header.kinds, sums)
+    document = sealed(_json(card.model_copy(update={"format": FORMAT})), header.kinds, sums)
     try:
         with open(path, "rb") as file, whole_file(Path(path)) as temporary, temporary.open("wb") as new:
             values = json.loads(file.read(int.from_bytes(file.read(8), "little")))

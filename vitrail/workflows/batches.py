@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +14,7 @@ from vitrail.data.augment.batch import augment_batch, erase
 from vitrail.data.augment.mix import mix
 from vitrail.data.loader.loader import (
     UNCUT,
-    Batch,
+    ImageBatch,
     Loader,
     Place,
     evaluation_loader,
@@ -29,9 +28,7 @@ from vitrail.data.transforms import normalise
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast, repeatable
-from vitrail.metrics.multilabel import mean_average_precision
-from vitrail.tasks.batch import Objective, Prepared
-from vitrail.tasks.classification import Classification
+from vitrail.tasks.task import Batch, Task
 from vitrail.terminal import escape
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.run_context import RunContext
@@ -45,12 +42,12 @@ TOGETHER = 1 << 26  # values of images that are changed at one go, at most
 RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 
-def example_batch(plan: Plan, targets: Targets, ranks: Ranks) -> Prepared:
+def example_batch(plan: Plan, targets: Targets, ranks: Ranks) -> Batch:
     """A batch of the right shapes, of zeros."""
     size = plan.config.train.batch_size // ranks.world
     pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
     key = torch.zeros(size, dtype=torch.int64)
-    return Prepared(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
+    return Batch(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
 
 
 class ImageBatches:
@@ -61,7 +58,7 @@ class ImageBatches:
         self.loader = _loader(plan, Place(run.ranks.rank, run.ranks.world, run.ranks.beside))
         self.reported: set[str] = set()
 
-    def __call__(self, start: int, skipped: int) -> Iterator[Prepared]:
+    def __call__(self, start: int, skipped: int) -> Iterator[Batch]:
         """Those of step `start` and all after it, with so many of the stream passed over."""
         place, stop, together = start + skipped, self.plan.steps + skipped, self._together()
         upcoming = self.loader.from_step(place, stop, together)
@@ -85,7 +82,7 @@ class ImageBatches:
         spec, rows = self.plan.preprocess, self.plan.config.train.batch_size
         return max(1, min(16, values // (rows * spec.channels * spec.size[0] * spec.size[1])))
 
-    def example(self) -> Prepared:
+    def example(self) -> Batch:
         return example_batch(self.plan, self.targets, self.run.ranks)
 
     def waiting_advice(self, start: int) -> tuple[str, int] | None:
@@ -96,7 +93,7 @@ class ImageBatches:
         settled = start + (len(samples) // batch_size + 1 if self.loader.reader.cache is not None else 0)
         return waiting_advice(self.loader, samples, self.plan.preprocess, self.plan.config.data), settled
 
-    def _report(self, batch: Batch, step: int) -> None:
+    def _report(self, batch: ImageBatch, step: int) -> None:
         for name, reason in batch.failures:
             if name not in self.reported:
                 self.run.console.print(escape(f"{name} cannot be read any more and is left out: {reason}"))
@@ -123,7 +120,7 @@ def _loader(plan: Plan, place: Place) -> Loader | ResidentLoader:
     return training_loader(reader, *settings, config.data.workers, device, place)
 
 
-def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Prepared]:
+def prepare(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Batch]:
     """The batches of some places of the stream, which lie in one, on the device: distorted, normalised, mixed. An image
     that could not be read counts nothing."""
     augment, seed = plan.config.augment, plan.config.train.seed
@@ -139,87 +136,39 @@ def prepare(batch: Batch, places: Sequence[int], plan: Plan, targets_of: Targets
     size = len(batch) // len(places)
     for first in range(0, len(batch), size):
         own = slice(first + batch.extra, first + size)
-        yield Prepared(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
+        yield Batch(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
 
 
-class _HeldOut:
-    """The validation images, each process taking a part of them: on the way in the precision of the training, in the
-    end (`last`) as every other measurement, so that the last line of a run and its result are one number."""
-
-    def __init__(self, plan: Plan, run: RunContext):
-        self.plan, ranks = plan, run.ranks
-        self.ranks = ranks
-        self.cast = autocast(plan.config.precision.compute, plan.device)
-        self.between = lambda _: run.interrupts.check(ranks)
-        data = plan.config.data.model_copy(update={"scaled_decoding": False})
-        reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
-        size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
-        place = Place(ranks.rank, ranks.world, ranks.beside)
-        self.loader = evaluation_loader(reader, size, data.workers, plan.device, place)
+def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
+    """What measures a network on the validation images, each process taking a part of them: on the way in the precision
+    of the training, in the end (`last`) as every other measurement, so that the last line of a run and its result are
+    one number."""
+    cast, ranks = autocast(plan.config.precision.compute, plan.device), run.ranks
+    data = plan.config.data.model_copy(update={"scaled_decoding": False})
+    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
+    size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
+    loader = evaluation_loader(reader, size, data.workers, plan.device, Place(ranks.rank, ranks.world, ranks.beside))
 
     @contextmanager
-    def precision(self, last: bool) -> Iterator[None]:
-        if last and measured_in_float32(self.plan.config.precision):
-            compiled = self.plan.config.train.compile != "off"
+    def precision(last: bool) -> Iterator[None]:
+        if last and measured_in_float32(plan.config.precision):
+            compiled = plan.config.train.compile != "off"
             eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-            with repeatable(self.plan.device), eager:
+            with repeatable(plan.device), eager:
                 yield
         else:
-            with self.cast():
+            with cast():
                 yield
 
-
-def classification_evaluator(plan: Plan, objective: Classification, run: RunContext) -> Validate:
-    """Loss and accuracy on the validation images, during training. Only sums are kept: the logits of a million images
-    would not fit in memory."""
-    held, ranks = _HeldOut(plan, run), run.ranks
-
     @torch.no_grad()
     def evaluate(model: nn.Module, last: bool) -> dict[str, float]:
-        sums, found = torch.zeros(3, dtype=torch.float64), []
-        for batch in held.loader:
+        validation = task.validation()
+        for batch in loader:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            with held.precision(last):
-                logits = model(pixels)
-            readable = batch.weights > 0
-            logits, labels = logits.float()[readable.to(plan.device)], batch.labels[readable]
-            targets = objective.targets(labels.to(plan.device))
-            loss = objective.loss(logits, targets, torch.ones(len(labels), device=plan.device))
-            sums += torch.stack([loss.total, loss.right, loss.total.new_tensor(len(labels))]).double().cpu()
-            if plan.dataset.several:
-                found.append((logits.cpu(), labels))
-            held.between(len(batch))
-        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
-        if not count:
-            gone = "none of the images held out to measure on can be read any more"
-            raise UserError(f"{gone}; put them back and go on with --resume")
-        row = {"val_loss": loss / count}
-        if not plan.dataset.several:
-            return row | {"val_top1": right / count}
-        pairs = [pair for part in ranks.gather(found) for pair in part]
-        values, marks = (torch.cat(column).numpy() for column in zip(*pairs, strict=True))
-        return row | {"val_map": mean_average_precision(values, marks)}
-
-    return evaluate
-
-
-def masked_evaluator(plan: Plan, objective: Objective, run: RunContext) -> Validate:
-    """Loss and share of right predictions over corrupted patches of the validation images, the same ones each time."""
-    held, ranks = _HeldOut(plan, run), run.ranks
-
-    @torch.no_grad()
-    def evaluate(model: nn.Module, last: bool) -> dict[str, float]:
-        sums = torch.zeros(3, dtype=torch.float64)
-        for batch in held.loader:
-            pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
-            weights = batch.weights.to(plan.device)
-            prepared = Prepared(pixels, torch.empty(len(batch), 0), weights, batch.epoch, batch.sample)
-            with held.precision(last):
-                found = objective(model, prepared)
-            sums += torch.stack([found.total, found.right, weights.sum()]).double().cpu()
-            held.between(len(batch))
-        loss, right, count = torch.stack(ranks.gather(sums)).sum(0).tolist()
-        row = {"val_loss": loss / max(count, 1)}
-        return row | {"val_accuracy": right / max(count, 1)} if math.isfinite(right) else row
+            targets, weights = task.targets(batch.labels.to(plan.device)), batch.weights.to(plan.device)
+            with precision(last):
+                validation.add(model, Batch(pixels, targets, weights, batch.epoch, batch.sample))
+            run.interrupts.check(ranks)
+        return validation.result(ranks)
 
     return evaluate

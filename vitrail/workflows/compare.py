@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from vitrail.config import DataConfig, flat
@@ -18,15 +17,16 @@ from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
 from vitrail.inference.forward import Outputs, device_of
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.accuracy import Scores, score
-from vitrail.metrics.multilabel import THRESHOLD, TagScores, score_tags
-from vitrail.metrics.significance import Paired, compare_right, compare_tags, holm
+from vitrail.metrics.scores import Scores
+from vitrail.metrics.significance import Paired, holm
 from vitrail.models.flops import macs, parameters
+from vitrail.tasks.table import prediction_task
+from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path, spec_of, whole_spec
 from vitrail.weights.read import read_weights
-from vitrail.workflows.measure import logits_of, with_one_label
+from vitrail.workflows.measure import logits_of
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
 from vitrail.workflows.tune import fitted_on
@@ -37,7 +37,8 @@ class Compared:
     """One of several runs; all but the first with what sets them apart from the first."""
 
     name: str
-    scores: Scores | TagScores
+    scores: Scores
+    cells: list[tuple[str, str]]  # (heading, number) of the scores that a table shows
     parameters: int
     gmacs: float
     settings: dict[str, Any]  # of its recipe: those that are not the same in all
@@ -45,11 +46,10 @@ class Compared:
     fitted: bool = False  # its temperature and thresholds, to these very images
 
     def to_dict(self) -> dict[str, Any]:
-        scores = {k: v for k, v in self.scores.to_dict().items() if k not in ("per_class", "confusion")}
         paired = None if self.against_first is None else asdict(self.against_first)
         return {
             "name": self.name,
-            "scores": scores,
+            "scores": self.scores.numbers(),
             "parameters": self.parameters,
             "gmacs": self.gmacs,
             "settings": self.settings,
@@ -101,7 +101,7 @@ def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
         if set(card.classes) != set(cards[0].classes):
             odd = sorted(set(card.classes) ^ set(cards[0].classes))[0]
             raise UserError(f"{names[0]} and {name} do not know the same classes: only one of them knows '{odd}'")
-        if card.several != cards[0].several:
+        if card.task != cards[0].task:
             raise UserError(f"of {names[0]} and {name}, one gives an image one label and the other any number")
 
 
@@ -138,12 +138,13 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
     if any(len(out.sample) != len(found[0].sample) or (out.sample != found[0].sample).any() for out in found):
         raise UserError("an image could be read for one run and not for another: look at the data with `vitrail check`")
     differing = differences([card.recipe for card in cards])
+    task = prediction_task(cards[0].task, len(samples.classes))
     rows: list[Compared] = []
     for name, card, out, settings in zip(names, cards, found, differing, strict=True):
-        paired = None if not rows else _paired(found[0], out, card.several)
-        scores = _scores(out, card, samples.classes)
+        paired = None if not rows else task.compare(found[0].values.numpy(), out.values.numpy(), out.labels.numpy())
+        scores = _scores(task, out, card, samples.classes)
         cost = parameters(card.model), macs(card.model) / 1e9
-        rows.append(Compared(name, scores, *cost, settings, paired, fitted_on(card, samples)))
+        rows.append(Compared(name, scores, task.cells(scores), *cost, settings, paired, fitted_on(card, samples)))
     tests = [row.against_first for row in rows if row.against_first is not None]
     raised = iter(holm([one.p for one in tests if one.p is not None]))
     return [
@@ -154,21 +155,14 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
     ]
 
 
-def _scores(out: Outputs, card: Card, classes: Sequence[str]) -> Scores | TagScores:
-    if not card.several:
-        out = with_one_label(out)
-        return score(out.values.numpy(), out.labels.numpy(), classes)
-    least = dict(zip(card.classes, card.answering.thresholds or [THRESHOLD] * len(classes), strict=True))
-    thresholds = np.array([least[name] for name in classes])
-    return score_tags(out.values.numpy(), out.labels.numpy(), classes, thresholds=thresholds)
-
-
-def _paired(first: Outputs, second: Outputs, several: bool) -> Paired:
-    if several:
-        return compare_tags(first.values.numpy(), second.values.numpy(), first.labels.numpy())
-    first, second = with_one_label(first), with_one_label(second)
-    right = [(out.values.argmax(dim=1) == out.labels).numpy() for out in (first, second)]
-    return compare_right(right[0], right[1])
+def _scores(task: PredictionTask, out: Outputs, card: Card, classes: Sequence[str]) -> Scores:
+    answering = card.answering
+    if answering.thresholds:  # in the order of these classes, as the logits
+        theirs = [answering.thresholds[card.classes.index(name)] for name in classes]
+        answering = answering.model_copy(update={"thresholds": tuple(theirs)})
+    labels = task.labels_of(out.values, out.labels)
+    scores: Scores = task.score(out.values.numpy(), labels.numpy(), classes, answering)
+    return scores
 
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

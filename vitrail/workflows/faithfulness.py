@@ -16,7 +16,7 @@ from vitrail.interpret.pointing import Pasted, paste, pointing, share_found
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_curves, draw_pasted
 from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
-from vitrail.report.summary import percent
+from vitrail.tasks.result import percent
 from vitrail.workflows.explain_inputs import BATCH, Seen, batches, evenly, logits_of, maps_of
 
 PASTED_SHOWN = 5

@@ -12,48 +12,48 @@ from torch import Tensor
 
 from vitrail.data.dataset import Samples, recognised_by
 from vitrail.data.splits import SplitRule
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
+from vitrail.metrics.scores import Scores
 from vitrail.models.build import Network
 from vitrail.models.flops import macs, parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.report.provenance import provenance
+from vitrail.tasks.table import prediction_task, task_name
 from vitrail.terminal import escape
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import few_points, read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
-from vitrail.workflows.measure import Measurement, measure
+from vitrail.workflows.measure import Measurement, measure, show_scores
 from vitrail.workflows.prediction_table import write_answers
 from vitrail.workflows.resolve import Plan
 from vitrail.workflows.run_folder import NEW, check_there
-from vitrail.workflows.show import data_name, show_scores
+from vitrail.workflows.show import data_name
 from vitrail.workflows.train_test_overlap import all_before, seen_before
 from vitrail.workflows.tune import tuned
 from vitrail.workflows.written import ANSWERS, MODEL_CARD
 
 
-def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores | TagScores:
+def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
     """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
     folder, about, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
     copies, before = _known(plan, samples), seen_before(samples, all_before(about))
     split = _split(name, copies, before)
-    data, interrupts, several = plan.config.data, run.interrupts, plan.dataset.several
+    data, interrupts = plan.config.data, run.interrupts
+    task = prediction_task(task_name(plan.config, plan.dataset), len(plan.dataset.classes))
     with interrupts.at_once():  # all that training made has been saved
-        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, several=several)
-    show_scores(console, found.scores, found.sentence)
+        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, task=task)
+    show_scores(console, found)
     if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):
         console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
-    to_beat = about["baseline"]
+    baseline = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
-    if to_beat and isinstance(found.scores, Scores) and found.scores.top1_interval[1] < to_beat["accuracy"]:
+    if baseline and found.scores.interval[1] < baseline["accuracy"]:
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
-        console.print(f"[yellow]worse than the linear probe on {escape(to_beat['features'])}[/]: {advice}")
-    metrics = {key: value for key, value in found.scores.to_dict().items() if key not in ("confusion", "per_class")}
-    metrics |= {"seen_before": before} if before else {}
+        console.print(f"[yellow]worse than the linear probe on {escape(baseline['features'])}[/]: {advice}")
+    metrics = found.scores.numbers() | ({"seen_before": before} if before else {})
     found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
     place = _place(run)
     history = read_metrics(place / "metrics.jsonl")
@@ -129,7 +129,7 @@ def _card(
         model=plan.model,
         preprocess=plan.preprocess,
         classes=dataset.classes if plan.model.num_classes else (),
-        several=dataset.several and plan.model.num_classes > 0,
+        task=task_name(plan.config, dataset) if plan.model.num_classes else "classification",
         recipe=recipe,
         data={
             "name": Path(dataset.root).name,
@@ -158,7 +158,7 @@ def _facts(
     history: list[dict[str, Any]],
     config: str,
 ) -> ReportFacts:
-    dataset, to_beat = plan.dataset, about["baseline"]
+    dataset, baseline = plan.dataset, about["baseline"]
     speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
     weights = str(folder / "model.safetensors")
     cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
@@ -168,19 +168,12 @@ def _facts(
         ("compute", f"{macs(plan.model) / 1e9:.2f} GMAC an image"),
         ("device", about["environment"]["device"]),
     ]
-    return ReportFacts(
+    return found.facts(
+        (f"linear probe on {baseline['features']}", baseline["accuracy"]) if baseline else None,
         title=data_name(dataset.root),
         subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
-        scores=found.scores,
-        reliability=found.reliability,
-        split_used=found.sentence,
         history=history,
-        watched_baseline=to_beat["watched"] if to_beat else None,
-        baseline=(f"linear probe on {to_beat['features']}", to_beat["accuracy"]) if to_beat else None,
-        mistakes=found.mistakes,
-        uncertain=found.uncertain,
-        suspects=found.suspects,
-        suspected=len(found.doubted),
+        watched_baseline=baseline["watched"] if baseline else None,
         answers=ANSWERS,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),

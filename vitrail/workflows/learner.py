@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.build import Network, build, build_with
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.models.vit import VisionTransformer
-from vitrail.tasks.batch import Loss, Objective, Prepared
-from vitrail.tasks.classification import Classification, class_weights
-from vitrail.tasks.distillation import Distillation, Teacher, matching_teacher
-from vitrail.tasks.masked_patch import MaskedPatch
+from vitrail.tasks import table as tasks
+from vitrail.tasks.distillation import Teacher, matching_teacher
+from vitrail.tasks.task import Task
 from vitrail.training.optimizer import freeze
 from vitrail.training.precision import set_types
-from vitrail.training.run_context import RunContext
-from vitrail.training.trainer import Validate
 from vitrail.weights.read import read_weights
-from vitrail.workflows.batches import Targets, classification_evaluator, masked_evaluator
 from vitrail.workflows.resolve import Plan
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is learned."""
-
-    objective: Objective
-    targets: Targets
-    labels: Classification | None  # none: nothing is classified
-
-    @property
-    def graph_safe(self) -> bool:
-        """Corrupted patches are drawn by the host anew in each step, which a CUDA graph cannot repeat."""
-        return self.labels is not None
-
-    def loss(self, model: nn.Module, batch: Prepared) -> Loss:
-        return self.objective(model, batch)
-
-    def validation(self, plan: Plan, run: RunContext) -> Validate | None:
-        """None where there is no validation split."""
-        if "val" not in plan.dataset.splits:
-            return None
-        if self.labels is None:
-            return masked_evaluator(plan, self.objective, run)
-        return classification_evaluator(plan, self.labels, run)
-
-
 def make_task(plan: Plan) -> Task:
-    config = plan.config
-    if config.kind == "masked":
-        assert isinstance(plan.model, ModelConfig)  # the plan refuses others
-        objective = MaskedPatch(config.masked, plan.preprocess, plan.model.cell, config.train.seed)
-        return Task(objective, _no_targets, None)
-    dataset, train = plan.dataset, plan.dataset.splits["train"]
-    counts = train.labels_of(np.arange(len(train))).sum(0) if dataset.several else np.bincount(train.labels)
-    counts = np.pad(counts, (0, len(dataset.classes) - len(counts)))
-    weights = class_weights(config.objective.class_weights, dataset.classes, counts.tolist())
-    labels = Classification(config.objective, len(dataset.classes), weights, dataset.several)
-    if not config.objective.teacher:
-        return Task(labels, labels.targets, labels)
-    settings = config.objective
-    share = 0.5 if settings.teacher_share is None else settings.teacher_share
-    teacher, loss = _teacher(plan)
-    distillation = Distillation(labels, teacher, share, settings.teacher_answers, settings.temperature, loss)
-    return Task(distillation, labels.targets, labels)
-
-
-def _no_targets(labels: Tensor) -> Tensor:
-    return torch.empty(len(labels), 0, device=labels.device)
+    return tasks.make_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
 
 
 def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
@@ -93,7 +41,7 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
 
     card = weights.card
     teacher = matching_teacher(forward, card.preprocess, plan.preprocess, card.classes, plan.dataset.classes)
-    alone = card.several or card.recipe.get("objective", {}).get("loss") == "sigmoid"
+    alone = card.task == "multilabel" or card.recipe.get("objective", {}).get("loss") == "sigmoid"
     return teacher, "sigmoid" if alone else "softmax"
 
 

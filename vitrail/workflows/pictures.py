@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,20 +19,10 @@ from vitrail.interpret.votes import reasons
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.explain_plots import glow
 from vitrail.report.page import Picture
+from vitrail.tasks.result import Example
 from vitrail.workflows.outputs import reader_of
 
 BATCH = 4  # images whose maps are made at a time: matrices of all pairs of tokens are held for each
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A picture to make of a row of the outputs."""
-
-    row: int
-    said: tuple[str, float]  # with its probability
-    truth: tuple[str, float]
-    why: int  # the class whose map is wanted
-    rather: int | None = None  # and the one it is set against
 
 
 class Pictures:
@@ -43,33 +33,34 @@ class Pictures:
         self.reader = reader_of(samples, spec, data)
 
     def most(self, plain: int) -> int:
-        """How many to explain where `plain` ones would be shown: a map costs as much as two or three answers."""
+        """How many to explain where `plain` ones would be shown: a map costs as much as two or three predictions."""
         return plain // 2 if isinstance(self.net, VisionTransformer) else plain
 
-    def plain(self, asked: Sequence[Asked]) -> list[Picture]:
-        return [picture for _, picture in self._read(asked)]
+    def plain(self, examples: Sequence[Example]) -> list[Picture]:
+        return [picture for _, picture in self._read(examples)]
 
-    def explained(self, asked: Sequence[Asked]) -> list[Picture]:
+    def explained(self, examples: Sequence[Example]) -> list[Picture]:
         """With maps of what spoke for the answer, by one forward and one backward pass for an image at most; a ResNet's
         are plain."""
         if not isinstance(self.net, VisionTransformer):
-            return self.plain(asked)
-        found = list(self._read(asked))
+            return self.plain(examples)
+        found = list(self._read(examples))
         pictures = []
         for first in range(0, len(found), BATCH):
             pictures += self._with_maps(self.net, found[first : first + BATCH])
         return pictures
 
-    def _read(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Picture]]:
-        for one in asked:
+    def _read(self, examples: Sequence[Example]) -> Iterator[tuple[Example, Picture]]:
+        for one in examples:
             index = int(self.sample[one.row])
             try:
                 image = self.reader.image(index)
             except BadImage:  # it was readable a moment ago
                 continue
-            yield one, Picture(image, self.samples.name(index), one.truth[0], one.said[0], one.said[1], one.truth[1])
+            (predicted, probability), (truth, its_own) = one.predicted, one.truth
+            yield one, Picture(image, self.samples.name(index), truth, predicted, probability, its_own)
 
-    def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Asked, Picture]]) -> list[Picture]:
+    def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, Picture]]) -> list[Picture]:
         seen = torch.stack([prepare(picture.image, self.spec) for _, picture in found])
         why = [one.why for one, _ in found]
         against = [one.rather for one, _ in found if one.rather is not None]
@@ -82,13 +73,6 @@ class Pictures:
             for (one, picture), view, map_ in zip(found, views, maps, strict=True)
         ]
 
-    def _words(self, one: Asked) -> str:
+    def _words(self, one: Example) -> str:
         classes = self.samples.classes
         return classes[one.why] + ("" if one.rather is None else f" rather than {classes[one.rather]}")
-
-
-def asked_of(row: int, said: int, truth: int, chances: np.ndarray, classes: Sequence[str]) -> Asked:
-    """An image with one label: why what was said rather than the truth, or than the runner-up where they are one."""
-    others = [int(k) for k in np.argsort(-chances, kind="stable")[:2] if k != said]
-    rather = truth if truth != said else others[0] if others else None
-    return Asked(row, (classes[said], float(chances[said])), (classes[truth], float(chances[truth])), said, rather)

@@ -12,8 +12,6 @@ from rich.table import Table
 
 from vitrail.data.dataset import Dataset
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.accuracy import Scores
-from vitrail.metrics.multilabel import TagScores
 from vitrail.terminal import escape
 from vitrail.workflows.choose import START, Decision
 
@@ -55,21 +53,3 @@ def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
         table.add_row(decision.what, f"[bold]{escape(decision.value)}[/]", f"[dim]{escape(decision.why)}[/]")
     if table.row_count:
         console.print(table)
-
-
-def show_scores(console: Console, scores: Scores | TagScores, measured_on: str) -> None:
-    if isinstance(scores, TagScores):
-        low, high = scores.mean_ap_interval
-        console.print(
-            f"mean average precision [bold]{scores.mean_ap:.1%}[/] (95 % interval {low:.1%} to {high:.1%}; "
-            f"a random ranking: {scores.chance:.1%}), every label right for {scores.exact:.1%} of the images",
-        )
-        console.print(f"[dim]{escape(measured_on)}[/]")
-        return
-    low, high = scores.top1_interval
-    top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
-    console.print(
-        f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
-        f"balanced {scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}",
-    )
-    console.print(f"[dim]{escape(measured_on)}[/]")

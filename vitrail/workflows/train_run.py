@@ -22,6 +22,7 @@ from vitrail.interrupt import Interrupts
 from vitrail.models.build import Network, build
 from vitrail.models.flops import macs
 from vitrail.models.mimetic import mimetic_
+from vitrail.tasks.task import Task
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Saved
 from vitrail.training.memory import check_memory, choose_micro_batch
@@ -29,11 +30,11 @@ from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
 from vitrail.weights.resize import adapt
-from vitrail.workflows.batches import ImageBatches, example_batch
+from vitrail.workflows.batches import ImageBatches, example_batch, validation_of
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.finish import finish, finish_masked
 from vitrail.workflows.fit import fit
-from vitrail.workflows.learner import Task, learner, make_task, plain_network
+from vitrail.workflows.learner import learner, make_task, plain_network
 from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
 from vitrail.workflows.resolve import Plan, make_plan, typed_settings
 from vitrail.workflows.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
@@ -307,7 +308,7 @@ def _fit_and_finish(
     with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
         with run.interrupts.at_once(run.ranks):
             batches = ImageBatches(plan, task.targets, run)
-            validate = task.validation(plan, run)
+            validate = validation_of(plan, task, run) if "val" in plan.dataset.splits else None
         weights, seconds = fit_in_folder(
             module,
             task,

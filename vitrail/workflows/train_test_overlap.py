@@ -64,10 +64,11 @@ def unseen_images(
         known = list(dataset.splits)
         raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
     samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
-    if name == "real" and not card.several:
+    multilabel = card.task == "multilabel"
+    if name == "real" and not multilabel:
         sentence += ", where any label of an image's set is right"
-    elif (samples.sets is not None) != card.several:
-        ours, theirs = ("several labels", "one") if card.several else ("one label", "any number")
+    elif (samples.sets is not None) != multilabel:
+        ours, theirs = ("several labels", "one") if multilabel else ("one label", "any number")
         raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
     if name == "train":  # asked for the training images, one gets them
         return dataset, samples, sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitrail.metrics.accuracy import Interval
+from vitrail.metrics.scores import Interval
 from vitrail.metrics.vtab import Task
 
 

@@ -20,7 +20,6 @@ from vitrail.weights.bundle import MAX_HEADER
 ANSWERS, EXCLUDED, MODEL_CARD = "answers.csv", "excluded.csv", "model_card.md"
 EXCLUDED_TITLES = ("name", "reason")
 SETTINGS = {"kind", "optimizer", "precision", "schedule", "train"}  # sections that config.toml of any run has
-ANSWER_TITLES = ("name,label,answer,probability,label probability,rather\r\n", "name,labels,answers\r\n")
 
 
 def is_ours(path: Path, kind: str = "") -> bool:
@@ -80,6 +79,12 @@ def _holds(*words: str) -> Callable[[Path], bool]:
     return test
 
 
+def _is_answers(path: Path) -> bool:
+    from vitrail.tasks.table import COLUMNS  # here, since it imports torch
+
+    return _begins(*(",".join(columns) + "\r\n" for columns in COLUMNS))(path)
+
+
 def _page(kind: str) -> Callable[[Path], bool]:
     """A page with our mark and this line at its top."""
     return _holds('<path fill="#1f5fa8" d="M2 2h10v6L2 12z"/>', f"<span>vitrail {kind}</span>")
@@ -105,7 +110,7 @@ TESTS: dict[str, Callable[[Path], bool]] = {
     "curves.svg": _holds('<rect class="page" width="100%" height="100%"/>'),
     "metrics.jsonl": _is_log,
     "model.safetensors": has_our_header,
-    ANSWERS: _begins(*ANSWER_TITLES),
+    ANSWERS: _is_answers,
     EXCLUDED: _begins(",".join(EXCLUDED_TITLES) + "\r\n"),
     MODEL_CARD: _begins("---\nlibrary_name: vitrail"),
     "report.html": _page("classification report"),

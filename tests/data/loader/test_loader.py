@@ -21,7 +21,7 @@ from vitrail.data.loader import workers as workers_module
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.loader.loader import (
     ALONE,
-    Batch,
+    ImageBatch,
     Place,
     evaluation_loader,
     training_loader,
@@ -60,7 +60,7 @@ def joined(parts):
     """The batches of several ranks as those of one, without the rows each has of its neighbour."""
     for ranks in zip(*parts, strict=True):
         values = {field: torch.cat([getattr(b, field)[b.extra :] for b in ranks]) for field in FIELDS}
-        yield Batch(**values, failures=[f for b in ranks for f in b.failures])
+        yield ImageBatch(**values, failures=[f for b in ranks for f in b.failures])
 
 
 def test_every_epoch_sees_every_sample_once_across_batch_borders():

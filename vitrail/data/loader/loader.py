@@ -26,7 +26,7 @@ FEW = 256  # images that one process evaluates before others have started
 
 
 @dataclass
-class Batch:
+class ImageBatch:
     pixels: Tensor  # uint8 (B, C, H, W), on the device
     labels: Tensor  # int64 (B,), or uint8 (B, K) where an image has any number of labels
     weights: Tensor  # float32 (B,): how much an image counts; 0 if it could not be read
@@ -40,9 +40,9 @@ class Batch:
         return len(self.labels)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def joined(batches: Sequence[ImageBatch]) -> ImageBatch:
     """One after the other, as one."""
-    return Batch(
+    return ImageBatch(
         torch.cat([batch.pixels for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
         torch.cat([batch.weights for batch in batches]),
@@ -90,7 +90,7 @@ class Loader:
     def reader(self) -> Reader:
         return self.maker.reader
 
-    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[Batch]:
+    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[ImageBatch]:
         """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one, and
         `together` of them may come as one."""
         made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
@@ -111,7 +111,7 @@ class Loader:
         spec = self.reader.spec
         return spec.channels, *spec.size
 
-    def _from_here(self, start: int, stop: int) -> Generator[Batch]:
+    def _from_here(self, start: int, stop: int) -> Generator[ImageBatch]:
         for step in range(start, stop):
             rows = self.order(step)
             pixels = torch.empty(
@@ -119,7 +119,7 @@ class Loader:
             )
             yield self._batch(pixels, rows, self.maker(pixels.numpy(), rows.epochs, rows.samples))
 
-    def _from_workers(self, start: int, stop: int) -> Generator[Batch]:
+    def _from_workers(self, start: int, stop: int) -> Generator[ImageBatch]:
         slots = Slots(self.order.most, self.shape)
         pool = Pool(self.maker, self.workers, slots)
         steps, coming = iter(range(start, stop)), deque[tuple[int, Rows]]()
@@ -138,13 +138,13 @@ class Loader:
         finally:
             pool.close()
 
-    def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> Batch:
+    def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> ImageBatch:
         source, extra = self.reader.source, self.order.extra
         known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
         weights = np.array(known, np.float32)
         weights[[row for row, _ in failures]] = 0
         weights[rows.positions == NOBODY] = 0
-        return Batch(
+        return ImageBatch(
             pixels,
             torch.from_numpy(np.ascontiguousarray(source.labels_of(rows.samples))),
             torch.from_numpy(weights),
@@ -157,10 +157,10 @@ class Loader:
         )
 
 
-def _copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def _copied_ahead(batches: Iterable[ImageBatch], device: torch.device) -> Iterator[ImageBatch]:
     """The batches with their pixels on a GPU, one copied while the one before is worked on."""
     stream = torch.cuda.Stream(device)
-    ahead: Batch | None = None
+    ahead: ImageBatch | None = None
     try:
         for batch in batches:
             with torch.cuda.stream(stream):
@@ -185,7 +185,7 @@ class EvaluationLoader(Loader):
     def __len__(self) -> int:
         return self.order.steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[ImageBatch]:
         return self.from_step(0, len(self))
 
 

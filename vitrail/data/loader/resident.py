@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vitrail.data.loader.loader import Batch, EvaluationLoader
+from vitrail.data.loader.loader import EvaluationLoader, ImageBatch
 from vitrail.data.loader.order import TrainingOrder
 from vitrail.data.to_device import on_device
 
@@ -21,9 +21,9 @@ class ResidentLoader:
 
     def __init__(self, images: EvaluationLoader, order: TrainingOrder) -> None:
         self.images, self.order = images, order
-        self.kept: Batch | None = None
+        self.kept: ImageBatch | None = None
 
-    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[Batch]:
+    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[ImageBatch]:
         """The batches of steps start, ..., stop-1; `together` of them, one after the other in one batch, cost a GPU's
         host little more than one."""
         kept = self.kept = self.kept or self._read()
@@ -34,7 +34,7 @@ class ResidentLoader:
             sample = torch.from_numpy(np.concatenate([row.samples for row in rows]))
             index = on_device(sample.numpy(), kept.pixels.device)
             own = np.concatenate([row.samples[self.order.extra :] for row in rows]).tolist() if failed else []
-            yield Batch(
+            yield ImageBatch(
                 kept.pixels[index],
                 kept.labels[sample],
                 kept.weights[sample],
@@ -45,7 +45,7 @@ class ResidentLoader:
                 self.order.extra,
             )
 
-    def _read(self) -> Batch:
+    def _read(self) -> ImageBatch:
         """All images of the split as one batch."""
         device, source = self.images.device, self.images.reader.source
         pixels = torch.empty(len(source), *self.images.shape, dtype=torch.uint8, device=device)

@@ -12,11 +12,11 @@ from vitrail.errors import UserError
 from vitrail.metrics.multilabel import (
     average_precision,
     bootstrap_interval,
+    decision_reliability,
     same_decisions,
-    score_tags,
+    score_multilabel,
     sigmoid,
-    tag_reliability,
-    worst_tags,
+    worst_decisions,
 )
 
 
@@ -43,7 +43,7 @@ def test_average_precision_is_scikit_learns(seed: int, n: int, ties: bool) -> No
 
 def test_scores_are_scikit_learns() -> None:
     logits, truth = example(1)
-    scores = score_tags(logits, truth, list("abcde"))
+    scores = score_multilabel(logits, truth, list("abcde"))
     decided = sigmoid(logits) >= 0.5
     assert scores.mean_ap == pytest.approx(average_precision_score(truth, logits, average="macro"))
     assert scores.micro_f1 == pytest.approx(f1_score(truth, decided, average="micro"))
@@ -58,13 +58,13 @@ def test_scores_are_scikit_learns() -> None:
 
 
 def test_the_interval_covers_and_shrinks() -> None:
-    wide, narrow = (score_tags(*example(3, n), list("abcde")) for n in (60, 2000))
+    wide, narrow = (score_multilabel(*example(3, n), list("abcde")) for n in (60, 2000))
     for scores in (wide, narrow):
         assert scores.mean_ap_interval[0] < scores.mean_ap < scores.mean_ap_interval[1]
     widths = [high - low for low, high in (wide.mean_ap_interval, narrow.mean_ap_interval)]
     assert widths[1] < widths[0] / 2
     random = np.random.default_rng(0).normal(size=(2000, 5))
-    chance = score_tags(random, example(3, 2000)[1], list("abcde"))
+    chance = score_multilabel(random, example(3, 2000)[1], list("abcde"))
     assert chance.mean_ap == pytest.approx(chance.chance, abs=0.03)
 
 
@@ -78,8 +78,8 @@ def test_the_interval_covers_the_truth_of_rare_labels() -> None:
         return rng.normal(size=(n, 8)) + 1.5 * truth, truth
 
     names = list("abcdefgh")
-    true = score_tags(*drawn(40_000, 99), names).mean_ap
-    intervals = [score_tags(*drawn(300, seed), names).mean_ap_interval for seed in range(40)]
+    true = score_multilabel(*drawn(40_000, 99), names).mean_ap
+    intervals = [score_multilabel(*drawn(300, seed), names).mean_ap_interval for seed in range(40)]
     covered = sum(low <= true <= high for low, high in intervals)
     assert covered >= 30  # 95 % of 40 would be 38; half-width intervals cover about 20
 
@@ -95,31 +95,31 @@ def test_resamples_are_taken_for_too_high_and_too_close() -> None:
 def test_labels_no_image_has_and_broken_outputs() -> None:
     logits, truth = example(2)
     truth[:, 3] = False
-    scores = score_tags(logits, truth, list("abcde"))
+    scores = score_multilabel(logits, truth, list("abcde"))
     assert scores.per_class[3].average_precision is None and scores.per_class[3].recall is None
     with pytest.raises(UserError, match="none of the measured images has a label"):
-        score_tags(logits, np.zeros_like(truth), list("abcde"))
+        score_multilabel(logits, np.zeros_like(truth), list("abcde"))
     logits[0, 0] = np.nan
     with pytest.raises(UserError, match="not all numbers"):
-        score_tags(logits, truth, list("abcde"))
+        score_multilabel(logits, truth, list("abcde"))
 
 
 def test_worst_decisions_come_first_and_one_an_image() -> None:
     truth = np.array([[1, 0], [0, 1], [1, 1]])
     logits = np.array([[-3.0, 5.0], [1.0, 2.0], [4.0, 4.0]])
-    assert worst_tags(logits, truth, 5) == [(0, 1), (1, 0)]
+    assert worst_decisions(logits, truth, 5) == [(0, 1), (1, 0)]
     # By the thresholds in use: 5 is too little for the second label, and 2 for it a mistake; 1 is right for the first.
-    assert worst_tags(logits, truth, 5, sigmoid(np.array([1.5, 5.5]))) == [(0, 0), (1, 1), (2, 1)]
+    assert worst_decisions(logits, truth, 5, sigmoid(np.array([1.5, 5.5]))) == [(0, 0), (1, 1), (2, 1)]
 
 
 def test_reliability_counts_every_decision() -> None:
     logits, truth = example(4, n=100)
-    found = tag_reliability(logits, truth)
+    found = decision_reliability(logits, truth)
     assert found.count.sum() == 500
     right = ((sigmoid(logits) >= 0.5) == truth).mean()
     assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
     own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-    found = tag_reliability(logits, truth, own)
+    found = decision_reliability(logits, truth, own)
     right = ((sigmoid(logits) >= own) == truth).mean()
     assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
 

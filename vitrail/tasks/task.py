@@ -1,0 +1,161 @@
+"""What a task is: targets and a loss for training, numbers on the validation images, and the final scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.config.answering import Answering
+from vitrail.distributed import Ranks
+from vitrail.metrics.significance import Paired
+from vitrail.tasks.result import Baseline, Examples, Result
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch as the network takes it, on its device."""
+
+    pixels: Tensor  # (B, C, H, W), normalised
+    targets: Tensor  # (B, K)
+    weights: Tensor  # (B,): how much an image counts
+    epoch: Tensor | None = None  # int64 (B,) on the CPU: with the sample, the key of whatever is drawn for an image
+    sample: Tensor | None = None
+    waited: float | None = None  # seconds until its images were there; none: all the time it took to come
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def part(self, first: int, last: int) -> Batch:
+        """Rows `first` to `last`."""
+        rows = slice(first, last)
+        epoch, sample = (None if key is None else key[rows] for key in (self.epoch, self.sample))
+        return Batch(self.pixels[rows], self.targets[rows], self.weights[rows], epoch, sample)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over a batch, scalars on its device; whoever trains divides by the sum of the weights of the whole step."""
+
+    total: Tensor  # each image's loss times its weight
+    # The weights of the images that the network got right, or the mean share of an image's parts that it did; not a
+    # number where nothing is right or wrong
+    right: Tensor
+
+
+Objective = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind
+
+
+class Validation(Protocol):
+    """Collects what a network makes of the validation images; each process sees a part of them. Images that cannot be
+    read have a weight of 0 and count nothing."""
+
+    def add(self, model: nn.Module, batch: Batch) -> None:
+        """Called without gradients, in the precision that is measured in."""
+
+    def result(self, ranks: Ranks) -> dict[str, float]:
+        """Numbers by their name in metrics.jsonl, among them val_loss. All processes call this together."""
+
+
+class Task(Protocol):
+    """One kind of learning. `graph_safe`: whether a step may be recorded as a CUDA graph, which cannot draw anew what
+    the host draws in each step."""
+
+    name: str
+    graph_safe: bool
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels of the data as what the network should give."""
+
+    # A batch is a Batch, or for a loss of the user's own whatever their source gives
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """Runs the network itself."""
+
+    def validation(self) -> Validation:
+        """A fresh one."""
+
+
+class PredictionTask(Task, Protocol):
+    """A task whose network predicts something of an image, which can be scored, tuned, compared and reported.
+
+    Logits are (N, K), in arrays with the labels beside them as the data has them. Scores and tuning are of its own
+    kind; whoever calls hands them back and looks at no more of them than `metrics.scores.Scores` has.
+    """
+
+    columns: tuple[str, ...]  # of the table with the prediction for every image
+    abstains: bool  # whether a threshold can be found above which so many predictions are right
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(N, K), of logits that are divided by their temperature."""
+
+    def predictions(
+        self, probabilities: Tensor, top: int, threshold: float | None, answering: Answering
+    ) -> Iterator[tuple[Ranking, Ranking]]:
+        """For each image its `top` likeliest classes, and those that it is given; below the `threshold`, by default
+        that of the weights, none."""
+
+    def labels_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The labels to score against, where the data has more than the task can predict."""
+
+    def score(self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering) -> Any:
+        """The scores, a `metrics.scores.Scores`."""
+
+    def examples(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+    ) -> Examples:
+        """Images to look at."""
+
+    def tune(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        answering: Answering,
+        accuracy: float | None,
+        groups: np.ndarray | None,
+    ) -> Any:
+        """What a temperature and thresholds would change; `accuracy`: that predictions shall have."""
+
+    def answering(self, tuning: Any, before: Answering) -> tuple[dict[str, Any], list[str]]:
+        """What of the tuning to write into the weights, and in words."""
+
+    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
+        """Two networks on the same images."""
+
+    def rows(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering, examples: Examples
+    ) -> Iterator[tuple[str, ...]]:
+        """The table with the prediction for every image, but for its first column, the name."""
+
+    def line(self, scores: Any) -> str:
+        """The scores in one line of the terminal, with the headline in bold."""
+
+    def tuning_sentences(self, scores: Any) -> list[str]:
+        """What tuning would change; empty ones say nothing."""
+
+    def cells(self, scores: Any) -> list[tuple[str, str]]:
+        """(heading, number) of a table that compares networks."""
+
+    def result(self, scores: Any, baseline: Baseline | None = None) -> Result:
+        """All that a report says of the scores."""
+
+
+Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
+
+
+class Sums:
+    """Loss and what was right over all validation images: the logits of a million images would not fit in memory."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64)
+
+    def add(self, found: Loss, images: Tensor) -> None:
+        self.sums += torch.stack([found.total, found.right, images]).double().cpu()
+
+    def over(self, ranks: Ranks) -> tuple[float, float, float]:
+        """Loss, right and images of all processes, which call this together."""
+        loss, right, images = torch.stack(ranks.gather(self.sums)).sum(0).tolist()
+        return loss, right, images
