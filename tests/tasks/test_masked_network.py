@@ -83,15 +83,17 @@ def test_the_encoder_sees_the_embeddings_replaced(kind):
     net = made(kind)
     plain = net.net
     with torch.no_grad():
-        patches = plain.tokens.patches(images())
+        patches = plain.patch_embed(images())
         seen = patches.clone()
         for row, where, what, source in [
             (r, *(part[r, m].item() for part in MIXED)) for r in range(2) for m in range(4)
         ]:
             seen[row, where] = {MASK: net.mask, OTHER: patches[row, source], KEPT: patches[row, where]}[what]
-        tokens = plain.encode(plain.tokens.join(seen))[:, plain.config.prefix :]
-        norm = plain.pool.norm if plain.config.norm == "after_pool" else nn.Identity()
-        expected = net.head(norm(tokens))
+        tokens = plain.add_positions(plain.add_prefix_tokens(seen))
+        for block in plain.blocks:
+            tokens = block(tokens)
+        norm = plain.fc_norm if plain.config.norm == "after_pool" else plain.norm
+        expected = net.head(norm(tokens[:, plain.config.prefix :]))
         got = net(images(), MIXED)
     for row in range(2):
         assert torch.allclose(got[row], expected[row, WHERE[row]], atol=1e-6)
