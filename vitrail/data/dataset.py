@@ -165,8 +165,8 @@ def _usable(
     source: Catalogue, found: Scan, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
 ) -> list[int]:
     """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
-    rows = [row for row in range(len(source.entries)) if row not in found.problems]
     check_readable(source, found, path)
+    rows = usable_rows(source, found, path)
     broken = [(name, reason) for name, reason in excluded if not reason.startswith(ABSENT)]
     missing = [(name, reason) for name, reason in excluded if reason.startswith(ABSENT)]
     if broken:
@@ -182,16 +182,22 @@ def _usable(
     return rows
 
 
-def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
-    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
-    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
-    left = len(source.entries) - len(found.problems)
-    if left and len(bad) <= left:
-        return
-    if not left:
+def usable_rows(source: Catalogue, found: Scan, path: str | Path) -> list[int]:
+    """The rows of the images that can be decoded, of which there must be one."""
+    rows = [row for row in range(len(source.entries)) if row not in found.problems]
+    if not rows:
         row, reason = next(iter(found.problems.items()))
         name = source.entries[row].name
         raise UserError(f"'{path}' has no image that can be used, of {len(found.problems):,}; '{name}': {reason}")
+    return rows
+
+
+def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
+    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
+    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
+    left = len(usable_rows(source, found, path))
+    if len(bad) <= left:
+        return
     name, reason = next(iter(bad.items()))
     raise UserError(
         f"'{path}' has {count(len(bad), 'image')} that cannot be read ({by_ending(bad)}) and {left:,} that can; "

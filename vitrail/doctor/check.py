@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import scan_source
+from vitrail.data.dataset import scan_source, usable_rows
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.files import ABSENT
 from vitrail.data.formats import NOT_READ, READ_HERE, by_ending
@@ -83,11 +83,7 @@ def check(
     notes: list[str] = []
     source = read_source(path, notes, follow=follow)
     found = scan_source(source, max_pixels, progress, verify=True)
-    usable = [row for row in range(len(source.entries)) if row not in found.problems]
-    if not usable:
-        row, problem = next(iter(found.problems.items()))
-        name = source.entries[row].name
-        raise UserError(f"'{path}' has no image that can be used, of {len(found.problems):,}; '{name}': {problem}")
+    usable = usable_rows(source, found, path)
     contents = same_bytes(source, found.digests, usable)
     matches = same_pictures(source, found, contents, max_pixels, progress)
     reasons = {row: f"cannot be used: {why}" for row, why in found.problems.items()}

@@ -48,11 +48,12 @@ class ParquetFile:
         import pyarrow.types as types
 
         for field in self.schema:
-            inner = {child.name: child.type for child in field.type} if types.is_struct(field.type) else {}
-            for name, kind in ((f"{field.name}.bytes", inner.get("bytes")), (field.name, field.type)):
-                binary = kind is not None and (types.is_binary(kind) or types.is_large_binary(kind))
-                if binary and (inner or name.lower() in _IMAGES):
-                    return str(name)
+            if types.is_struct(field.type):
+                inner = {child.name: child.type for child in field.type}
+                if "bytes" in inner and _is_binary(inner["bytes"]):
+                    return f"{field.name}.bytes"
+            elif _is_binary(field.type) and field.name.lower() in _IMAGES:
+                return str(field.name)
         return None
 
     @property
@@ -160,3 +161,9 @@ class ParquetFile:
                 array = array.field("bytes")
             for value in array:
                 yield value.as_py()
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
