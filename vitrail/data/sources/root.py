@@ -25,10 +25,9 @@ class Root:
     @classmethod
     def at(cls, place: Path, follow: bool = True) -> Root:
         """Of a folder or an archive. Unless `follow`, links in a folder are left out."""
+        full = str(place.absolute())
         zipped = not place.is_dir() and place.suffix.lower() == ".zip"
-        return cls(
-            ZipFiles(str(place.absolute())) if zipped else FolderFiles(str(place.absolute()), follow), str(place)
-        )
+        return cls(ZipFiles(full) if zipped else FolderFiles(full, follow), str(place))
 
     @property
     def name(self) -> str:
