@@ -39,7 +39,7 @@ from vitrail.cli.recipes import recipes
 from vitrail.cli.train import train
 from vitrail.cli.transfer import transfer
 from vitrail.cli.vtab import vtab
-from vitrail.errors import CommandError, Note
+from vitrail.errors import CommandError, Note, reason_of
 from vitrail.interrupt import Interrupted, ended_by_signals
 from vitrail.terminal import SafeConsole, escape
 
@@ -120,7 +120,7 @@ def _run() -> int | str | None:
         return 0
     except Exception as error:
         if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
-            return _failed(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+            return _failed(f"cannot write {error.filename or 'the output'}: {reason_of(error)}")
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return _failed("there is not enough memory for this: use a smaller model, image size or batch")
         return _unexpected(error)

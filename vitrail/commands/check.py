@@ -14,7 +14,7 @@ from vitrail.data.quarantine import write_quarantine
 from vitrail.data.sources.catalogue import UNSPLIT, count
 from vitrail.doctor.check import check as look_at
 from vitrail.doctor.findings import Case, Findings
-from vitrail.errors import UserError, given_path
+from vitrail.errors import given_path, os_errors_as
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.report.check_page import write_check_page
 from vitrail.terminal import escape, make_console
@@ -40,14 +40,12 @@ def check(
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
         raise
     commands = next_commands(found, str(data), folder, follow_links)
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_quarantine(folder / "quarantine.csv", found.quarantine)
         with whole_file(folder / "report.json") as temporary:
             temporary.write_text(strict_json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
         write_check_page(folder / "report.html", found, data_name(found.root), commands)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     _show(console, found, folder, commands)
     return found
 
@@ -56,10 +54,8 @@ def _refuse_others(folder: Path) -> None:
     """What is written takes the place of an earlier check, and of nothing else: not of a list that was edited."""
     kinds = {"quarantine.csv": "", "report.json": "", "report.html": "check"}
     advice = "move it, or choose another --out (a list that was edited, or lost its report.json, counts as yours)"
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         refuse_others([(folder / name, kind) for name, kind in kinds.items()], advice)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def next_commands(found: Findings, data: str, folder: Path, follow_links: bool = True) -> list[str]:

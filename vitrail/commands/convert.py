@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Size
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.interrupt import Interrupted, taken_signals
 from vitrail.terminal import escape, make_console
 from vitrail.weights import google, to_google, to_timm
@@ -78,7 +78,7 @@ def convert(
             if half and pixels is not None:
                 _tell_rounding(console, place, weights, pixels)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"cannot write '{path}': {reason_of(error)}") from None
     if left := _left_out(card, to):
         console.print(f"left out, since {OWNERS[to]} layout has no place for it: {escape(', '.join(left))}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")

@@ -18,7 +18,7 @@ from rich.table import Table
 from vitrail.atomic import whole_file
 from vitrail.config import DataConfig, read_recipe
 from vitrail.data.dataset import Samples, bundled_images, open_dataset
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import load
 from vitrail.inference.forward import device_of
 from vitrail.interrupt import Interrupted, Interrupts
@@ -152,7 +152,7 @@ def _first_of_each_class(test: Samples) -> Samples:
 
 
 def _write_samples(folder: Path, test: Samples) -> None:
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(len(test)):
             name = f"{test.classes[test.labels[index]]}{Path(test.name(index)).suffix}"
@@ -162,8 +162,6 @@ def _write_samples(folder: Path, test: Samples) -> None:
                     temporary.write_bytes(image)
             elif path.is_symlink() or path.read_bytes() != image:
                 raise UserError(f"{path} was not written by the demo: choose another --out")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def next_commands(folder: Path) -> list[str]:

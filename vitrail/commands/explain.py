@@ -14,7 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import Classifier, load
 from vitrail.interpret.attention import attention_maps, block_query, query, transformer
 from vitrail.interpret.distance import Distances
@@ -94,10 +94,8 @@ def explain(
             looked = _looked(classifier, net, seen, shown, wanted, bar)
     facts = _facts(classifier, net, str(weights), again, seen, distances, trusted, looked)
     numbers = _numbers(net.config, facts, seen, distances, trusted)
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         write_explanation(folder, facts, numbers)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     for sentence in facts.findings:
         console.print(escape(sentence))
     for note in facts.notes:

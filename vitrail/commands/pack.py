@@ -15,7 +15,7 @@ from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.pack import Packing, PackOptions
 from vitrail.data.sources.catalogue import count
 from vitrail.data.sources.read import read_source
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, reason_of
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.show import scanning
@@ -61,7 +61,7 @@ def pack(
             stopped.advice = "; give the same command again to go on"
             raise
         except OSError as error:
-            raise UserError(f"cannot write to '{folder}': {error.strerror or error}; what is there is kept") from None
+            raise UserError(f"cannot write to '{folder}': {reason_of(error)}; what is there is kept") from None
     written = sum(shard["bytes"] for shard in manifest["shards"])
     images = sum(shard["images"] for shard in manifest["shards"])
     console.print(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vitrail.config import Size
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import Classifier, load
 from vitrail.interpret.attention import query, transformer
 from vitrail.interpret.distance import Distances
@@ -57,10 +57,8 @@ def paper(
     ready_folder(path.parent)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         drawing = _drawing(name, networks, images, bar, console)
-    try:
+    with os_errors_as(f"cannot write {path}"):
         drawing.save(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     console.print(f"{name}: [bold]{escape(str(path))}[/]")
     return path
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from vitrail import strict_json
-from vitrail.config import read_recipe, read_recipe_file, recipe_folder, recipe_names
+from vitrail.config import flat, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.terminal import escape
 
 # Families of recipes by how their names begin, in the order to show them; what is left is for every day.
@@ -66,7 +65,7 @@ def _show_recipe(console: Console, name: str) -> None:
     if not bases:
         return
     console.print(f"\n# base: {', over '.join(bases)}; with it, every setting of this recipe as --set takes it:")
-    for key, value in sorted(_flat(settings)):
+    for key, value in sorted(flat(settings).items()):
         console.print(f"#   {key}={strict_json.dumps(value)}", markup=False)
 
 
@@ -74,11 +73,3 @@ def _bases(name: str) -> list[str]:
     """The recipes below this one, nearest first."""
     base = read_recipe_file(name).get("base")
     return [] if base is None else [base, *_bases(base)]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested values by dotted keys."""
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return found

@@ -17,7 +17,7 @@ from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import read_file
 from vitrail.data.formats import is_image_name
 from vitrail.data.transforms import normalise, prepare
-from vitrail.errors import UserError, check_whole
+from vitrail.errors import UserError, check_whole, reason_of
 from vitrail.inference.device import choose_device
 from vitrail.inference.forward import device_of
 from vitrail.models.build import build_with
@@ -93,7 +93,7 @@ class Classifier:
             data = image if isinstance(image, bytes) else read_file(image)
             decoded = decode(data, channels=self.preprocess.channels, background=self.preprocess.background)
         except (OSError, BadImage, ValueError) as error:  # ValueError: a path that none can be
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            reason = reason_of(error)
             raise UserError(f"{name}: {reason}") from None
         return prepare(decoded, self.preprocess)
 

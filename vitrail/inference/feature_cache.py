@@ -19,7 +19,7 @@ from torch import nn
 from vitrail.atomic import whole_file
 from vitrail.config import Preprocess
 from vitrail.data.scan import cache_folder
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 
 VERSION = 1
 PART = 4096  # images in a part
@@ -48,7 +48,7 @@ class FeatureCache:
             with whole_file(self.folder / name) as temporary, temporary.open("wb") as file:
                 np.savez(file, digests=digests.astype(np.uint64), values=values.astype(np.float32))
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = reason_of(error)
             raise UserError(
                 f"the features cannot be kept in {self.folder}: {reason}; set VITRAIL_CACHE to a folder with room"
             ) from None

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError
+from vitrail.errors import os_errors_as
 from vitrail.metrics.accuracy import ClassScore, Scores
 from vitrail.metrics.calibration import Reliability
 from vitrail.metrics.multilabel import TagScore, TagScores
@@ -79,11 +79,8 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
     text = visible_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
-    try:
-        with whole_file(Path(path)) as temporary:
-            temporary.write_bytes(text.encode("utf-8", errors="replace"))
-    except OSError as error:
-        raise UserError(f"cannot write {what} {path}: {error.strerror or error}") from error
+    with os_errors_as(f"cannot write {what} {path}"), whole_file(Path(path)) as temporary:
+        temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
 def render(facts: ReportFacts) -> str:

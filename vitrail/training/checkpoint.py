@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitrail.atomic import whole_file
 from vitrail.distributed import ALONE, Ranks
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.training.parallel import local_part, rows_of
 from vitrail.training.state import Rows, TrainState
 
@@ -91,7 +91,7 @@ class Checkpoints:
         try:
             paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
         except PermissionError as error:
-            raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
+            raise UserError(f"cannot read {self.folder}: {reason_of(error)}") from error
         for path in paths:
             match = NAME.fullmatch(path.name)
             if match:

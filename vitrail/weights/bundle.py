@@ -24,7 +24,7 @@ import vitrail
 from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
-from vitrail.errors import Note, UserError
+from vitrail.errors import Note, UserError, reason_of
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def read_header(path: str | Path) -> Header:
                 raise UserError(f"'{path}' is not a safetensors file, or it was cut short{long}")
             text = file.read(length)
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}") from None
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
     except ValueError as error:  # a name that no file can have, as an index of shards may hold
         raise UserError(f"cannot read a file called {str(path)!r}: {error}") from None
     if sum(map(text.count, (b"{", b"[", b","))) > MAX_PARTS:  # before it takes memory
@@ -403,4 +403,4 @@ def replace_card(path: str | Path, card: Card) -> None:
             new.write(len(text).to_bytes(8, "little") + text)
             shutil.copyfileobj(file, new, 1 << 24)
     except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror or error}") from error
+        raise UserError(f"cannot write '{path}': {reason_of(error)}") from error

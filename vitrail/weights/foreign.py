@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail import strict_json
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.weights.bundle import check_regular, check_tensors
 from vitrail.weights.layout import Layout, without_bias
 from vitrail.weights.tensors import Tensors
@@ -194,7 +194,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
         values = strict_json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}") from None
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
     except ValueError:
         values = None
     if not isinstance(values, dict):

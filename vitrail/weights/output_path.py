@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitrail.atomic import whole_file
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.weights.names import local_path
 from vitrail.weights.write import TARGETS, LayoutName
 
@@ -23,10 +23,8 @@ WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json
 def free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Path:
     """Where to write, once nothing stands there that should stay."""
     path = given_path(target)
-    try:
+    with os_errors_as(f"cannot write '{target}'"):  # such as a name that is too long
         _check_free(local_path(source), path, target, to, overwrite)
-    except OSError as error:  # such as a name that is too long
-        raise UserError(f"cannot write '{target}': {error.strerror}") from None
     return path
 
 

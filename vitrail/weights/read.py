@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean, did_you_mean_path
+from vitrail.errors import UserError, did_you_mean, did_you_mean_path, os_errors_as, reason_of
 from vitrail.weights import google, huggingface, timm
 from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
 from vitrail.weights.foreign import Foreign, joined, read_json
@@ -122,11 +122,9 @@ def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
 
 
 def _existing(spec: str, path: Path) -> Path:
-    try:
+    with os_errors_as(f"no weights at '{spec}'"):  # such as a name that is too long
         if spec and path.exists():
             return path
-    except OSError as error:  # such as a name that is too long
-        raise UserError(f"no weights at '{spec}': {error.strerror}") from None
     hint = did_you_mean_path(path) or did_you_mean(spec, [BUNDLED])
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
         hint = f"; for a model of the Hugging Face Hub write '{HUB}{spec}'"
@@ -175,7 +173,7 @@ def _kind(file: Path) -> str:
                 return "pickle"
             raise UserError(f"'{file}' is an archive without weights: neither of numpy's arrays nor of torch.save")
     except OSError as error:
-        raise UserError(f"cannot read '{file}': {error.strerror}") from None
+        raise UserError(f"cannot read '{file}': {reason_of(error)}") from None
     except zipfile.BadZipFile:
         raise UserError(f"'{file}' is an archive that was cut short or damaged") from None
     # safetensors: eight bytes of length, then JSON

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vitrail.config import DataConfig
+from vitrail.config import DataConfig, flat
 from vitrail.data.dataset import Samples
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path
@@ -173,14 +173,7 @@ def _paired(first: Outputs, second: Outputs, several: bool) -> Paired:
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each recipe, the settings that are not the same in all of them; none where a recipe does not say."""
-    flat = [_flat(recipe) for recipe in recipes]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    odd = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
-    return [{key: one.get(key) for key in odd} for one in flat]
-
-
-def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in recipe.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return found
+    settings = [flat(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    odd = [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
+    return [{key: one.get(key) for key in odd} for one in settings]

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.data.transforms import normalise
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.inference.classifier import NOT_FINITE, Classifier
 from vitrail.inference.forward import device_of
 from vitrail.interpret.attention import attention_maps, transformer
@@ -147,7 +147,7 @@ def ready_folder(folder: Path) -> None:
     except FileExistsError:
         raise UserError(f"cannot write to {folder}: it is a file, and a folder is needed") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+        raise UserError(f"cannot write to {folder}: {reason_of(error)}") from error
 
 
 def weights_name(weights: str | Path) -> str:

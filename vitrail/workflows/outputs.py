@@ -15,7 +15,7 @@ from vitrail.data.loader.reader import Reader
 from vitrail.data.samples import Samples
 from vitrail.data.scan import cores
 from vitrail.distributed import ALONE, Ranks
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.inference.forward import Outputs, run_network
 from vitrail.interrupt import Interrupts
 
@@ -48,7 +48,7 @@ def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, besi
     except (OSError, MemoryError, ValueError) as error:  # ValueError: longer than an address can say
         if data.cache == "auto":  # nobody asked for it, as where a limit on addresses is below the free memory
             return None
-        reason = getattr(error, "strerror", None) or str(error) or "there is too little memory"
+        reason = reason_of(error) or "there is too little memory"
         raise UserError(
             f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {reason}; "
             "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"

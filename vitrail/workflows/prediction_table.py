@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.atomic import whole_file
 from vitrail.data.dataset import Samples
 from vitrail.data.sources.manifest import BETWEEN
-from vitrail.errors import UserError
+from vitrail.errors import os_errors_as
 from vitrail.metrics.accuracy import chunks, softmax
 from vitrail.metrics.multilabel import THRESHOLD, sigmoid
 from vitrail.spreadsheet import csv_table
@@ -25,11 +25,8 @@ def write_answers(path: Path, found: Measurement, samples: Samples, thresholds: 
     """One row an image, in the order of the data. `thresholds`: from which on one of several labels is given."""
     several = found.outputs.labels.ndim == 2
     rows = _tags(found, samples, thresholds) if several else _labels(found, samples)
-    try:
-        with whole_file(path) as temporary:
-            temporary.write_bytes(csv_table(TAG_TITLES if several else TITLES, rows))
-    except OSError as error:
-        raise UserError(f"cannot write the answers {path}: {error.strerror or error}") from error
+    with os_errors_as(f"cannot write the answers {path}"), whole_file(path) as temporary:
+        temporary.write_bytes(csv_table(TAG_TITLES if several else TITLES, rows))
 
 
 def _labels(found: Measurement, samples: Samples) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, leaves, merge, network_config, read_recipe, validate
+from vitrail.config import Preprocess, RunConfig, flat, leaves, merge, network_config, read_recipe, validate
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import choose_device
@@ -260,16 +259,8 @@ def _counted(about: dict[str, Any], dataset: Dataset) -> str:
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
-    old, new = (dict(_flat(config.model_dump(mode="json"))) for config in (before, after))
+    old, new = (flat(config.model_dump(mode="json")) for config in (before, after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:

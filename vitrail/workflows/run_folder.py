@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from vitrail.atomic import sync_folder, whole_file
 from vitrail.data.formats import is_image_name
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.spreadsheet import csv_table
 from vitrail.training.checkpoint import NAME, Checkpoints
 from vitrail.training.tensorboard import MARK
@@ -63,10 +63,8 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
         if (folder / "model.safetensors").is_file():
             raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
         raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         earlier_run(folder)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
     if others and not run and not overwrite:
         raise UserError(
@@ -152,22 +150,20 @@ def refuse_links(folder: Path) -> None:
 def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
     """Begin a run in a place of its own: an earlier one moves aside when the new run has saved something. Its
     settings go to config.toml, the files it does not use to excluded.csv, each with the reason."""
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         _remove(folder / NEW)
         (folder / NEW).mkdir()
         write_config(folder / NEW / "config.toml", settings)
         if excluded:
             with whole_file(folder / NEW / EXCLUDED) as temporary:
                 temporary.write_bytes(csv_table(EXCLUDED_TITLES, excluded))
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def take_place(folder: Path) -> bool:
     """From here on the folder holds the run that was begun. The one before it, if there was one, is kept in OLD until
     `forget_earlier`; of several, the newest that was finished. If a file cannot be moved, all stay where they were."""
     new, old = folder / NEW, folder / OLD
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         earlier = earlier_run(folder)
         kept = old if is_ours(folder / "model.safetensors") or not os.path.lexists(old) else new / REPLACED
         if earlier and kept == old:
@@ -184,8 +180,6 @@ def take_place(folder: Path) -> bool:
             with contextlib.suppress(OSError):  # not there, or not empty
                 place.rmdir()
         sync_folder(folder)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     return bool(earlier) and kept == old
 
 
@@ -273,11 +267,9 @@ def _numbered(root: str) -> Iterator[Path]:
 def claimed(folder: Path) -> Iterator[Lock]:
     """The folder for this launch alone. The lock ends with its process, however that ends."""
     there = folder.exists()
-    try:
+    with os_errors_as(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         file = _open_lock(folder / LOCK)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
         try:
             if fcntl is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vitrail.data.quarantine import TITLES as QUARANTINE_TITLES
-from vitrail.errors import UserError
+from vitrail.errors import UserError, reason_of
 from vitrail.spreadsheet import csv_table
 from vitrail.weights.bundle import MAX_HEADER
 
@@ -29,7 +29,7 @@ def is_ours(path: Path, kind: str = "") -> bool:
     try:
         return not path.is_symlink() and path.is_file() and test(path)
     except PermissionError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # something else
         return False
 
