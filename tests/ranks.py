@@ -121,7 +121,7 @@ def _work(
         os.dup2(os.open(place / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
     faulthandler.enable()
     torch.set_num_threads(1)
-    if UNDRAWN in os.environ:
+    if UNDRAWN in environment:  # and not what the process that it is forked from was started with
         Figure.savefig = undrawn
     code = 0
     try:

@@ -1,6 +1,7 @@
 """The house rules that a reader relies on, read from the source."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -58,10 +59,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported_rooms(path: Path) -> set[str]:
     """Rooms a file imports, at the top or inside a function."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         modules = []
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [node.module] if node.module != "vitrail" else [f"vitrail.{a.name}" for a in node.names]
@@ -91,7 +97,7 @@ def test_no_arrows_in_a_circle_among_the_rooms_of_data():
     arrows: dict[str, set[str]] = {}
     for path in data.rglob("*.py"):
         own = path.relative_to(data).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail.data."):
                 arrows.setdefault(own, set()).add(node.module.split(".")[2])
     order: list[str] = []
@@ -113,7 +119,7 @@ def test_files_functions_and_arguments_are_few_or_known_to_be_many():
     assert max(lines.values()) <= 450
     long, many = {}, {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 name = f"{name_of(path)} {node.name}"
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -154,7 +160,7 @@ def test_every_config_field_has_a_reader():
 
     read = set()
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute):
                 read.add(node.attr)
     schemas = [s for s in vars(config).values() if isinstance(s, type) and issubclass(s, BaseModel)]

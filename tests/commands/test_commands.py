@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
 from tests.small import SMALL
+from vitrail.commands import evaluate as evaluating
 from vitrail.config import Preprocess, network_config
 from vitrail.models.build import build
 from vitrail.terminal import make_console
@@ -306,22 +308,29 @@ def test_a_stream_of_ones_own_that_fails_ends_nothing(monkeypatch, error):
     assert tee.calls == 20 and len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_another_pipe_that_breaks_is_a_failure(weights, photos):
-    code = "import vitrail.commands.evaluate as e, vitrail.cli.main as c\n"
-    code += "def broken(*a, **k): raise BrokenPipeError\n"
-    code += "e.evaluate = broken\n"
-    code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 70 and "BrokenPipeError" in done.stderr
+def _broken_pipe(*_, **__):
+    raise BrokenPipeError
 
 
-def test_control_c_says_that_it_stopped(weights, photos):
-    """Python takes the signal as soon as it runs; a session of its own lets the test send it."""
-    code = "import os, signal, vitrail.commands.evaluate as e, vitrail.cli.main as c\n"
-    code += "e.evaluate = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
-    code += f"import sys; sys.argv = ['vitrail', 'evaluate', {str(weights)!r}, {str(photos)!r}]; c.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 130 and "stopped" in done.stderr and "Traceback" not in done.stderr
+def _control_c(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _evaluate_by(function, *arguments):
+    evaluating.evaluate = function
+    processes.vitrail("evaluate", *arguments)
+
+
+def test_another_pipe_that_breaks_is_a_failure(weights, photos, tmp_path):
+    started = processes.start(1, tmp_path, _evaluate_by, _broken_pipe, weights, photos)
+    assert started.codes() == [70] and "BrokenPipeError" in started.errors()
+
+
+def test_control_c_says_that_it_stopped(weights, photos, tmp_path):
+    """Python takes the signal as soon as it runs; a process of its own lets the test send it."""
+    started = processes.start(1, tmp_path, _evaluate_by, _control_c, weights, photos)
+    assert started.codes() == [130]
+    assert "stopped" in started.errors() and "Traceback" not in started.errors()
 
 
 def test_a_crash_says_where_it_was(tmp_path):

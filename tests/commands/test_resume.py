@@ -111,17 +111,24 @@ def test_a_run_whose_terminal_is_closed_is_saved(photos, tiny, tmp_path, referen
     assert_same_bits(weights(reference), weights(out))
 
 
+def _unheard(output, *arguments):
+    if output == "disk full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    else:
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(reader)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 -- one that knows what is behind it
+    processes.vitrail(*arguments)
+
+
 @pytest.mark.parametrize("output", ["reader gone", "disk full"])
 def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path, reference, output):
     out = tmp_path / "unheard"
-    command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
-    with open("/dev/full", "w") as full:
-        heard = subprocess.PIPE if output == "reader gone" else full
-        launched = subprocess.Popen(map(str, command), stdout=heard, stderr=subprocess.PIPE)
-    if launched.stdout is not None:
-        launched.stdout.close()
-    assert launched.wait(120) == 0, launched.stderr.read()
-    assert launched.stderr.read() == b""
+    command = ["train", photos, *start(tiny), "--out", out, *SETTINGS]
+    launched = processes.start(1, tmp_path, _unheard, output, *command)
+    assert launched.codes(120) == [0], launched.errors()
+    assert launched.errors() == "" == launched.said()
     assert_same_bits(weights(reference), weights(out))
 
 

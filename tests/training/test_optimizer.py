@@ -334,14 +334,15 @@ def test_parameters_that_get_gradients_later_begin_their_momentum_then():
     assert first.tolist() == [-1.5, -1.5] and second.tolist() == [0, 0]
 
 
-def test_average_follows_its_formula():
+@pytest.mark.parametrize("ramp", [True, False])
+def test_average_follows_its_formula(ramp):
     net = tiny()
-    average = Average(net, 0.9)
+    average = Average(net, 0.9, ramp)
     expected = net.head.bias.detach().clone()
     for step in range(1, 30):
         with torch.no_grad():
             net.head.bias += 1
         average.update(net, step)
-        decay = min(0.9, (1 + step) / (10 + step))
+        decay = min(0.9, (1 + step) / (10 + step)) if ramp else 0.9
         expected = decay * expected + (1 - decay) * net.head.bias
     assert torch.allclose(average.tensors["head.bias"], expected, rtol=1e-5)
