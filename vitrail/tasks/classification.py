@@ -139,25 +139,6 @@ class Classification(CrossEntropy):
             told[0] += f"{', and' if none else ':'} {stored:.3f} held for the temperature before{advice}"
         return {"temperature": tuning.temperature, "threshold": 0.0}, told
 
-    def line(self, scores: ClassificationScores) -> str:
-        low, high = scores.top1_interval
-        top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
-        return (
-            f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, "
-            f"balanced {scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}"
-        )
-
-    def tuning_sentences(self, scores: ClassificationScores) -> list[str]:
-        return [temperature_sentence(scores), abstention_sentence(scores)]
-
-    def cells(self, scores: ClassificationScores) -> list[tuple[str, str]]:
-        return [
-            ("top-1", f"{scores.top1:.1%}"),
-            ("balanced", f"{scores.balanced_accuracy:.1%}"),
-            ("log-loss", f"{scores.nll:.3f}"),
-            ("cal. error", f"{scores.ece:.1%}"),
-        ]
-
     def result(self, scores: ClassificationScores, baseline: Baseline | None = None) -> Result:
         stats = []
         if scores.top5 is not None:
@@ -170,9 +151,20 @@ class Classification(CrossEntropy):
             (f"{scores.nll:.3f}", f"log-loss in nats{_between(scores.nll_interval, lambda value: f'{value:.3f}')}"),
             (f"{scores.n:,}", f"images in {len(scores.per_class):,} classes"),
         ]
+        low, high = scores.top1_interval
+        top5 = f", top-5 {scores.top5:.1%}" if scores.top5 is not None else ""
+        cells = [
+            ("top-1", f"{scores.top1:.1%}"),
+            ("balanced", f"{scores.balanced_accuracy:.1%}"),
+            ("log-loss", f"{scores.nll:.3f}"),
+            ("cal. error", f"{scores.ece:.1%}"),
+        ]
         rough = scores.n < FEW_IMAGES and scores.ece_chance is None  # what chance gives: then that is told instead
         return Result(
             scores,
+            line=f"top-1 [bold]{scores.top1:.1%}[/] (95 % interval {low:.1%} to {high:.1%}){top5}, balanced "
+            f"{scores.balanced_accuracy:.1%}, log-loss {scores.nll:.3f}, calibration error {scores.ece:.1%}",
+            cells=cells,
             what="top-1 accuracy",
             levels=[
                 Level(*_guess(scores)),
@@ -184,6 +176,7 @@ class Classification(CrossEntropy):
             purpose=f"It gives an image one of {len(scores.per_class):,} classes, with a probability. An image of "
             "something else gets one of these classes too, unless a threshold is set.",
             calibration=f"{calibration_sentence(scores.reliability, rough)} {temperature_sentence(scores)}".rstrip(),
+            tuning=[temperature_sentence(scores), abstention_sentence(scores)],
             columns=[Column("recall", "recall"), Column("precision", "precision"), Column("F1", "f1", in_card=False)],
             about_columns=RECALL_AND_PRECISION,
             about_maps="the answer rather than the truth",

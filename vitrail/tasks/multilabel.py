@@ -128,26 +128,17 @@ class Multilabel(CrossEntropy):
             told = "labels decided as before: thresholds fitted on one half of the images do worse on the other"
         return {"temperature": tuning.temperature, "thresholds": found}, [told]
 
-    def line(self, scores: MultilabelScores) -> str:
-        low, high = scores.mean_ap_interval
-        return (
-            f"mean average precision [bold]{scores.mean_ap:.1%}[/] (95 % interval {low:.1%} to {high:.1%}; "
-            f"a random ranking: {scores.chance:.1%}), every label right for {scores.exact:.1%} of the images"
-        )
-
-    def tuning_sentences(self, scores: MultilabelScores) -> list[str]:
-        return [thresholds_sentence(scores)]
-
-    def cells(self, scores: MultilabelScores) -> list[tuple[str, str]]:
-        f1 = "–" if scores.micro_f1 is None else f"{scores.micro_f1:.1%}"
-        return [("mAP", f"{scores.mean_ap:.1%}"), ("F1", f1)]
-
     def result(self, scores: MultilabelScores, baseline: Baseline | None = None) -> Result:
         halves = all(one.threshold == THRESHOLD for one in scores.per_class)
         at = "at a probability of one half" if halves else "each label at its own threshold"
         calibration = calibration_sentence(scores.reliability, scores.n < FEW_IMAGES)
+        low, high = scores.mean_ap_interval
+        f1 = "–" if scores.micro_f1 is None else f"{scores.micro_f1:.1%}"
         return Result(
             scores,
+            line=f"mean average precision [bold]{scores.mean_ap:.1%}[/] (95 % interval {low:.1%} to {high:.1%}; a "
+            f"random ranking: {scores.chance:.1%}), every label right for {scores.exact:.1%} of the images",
+            cells=[("mAP", f"{scores.mean_ap:.1%}"), ("F1", f1)],
             what="mean average precision",
             levels=[
                 Level("a random order", scores.chance),
@@ -164,6 +155,7 @@ class Multilabel(CrossEntropy):
             purpose=f"It says of each of {len(scores.per_class):,} labels whether an image has it. "
             "It knows no other labels.",
             calibration=f"{calibration} {thresholds_sentence(scores)}".rstrip(),
+            tuning=[thresholds_sentence(scores)],
             columns=[
                 Column("average precision", "average_precision", in_card=False),
                 Column("recall", "recall"),

@@ -69,12 +69,15 @@ class Result:
     """The scores of a network, and what there is to say of them."""
 
     scores: Scores
+    line: str  # of the terminal, with the headline in bold
+    cells: Sequence[tuple[str, str]]  # (heading, number) of a table that compares networks
     what: str  # the headline is
     levels: Sequence[Level]  # to see the headline against; the network itself comes last
     verdict: Sequence[str]  # sentences
     stats: Sequence[tuple[str, str]]  # (value, what it is)
     purpose: str  # what the network predicts, and what it does not
     calibration: str  # sentences
+    tuning: Sequence[str]  # sentences on what temperature and thresholds would change
     columns: Sequence[Column]  # of the table of classes, which is sorted by the first
     about_columns: str  # what they mean, in sentences
     about_maps: str = "the answer"  # what a map of the network's reasons speaks for

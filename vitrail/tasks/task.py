@@ -130,17 +130,8 @@ class PredictionTask(Task, Protocol):
     ) -> Iterator[tuple[str, ...]]:
         """The table with the prediction for every image, but for its first column, the name."""
 
-    def line(self, scores: Any) -> str:
-        """The scores in one line of the terminal, with the headline in bold."""
-
-    def tuning_sentences(self, scores: Any) -> list[str]:
-        """What tuning would change; empty ones say nothing."""
-
-    def cells(self, scores: Any) -> list[tuple[str, str]]:
-        """(heading, number) of a table that compares networks."""
-
     def result(self, scores: Any, baseline: Baseline | None = None) -> Result:
-        """All that a report says of the scores."""
+        """The scores in words and tables; `baseline`: what else scores how much on these images."""
 
 
 Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first

@@ -38,7 +38,7 @@ class Compared:
 
     name: str
     scores: Scores
-    cells: list[tuple[str, str]]  # (heading, number) of the scores that a table shows
+    cells: Sequence[tuple[str, str]]  # (heading, number) of the scores that a table shows
     parameters: int
     gmacs: float
     settings: dict[str, Any]  # of its recipe: those that are not the same in all
@@ -144,7 +144,9 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
         paired = None if not rows else task.compare(found[0].values.numpy(), out.values.numpy(), out.labels.numpy())
         scores = _scores(task, out, card, samples.classes)
         cost = parameters(card.model), macs(card.model) / 1e9
-        rows.append(Compared(name, scores, task.cells(scores), *cost, settings, paired, fitted_on(card, samples)))
+        rows.append(
+            Compared(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
+        )
     tests = [row.against_first for row in rows if row.against_first is not None]
     raised = iter(holm([one.p for one in tests if one.p is not None]))
     return [

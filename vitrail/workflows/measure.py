@@ -18,7 +18,7 @@ from vitrail.inference.forward import Outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.report.page import Picture, ReportFacts
-from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples
+from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples, Result
 from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import escape
 from vitrail.workflows.outputs import outputs_of
@@ -37,6 +37,10 @@ class Measurement:
     mistakes: list[Picture]
     uncertain: list[Picture]
     suspects: list[Picture]
+
+    @property
+    def result(self) -> Result:
+        return self.task.result(self.scores)
 
     def facts(self, baseline: Baseline | None = None, **facts: Any) -> ReportFacts:
         """A report of it, with these other facts."""
@@ -115,5 +119,5 @@ def judge(
 
 
 def show_scores(console: Console, found: Measurement) -> None:
-    console.print(found.task.line(found.scores))
+    console.print(found.result.line)
     console.print(f"[dim]{escape(found.sentence)}[/]")

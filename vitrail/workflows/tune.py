@@ -34,7 +34,7 @@ def tuned(
 
 
 def show_tuning(console: Console, found: Measurement) -> None:
-    for sentence in found.task.tuning_sentences(found.scores):
+    for sentence in found.result.tuning:
         if sentence:
             console.print(escape(sentence))
 
