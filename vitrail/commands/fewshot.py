@@ -16,13 +16,13 @@ from vitrail.data.dataset import Dataset, Samples, open_dataset
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
+from vitrail.inference.features import Extractor, Features
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.accuracy import share_interval
 from vitrail.metrics.fewshot import FIXED, GRID, SHOTS, LeastSquares, best_by_rank, choose_shots
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, nearest_classes
 from vitrail.metrics.probe import fit_probe
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.features import Extractor, Features
 from vitrail.workflows.show import data_name, scanning
 from vitrail.workflows.train_test_overlap import Trained, seen_by
 

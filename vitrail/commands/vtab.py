@@ -21,12 +21,12 @@ from vitrail.data.splits import groups_of
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.inference.classifier import load
+from vitrail.inference.features import Extractor, Features
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.accuracy import share_interval
 from vitrail.metrics.probe import Probe, fit_probe
 from vitrail.metrics.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.features import Extractor, Features
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, seen_by
 from vitrail.workflows.vtab_finetune import finetune_tasks

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from vitrail.config import Preprocess
 from vitrail.data.splits import groups_of
-from vitrail.inference.forward import Outputs
+from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.probe import Probe, fit_probe
 from vitrail.models.build import Network
 from vitrail.models.flops import macs
 from vitrail.workflows.choose import SMALL_DATA
-from vitrail.workflows.outputs import outputs_of
 from vitrail.workflows.resolve import Plan
 
 THUMBNAIL = (16, 16)
@@ -95,7 +94,7 @@ def _features(
     device: torch.device,
     interrupts: Interrupts,
 ) -> Outputs:
-    return outputs_of(forward, plan.dataset.splits[split], spec, plan.config.data, device, interrupts)
+    return network_outputs(forward, plan.dataset.splits[split], spec, plan.config.data, device, interrupts)
 
 
 def _fit(plan: Plan, train: Outputs) -> Probe:

@@ -25,7 +25,9 @@ from vitrail.errors import UserError
 
 UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 NOBODY = -1  # the position of a row that counts nothing
-FEW = 256  # images that one process evaluates before others have started
+PER_PROCESS = (
+    32  # images to evaluate for each process that is started: starting one takes as long as decoding ten to twenty
+)
 
 
 @dataclass
@@ -297,10 +299,11 @@ def training_loader(
 def evaluation_loader(
     reader: Reader, batch_size: int, workers: int | None, device: torch.device, place: Place = ALONE
 ) -> EvaluationLoader:
-    if workers is None and len(reader.source) <= FEW:
-        workers = 0
     order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
-    return EvaluationLoader(Maker(reader), order, workers_for(reader, workers, device, place), device)
+    processes = workers_for(reader, workers, device, place)
+    if workers is None:
+        processes = min(processes, len(reader.source) // (PER_PROCESS * place.world))
+    return EvaluationLoader(Maker(reader), order, processes, device)
 
 
 def workers_for(reader: Reader, asked: int | None, device: torch.device, place: Place = ALONE) -> int:
