@@ -13,6 +13,7 @@ from rich.table import Table
 
 from vitrail.config import ProbeConfig, Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
+from vitrail.data.splits import USUAL
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
@@ -165,9 +166,8 @@ def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots
 def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
     with scanning(extractor.console, extractor.interrupts) as scanned:
-        dataset = open_dataset(path, None, progress=scanned)
-        if not {"train"} < set(dataset.splits) & {"train", "val", "test"}:
-            dataset = open_dataset(path)
+        given = {"train", "val", "test"}
+        dataset = open_dataset(path, lambda _, splits: None if {"train"} < splits & given else USUAL, progress=scanned)
     if len(dataset.splits) < 2:
         raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
     if dataset.several:

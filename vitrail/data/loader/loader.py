@@ -25,9 +25,9 @@ from vitrail.errors import UserError
 
 UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 NOBODY = -1  # the position of a row that counts nothing
-PER_PROCESS = (
-    32  # images to evaluate for each process that is started: starting one takes as long as decoding ten to twenty
-)
+# Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
+# they are kept decoded.
+PER_PROCESS, PER_PROCESS_KEPT = 32, 256
 
 
 @dataclass
@@ -302,7 +302,8 @@ def evaluation_loader(
     order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
     processes = workers_for(reader, workers, device, place)
     if workers is None:
-        processes = min(processes, len(reader.source) // (PER_PROCESS * place.world))
+        images = PER_PROCESS if reader.cache is None else PER_PROCESS_KEPT
+        processes = min(processes, len(reader.source) // (images * place.world))
     return EvaluationLoader(Maker(reader), order, processes, device)
 
 
