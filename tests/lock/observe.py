@@ -173,6 +173,8 @@ def weights(named: dict[str, np.ndarray], folder: Path) -> dict[str, Any]:
 
 
 def numbers_in(text: str) -> list[float]:
+    """Without those that a clock decides, and without paths: the folder of a case has another name each time."""
+    text = re.sub(r"[\d.,]+ (?:images/s|TFLOP/s|s\b)|data wait \d+ %|\S*/\S*", "", text)
     return [float(one.replace(",", "")) for one in re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)]
 
 
