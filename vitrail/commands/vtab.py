@@ -223,21 +223,20 @@ def _score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: int) 
     def fit(features: Tensor, labels: Tensor, penalty: float) -> Probe:
         return fit_probe(features, labels, classes, penalties=(penalty,), iterations=settings.iterations)
 
-    tried = {penalty: _right(fit(x, y, penalty), x_val, y_val) for penalty in sorted(settings.penalties, reverse=True)}
+    tried = {
+        penalty: int((fit(x, y, penalty).predict(x_val) == y_val).sum())
+        for penalty in sorted(settings.penalties, reverse=True)
+    }
     best = max(tried, key=lambda penalty: tried[penalty])  # the strongest of equals
     probe = fit(torch.cat([x, x_val]), torch.cat([y, y_val]), best)
     right = tested = 0
     for values, truth in test.parts():
-        right += _right(probe, values, truth)
+        right += int((probe.predict(values) == truth).sum())
         tested += len(truth)
     published = LISTS in dataset.notes
     notes = notes_on(task, published, classes, tested, seen)
     interval = share_interval(right, tested)
     return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)
-
-
-def _right(probe: Probe, features: Tensor, labels: Tensor) -> int:
-    return int(((features @ probe.weight.T + probe.bias).argmax(dim=1) == labels).sum())
 
 
 def _show(console: Console, result: Vtab, by: str) -> None:

@@ -43,7 +43,7 @@ def unseen_images(
     weights; images of the training of any are left out."""
     cards = [one.card for one in weights]
     card = cards[0]
-    trained_by: dict[str, Any] = {one.data.get("fingerprint"): one.data for one in reversed(cards)}
+    trained_by: dict[Any, dict[str, Any]] = {one.data.get("fingerprint"): one.data for one in reversed(cards)}
 
     def rule(fingerprint: str, _: object) -> SplitRule | None:
         own = trained_by.get(fingerprint)
