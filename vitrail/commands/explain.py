@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import Classifier, load
 from vitrail.interpret.attention import attention_maps, block_query, query, transformer
-from vitrail.interpret.distance import Distances
 from vitrail.interpret.filters import embedding_filters
 from vitrail.interpret.rollout import rollout
 from vitrail.interpret.similarity import position_similarity
@@ -48,7 +48,7 @@ from vitrail.workflows.explain_inputs import (
     weights_name,
 )
 from vitrail.workflows.explain_options import MEASURED, SHOWN, Wanted, command_again, explained_folder, wanted_of
-from vitrail.workflows.faithfulness import Trusted, measure_trust
+from vitrail.workflows.faithfulness import measure_trust
 from vitrail.workflows.written import is_ours, refuse_others
 
 
@@ -85,15 +85,16 @@ def explain(
     refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
     check_figures(folder)
     ready_folder(folder)
-    distances, trusted, looked = None, None, []
-    if seen is not None:
+    facts = _of_weights(classifier, net, weights_name(weights), shlex.join(again))
+    numbers: dict[str, Any] = {"query": facts.query, "grid": net.config.grid, "findings": []}
+    if seen is None:
+        note = "Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES..."
+        facts = replace(facts, notes=[*facts.notes, note])
+    else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            distances = distances_of(classifier, seen, bar)
-            if min(measured, len(seen.pixels)) >= FEWEST and net.config.num_classes > 1:
-                trusted = measure_trust(classifier, seen, measured, bar)
-            looked = _looked(classifier, net, seen, shown, wanted, bar)
-    facts = _facts(classifier, net, str(weights), again, seen, distances, trusted, looked)
-    numbers = _numbers(net.config, facts, seen, distances, trusted)
+            facts = _with_images(facts, numbers, classifier, seen, measured, bar)
+            facts = replace(facts, images=_looked(classifier, net, seen, shown, wanted, bar))
+    numbers |= {"findings": list(facts.findings), "figures": facts.files}
     try:
         write_explanation(folder, facts, numbers)
     except OSError as error:
@@ -146,16 +147,8 @@ def _panels(
     return answer, panels
 
 
-def _facts(
-    classifier: Classifier,
-    net: VisionTransformer,
-    weights: str,
-    again: Sequence[str],
-    seen: Seen | None,
-    distances: Distances | None,
-    trusted: Trusted | None,
-    looked: Sequence[Looked],
-) -> ExplainFacts:
+def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, command: str) -> ExplainFacts:
+    """What the page says without images."""
     config = net.config
     notes = []
     similarity = None
@@ -165,49 +158,64 @@ def _facts(
         notes.append(f"No picture of positions: {error}.")
     if config.positions_at == "layers":
         notes.append("Every block has position embeddings of its own; shown are those of the first.")
-    if seen is None:
-        notes.append("Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES...")
-    elif not config.num_classes:
-        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
-    elif len(seen.pixels) < FEWEST:
-        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
-        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
-    if seen is not None and seen.failed:
-        notes.append(seen.unread)
-    if trusted is not None:
-        notes += trusted.notes
-    findings = [*(trusted.sentences if trusted else ()), *(distance_sentences(distances) if distances else ())]
+    source = [("weights from", classifier.card.source)] if classifier.card.source else []
+    view = f"maps of the whole network show the view of {query(config)}"
     return ExplainFacts(
-        title=weights_name(weights),
+        title=title,
         subtitle=_subtitle(config),
         query=query(config),
         block_query=block_query(config),
         votes=can_vote(net),
-        findings=findings,
+        findings=[],
         notes=notes,
-        images=looked,
         filters=Picture("filters", draw_filters(embedding_filters(net))),
         similarity=similarity,
-        distances=Picture("distance", draw_distances(distances)) if distances else None,
-        distance_images=distances.images if distances else 0,
-        curves=Picture("faithfulness", trusted.curves) if trusted else None,
-        pasted=Picture("pasted", trusted.pasted) if trusted and trusted.pasted else None,
-        trust=trusted.rows if trusted else (),
-        measured=trusted.images if trusted else 0,
-        pasted_sentence=trusted.pasted_sentence if trusted else "",
-        about=_about(classifier, config, seen),
-        commands=[shlex.join(again)],
+        about=[("network", _subtitle(config)), ("query", view), *source],
+        commands=[command],
     )
 
 
-def _about(classifier: Classifier, config: ModelConfig, seen: Seen | None) -> list[tuple[str, str]]:
-    rows = [("network", _subtitle(config)), ("query", f"maps of the whole network show the view of {query(config)}")]
-    if seen is not None:
-        chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
-        rows.append(("images", f"{chosen}, chosen evenly"))
-    if classifier.card.source:
-        rows.append(("weights from", classifier.card.source))
-    return rows
+def _with_images(
+    facts: ExplainFacts, numbers: dict[str, Any], classifier: Classifier, seen: Seen, measured: int, bar: Progress
+) -> ExplainFacts:
+    """The page with what is measured on images, which `numbers` get, too."""
+    classes, notes, findings = classifier.card.model.num_classes, [*facts.notes], list[str]()
+    if not classes:
+        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
+    elif len(seen.pixels) < FEWEST:
+        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
+        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
+    if seen.failed:
+        notes.append(seen.unread)
+    distances = distances_of(classifier, seen, bar)
+    shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
+    numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
+    if min(measured, len(seen.pixels)) >= FEWEST and classes > 1:
+        trusted = measure_trust(classifier, seen, measured, bar)
+        notes += trusted.notes
+        findings += trusted.sentences
+        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
+        found = trusted.found
+        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
+        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
+        facts = replace(
+            facts,
+            curves=Picture("faithfulness", trusted.curves),
+            pasted=Picture("pasted", trusted.pasted) if trusted.pasted else None,
+            trust=trusted.rows,
+            measured=trusted.images,
+            pasted_sentence=trusted.pasted_sentence,
+        )
+    numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
+    chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
+    return replace(
+        facts,
+        distances=Picture("distance", draw_distances(distances)),
+        distance_images=distances.images,
+        findings=[*findings, *distance_sentences(distances)],
+        notes=notes,
+        about=[*facts.about[:2], ("images", f"{chosen}, chosen evenly"), *facts.about[2:]],
+    )
 
 
 def _subtitle(config: ModelConfig) -> str:
@@ -222,24 +230,3 @@ def _subtitle(config: ModelConfig) -> str:
         f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
         f"patches of {cell} px{extra}, read by {query(config)}"
     )
-
-
-def _numbers(
-    config: ModelConfig,
-    facts: ExplainFacts,
-    seen: Seen | None,
-    distances: Distances | None,
-    trusted: Trusted | None,
-) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"query": facts.query, "grid": config.grid, "findings": list(facts.findings)}
-    if distances is not None:
-        shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
-        numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
-    if trusted is not None:
-        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        found = trusted.found
-        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
-        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
-    if seen is not None:
-        numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
-    return numbers | {"figures": facts.files}
