@@ -31,6 +31,7 @@ from rich.table import Table
 
 import vitrail
 from bench.harness import Contestant, Spread, order
+from bench.loader import processor_seconds
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
 from vitrail.cli.prediction_rows import print_rows
@@ -150,35 +151,39 @@ def batch_size(device: str) -> int:
     return GPU_BATCH if device == "cuda" else BATCH
 
 
-def timed(work: Work, root: Path, out: Path, images: int) -> float:
-    """Seconds for all images; the table must have a row for each."""
+def timed(work: Work, root: Path, out: Path, images: int) -> tuple[float, float]:
+    """Seconds for all images, by the wall and by all processors; the table must have a row for each."""
     out.unlink(missing_ok=True)
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), processor_seconds()
     work(root, out)
+    took = time.perf_counter() - start, processor_seconds() - busy
     if out.exists():
         with out.open(newline="") as file:
             assert sum(1 for _ in csv.reader(file)) == images + 1
-    return time.perf_counter() - start
+    return took
 
 
 def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
     """Turns in changing order; images a second, and per round the time over ours."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     out = root.parent / "predictions.csv"
     for number in range(-1, rounds):  # the first one warms up
         for name in (one.name for one in order([Contestant(name, list) for name in contestants], max(0, number))):
             took = timed(contestants[name], root, out, images)
-            console.print(f"round {number + 1}: {name} {images / took:,.0f} images/s")
+            console.print(f"round {number + 1}: {name} {images / took[0]:,.0f} images/s")
             if number >= 0:
                 seconds[name].append(took)
     first = next(iter(contestants))
-    return {
-        name: {
-            "images_per_second": round(images / statistics.median(times), 1),
-            "ratio": Spread.of([a / b for a, b in zip(times, seconds[first], strict=True)]).rounded(),
+    results = {}
+    for name, times in seconds.items():
+        ratios = [[theirs[k] / own[k] for theirs, own in zip(times, seconds[first], strict=True)] for k in (0, 1)]
+        results[name] = {
+            "images_per_second": round(images / statistics.median(wall for wall, _ in times), 1),
+            "processor_ms_per_image": round(1e3 * statistics.median(busy for _, busy in times) / images, 3),
+            "wall_ratio": Spread.of(ratios[0]).rounded(),
+            "processor_ratio": Spread.of(ratios[1]).rounded(),
         }
-        for name, times in seconds.items()
-    }
+    return results
 
 
 def contestants_on(device: str, workers: int, console: Console) -> dict[str, Work]:
@@ -199,15 +204,14 @@ def contestants_on(device: str, workers: int, console: Console) -> dict[str, Wor
 
 
 def show(results: dict[str, Any], device: str, console: Console) -> None:
-    table = Table(
-        title=f"JPEG files to a CSV of predictions, {device}", caption="time over ours (middle half of rounds)"
-    )
-    for heading in ("", "images/s", "ratio"):
+    caption = "ratios: time over ours (middle half of rounds)"
+    table = Table(title=f"JPEG files to a CSV of predictions, {device}", caption=caption)
+    for heading in ("", "images/s", "CPU ms/image", "wall ratio", "CPU ratio"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, row in results.items():
-        ratio = row["ratio"]
-        cells = f"{row['images_per_second']:,.0f}", f"{ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
-        table.add_row(name, *cells)
+        spreads = [row[key] for key in ("wall_ratio", "processor_ratio")]
+        cells = [f"{one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f})" for one in spreads]
+        table.add_row(name, f"{row['images_per_second']:,.0f}", f"{row['processor_ms_per_image']:.2f}", *cells)
     console.print(table)
 
 

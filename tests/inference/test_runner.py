@@ -122,6 +122,14 @@ def test_cifar_is_predicted_as_it_is_published(tmp_path: Path, weights: Path, ve
     assert vitrail.load(weights).embed([]).shape == embed(weights, path, device="cpu").values[:0].shape
 
 
+@pytest.mark.parametrize("wrong", [-1, 1.5, "2"])
+def test_processes_are_counted(tmp_path: Path, weights: Path, wrong: object) -> None:
+    fill(tmp_path, ["1.png"])
+    for call in (predict, embed):
+        with pytest.raises(UserError, match="workers is how many"):
+            call(weights, tmp_path, device="cpu", workers=wrong)
+
+
 def test_damaged_data_beside_images_does_not_stop_them(tmp_path: Path, weights: Path) -> None:
     damaged = python(tmp_path, 10)
     (damaged / "batches.meta").write_bytes(b"nothing")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import Device, ImageSize, NoFollow
+from vitrail.cli.options import Device, ImageSize, NoFollow, Workers
 from vitrail.errors import UserError
 
 
@@ -17,6 +17,7 @@ def predict(
     image_size: ImageSize | None = None,
     no_follow: NoFollow = False,
     device: Device = "auto",
+    workers: Workers | None = None,
 ) -> None:
     """Label images: files, or every image in a folder.
 
@@ -59,7 +60,15 @@ def predict(
     from vitrail.terminal import make_console
 
     classifier, notes = load(weights, image_size=image_size, device=device), list[str]()
-    rows = predict_rows(classifier, images, top=top, threshold=threshold, follow_links=not no_follow, notes=notes)
+    rows = predict_rows(
+        classifier,
+        images,
+        top=top,
+        threshold=threshold,
+        follow_links=not no_follow,
+        workers=workers,
+        notes=notes,
+    )
     form = "json" if json else "csv" if csv else "text"
     failed, kinds = print_rows(rows, form, min(top, len(classifier.classes)))
     remarks = make_console(stderr=True)

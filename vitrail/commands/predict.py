@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vitrail.config import Size
+from vitrail.config import DataConfig, Size
 from vitrail.data.formats import READ_HERE
 from vitrail.data.sources.images import Images, find_images
-from vitrail.errors import UserError
+from vitrail.errors import UserError, check_whole
 from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, load
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import errors_of, run
@@ -49,6 +49,7 @@ def predict(
     image_size: Size | None = None,
     follow_links: bool = True,
     device: str = "auto",
+    workers: int | None = None,
 ) -> list[Row]:
     """Label every image at some paths.
 
@@ -68,6 +69,8 @@ def predict(
         Whether links in folders are followed.
     device
         "cpu", "cuda", or "auto".
+    workers
+        Processes that decode images, 0 for none beside this one; if None, by the number of images and cores.
 
     Returns
     -------
@@ -76,7 +79,7 @@ def predict(
     """
     classifier = load(weights, image_size=image_size, device=device)
     paths = [images] if isinstance(images, str | Path) else images
-    rows = predict_rows(classifier, paths, top=top, threshold=threshold, follow_links=follow_links)
+    rows = predict_rows(classifier, paths, top=top, threshold=threshold, follow_links=follow_links, workers=workers)
     return list(chain.from_iterable(rows))
 
 
@@ -87,11 +90,12 @@ def predict_rows(
     top: int = 1,
     threshold: float | None = None,
     follow_links: bool = True,
+    workers: int | None = None,
     notes: list[str] | None = None,
 ) -> Iterator[list[Row]]:
     """The same as `predict`, some rows at a time. `notes` get what was ignored beside the images."""
     classifier.check_asked(top, threshold)
-    batches = _run(classifier, classifier.net, _found(paths, notes, follow_links))
+    batches = _run(classifier, classifier.net, _found(paths, notes, follow_links), workers)
     return (
         [
             Row(name, None, error) if error else Row(name, answer, None if answer else NOT_FINITE)
@@ -108,6 +112,7 @@ def embed(
     image_size: Size | None = None,
     follow_links: bool = True,
     device: str = "auto",
+    workers: int | None = None,
 ) -> Embeddings:
     """The features of every image at some paths: what the last layer of a classifier sees of it. For the parameters see
     `predict`."""
@@ -115,7 +120,7 @@ def embed(
     found = _found([images] if isinstance(images, str | Path) else images, None, follow_links)
     forward: Callable[[Tensor], Tensor] = classifier.net.forward_features  # type: ignore[assignment]
     values, files, failures = [], [], []
-    for names, errors, features in _run(classifier, forward, found):
+    for names, errors, features in _run(classifier, forward, found, workers):
         finite = features.isfinite().all(dim=-1).tolist()
         errors = [error or (None if sound else NOT_FINITE) for error, sound in zip(errors, finite, strict=True)]
         values.append(features.numpy()[[error is None for error in errors]])
@@ -134,10 +139,15 @@ def _found(paths: Sequence[str | Path], notes: list[str] | None, follow_links: b
 
 
 def _run(
-    classifier: Classifier, forward: Callable[[Tensor], Tensor], found: Images
+    classifier: Classifier, forward: Callable[[Tensor], Tensor], found: Images, workers: int | None
 ) -> Iterator[tuple[list[str], list[str | None], Tensor]]:
     """Batch by batch: the images' names, why one could not be read, and what `forward` gives."""
+    if workers is not None:
+        check_whole("workers", workers, "how many processes decode images", least=0)
     device = device_of(classifier.net)
     size = GPU_BATCH if device.type == "cuda" else BATCH
-    for batch, out in run(forward, found, classifier.preprocess, device, batch_size=size):
-        yield [found.name(index) for index in batch.sample.tolist()], errors_of(batch), out
+    data = DataConfig(workers=workers)
+    return (
+        ([found.name(index) for index in batch.sample.tolist()], errors_of(batch), out)
+        for batch, out in run(forward, found, classifier.preprocess, device, batch_size=size, data=data)
+    )

@@ -118,7 +118,7 @@ def _results(
             continue
         copy = torch.empty(out.shape, pin_memory=True).copy_(out, non_blocking=True)
         copied = torch.cuda.Event()
-        copied.record()
+        copied.record(torch.cuda.current_stream(device))
         if waiting is not None:
             waiting[2].synchronize()
             yield waiting[:2]
