@@ -76,16 +76,24 @@ def explain(
     classifier = load(weights, image_size=image_size, device=device)
     net = transformer(classifier.net)
     wanted = wanted_of(classifier, layers, heads, why, rather_than)
-    told = {"layers": wanted.layers if layers else None, "heads": wanted.heads if heads else None}  # none below 0
-    again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
-                          measured=measured, image_size=image_size)  # fmt: skip
+    options = {
+        "--out": out,
+        "--layers": wanted.layers if layers else None,  # as numbers from 0
+        "--heads": wanted.heads if heads else None,
+        "--why": why,
+        "--rather-than": rather_than,
+        "--shown": shown,
+        "--measured": measured,
+        "--image-size": image_size,
+    }
+    again = shlex.join(command_again(weights, images, options))
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
     folder = given_path(out) if out is not None else explained_folder(weights, images)
     page, found = folder / "explain.html", folder / "explain.json"
     refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
     check_figures(folder)
     ready_folder(folder)
-    facts = _of_weights(classifier, net, weights_name(weights), shlex.join(again))
+    facts = _of_weights(classifier, net, weights_name(weights), again)
     numbers: dict[str, Any] = {"query": facts.query, "grid": net.config.grid, "findings": []}
     if seen is None:
         note = "Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES..."
