@@ -15,7 +15,7 @@ from tests.commands.conftest import draw
 from vitrail.commands.evaluate import evaluate
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
-from vitrail.inference.runner import Outputs
+from vitrail.inference.forward import Outputs
 from vitrail.metrics.accuracy import score
 from vitrail.weights.bundle import KEY, TRAINED_ON, Answering, read_card, replace_card
 from vitrail.workflows.measure import with_one_label

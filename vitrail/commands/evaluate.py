@@ -13,7 +13,7 @@ from vitrail.data.dataset import Dataset, Samples
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
-from vitrail.inference.device import device_of
+from vitrail.inference.forward import device_of
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.accuracy import Scores
 from vitrail.metrics.multilabel import TagScores

@@ -1,4 +1,4 @@
-"""Old names of what moved to inference.runner and inference.device; goes when nothing imports it."""
+"""Names of before for what moved to inference.runner and inference.device; to be removed with its last import."""
 
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import Outputs

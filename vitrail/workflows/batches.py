@@ -22,7 +22,6 @@ from vitrail.data.loader.loader import (
     training_loader,
     training_order,
 )
-from vitrail.data.loader.memory import reader_of, waiting_advice
 from vitrail.data.loader.reader import Reader
 from vitrail.data.loader.resident import ResidentLoader
 from vitrail.data.to_device import on_device
@@ -37,6 +36,7 @@ from vitrail.tasks.classification import Classification
 from vitrail.training.loop import Evaluator
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.progress import TrainingProgress
+from vitrail.workflows.outputs import reader_of, waiting_advice
 from vitrail.workflows.resolve import Plan
 
 Targets = Callable[[Tensor], Tensor]  # labels -> (B, K)

@@ -13,13 +13,14 @@ from vitrail.config import DataConfig, Preprocess
 from vitrail.data.dataset import Samples
 from vitrail.distributed import ALONE, Ranks
 from vitrail.inference.device import repeatable
-from vitrail.inference.runner import Outputs, network_outputs
+from vitrail.inference.forward import Outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.accuracy import Scores, confident_mistakes, least_certain, score, softmax
 from vitrail.metrics.calibration import Reliability, reliability
 from vitrail.metrics.label_errors import suspected_labels
 from vitrail.metrics.multilabel import THRESHOLD, TagScores, score_tags, sigmoid, tag_reliability, worst_tags
 from vitrail.report.page import Picture
+from vitrail.workflows.outputs import outputs_of
 from vitrail.workflows.pictures import Asked, Pictures, asked_of
 
 MISTAKES, UNCERTAIN, SUSPECTS = 12, 6, 12  # pictures in a report; half as many of the first two where they have maps
@@ -68,7 +69,7 @@ def logits_of(
     """What a network says of every image of a split, in float32."""
     net.eval()
     with repeatable(device):
-        out = network_outputs(net, samples, spec, data, device, interrupts, ranks)
+        out = outputs_of(net, samples, spec, data, device, interrupts, ranks)
     return out if temperature == 1 else replace(out, values=out.values / temperature)
 
 

@@ -1,4 +1,4 @@
-"""Old names of functions that moved to data.loader.memory and inference.runner; goes when nothing imports it."""
+"""Names of before for what moved to data.loader.memory and inference.runner; to be removed with its last import."""
 
 from vitrail.data.loader.memory import reader_of, waiting_advice
 from vitrail.inference.runner import network_outputs as outputs_of
