@@ -9,45 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import Classifier, load
-from vitrail.interpret.attention import attention_maps, block_query, query, transformer
+from vitrail.interpret.attention import block_query, query, transformer
 from vitrail.interpret.filters import embedding_filters
-from vitrail.interpret.rollout import rollout
 from vitrail.interpret.similarity import position_similarity
-from vitrail.interpret.votes import can_vote, reasons
+from vitrail.interpret.votes import can_vote
 from vitrail.models.vit import VisionTransformer
-from vitrail.report.canvas import short_name
-from vitrail.report.explain_page import ExplainFacts, Looked, Picture, check_figures, write_explanation
+from vitrail.report.explain_page import ExplainFacts, Picture, check_figures, write_explanation
 from vitrail.report.explain_plots import (
-    MapPanel,
     draw_distances,
     draw_filters,
-    draw_heads,
-    draw_maps,
     draw_similarity,
 )
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.provenance import vit_kind
-from vitrail.report.summary import percent
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
     MOST_IMAGES,
     Seen,
-    batches,
     distances_of,
-    evenly,
     ready_folder,
     see_images,
     weights_name,
 )
-from vitrail.workflows.explain_options import MEASURED, SHOWN, Wanted, command_again, explained_folder, wanted_of
+from vitrail.workflows.explain_maps import maps_of_some
+from vitrail.workflows.explain_options import MEASURED, SHOWN, command_again, explained_folder, wanted_of
 from vitrail.workflows.faithfulness import measure_trust
 from vitrail.workflows.written import is_ours, refuse_others
 
@@ -101,7 +92,7 @@ def explain(
     else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             facts = _with_images(facts, numbers, classifier, seen, measured, bar)
-            facts = replace(facts, images=_looked(classifier, net, seen, shown, wanted, bar))
+            facts = replace(facts, images=maps_of_some(classifier, net, seen, shown, wanted, bar))
     numbers |= {"findings": list(facts.findings), "figures": facts.files}
     try:
         write_explanation(folder, facts, numbers)
@@ -113,46 +104,6 @@ def explain(
         console.print(f"[dim]{escape(note)}[/]")
     console.print(f"page: [bold]{escape(str(folder / 'explain.html'))}[/]")
     return numbers
-
-
-def _looked(
-    classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
-) -> list[Looked]:
-    """Maps over some of the images."""
-    indices = evenly(len(seen.pixels), shown) if shown else []
-    found = []
-    for number, index in enumerate(bar.track(indices, description="maps")):
-        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
-        answer, panels = _panels(classifier, net, pixels, wanted)
-        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
-        name, place = seen.names[index], f"image-{number:02d}"
-        drawing = draw_maps(seen.picture(index), panels, name)
-        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
-        found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
-    return found
-
-
-def _panels(
-    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
-) -> tuple[str, list[MapPanel]]:
-    """What the network says of one image, and the maps that explain it."""
-    classes = classifier.classes
-    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
-    if not classes:
-        return "features", [MapPanel("input", None), whole]
-    with torch.no_grad():
-        logits = net(pixels).float().cpu()
-    order = logits[0].argsort(descending=True, stable=True).tolist()
-    why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
-    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
-    panels = [MapPanel(f"input\n{answer}", None), whole]
-    for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
-        than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
-        panels.append(
-            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
-        )
-    return answer, panels
 
 
 def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, command: str) -> ExplainFacts:
