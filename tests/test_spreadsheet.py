@@ -11,8 +11,8 @@ from tests.data.folders import contents, fill
 from vitrail.data.dataset import open_dataset
 from vitrail.data.files import Entry
 from vitrail.data.quarantine import Quarantine, Quarantined, write_quarantine
+from vitrail.data.sources.images import find_images
 from vitrail.spreadsheet import SafeTable, plain_cell, safe_cell
-from vitrail.workflows.inputs import find_images
 
 NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg",
          "x;=j.jpg", "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg",
@@ -71,4 +71,5 @@ def test_a_table_finds_files_whose_names_begin_as_formulas(tmp_path: Path, guard
     data = open_dataset(tmp_path / "list.csv", None)
     assert data.classes == ("-1", "=yes") and not data.excluded
     assert sorted(name for name, _ in contents(data)["all"]) == sorted(names)
-    assert sorted(item.name for item in find_images([tmp_path / "list.csv"])) == sorted(names)
+    found = find_images([tmp_path / "list.csv"])
+    assert sorted(map(found.name, range(len(found)))) == sorted(names)

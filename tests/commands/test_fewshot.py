@@ -13,8 +13,8 @@ from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.inference.classifier import load
 from vitrail.inference.feature_cache import FeatureCache
+from vitrail.inference.features import Extractor
 from vitrail.metrics.fewshot import choose_shots
-from vitrail.workflows.features import Extractor
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_a_penalty_is_shared_by_all_data_sets(splits, photos, tiny, own_cache, q
 
 
 def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monkeypatch):
+    from vitrail.inference import features
     from vitrail.interrupt import Interrupted, Interrupts
-    from vitrail.workflows import features
 
     monkeypatch.setattr(features, "BATCH", 8)
     checks = []

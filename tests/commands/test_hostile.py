@@ -335,7 +335,7 @@ def test_what_should_not_fail_is_one_sentence_and_a_traceback_in_a_file(place, t
     def fails(*_, **__):
         raise KeyError(f"x{NASTY}")
 
-    monkeypatch.setattr("vitrail.commands.predict.predict", fails)
+    monkeypatch.setattr("vitrail.commands.predict.predict_rows", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, out, err = typed("predict", place / "run", place / "photos")
     assert code == 70 and not out and "Traceback" not in err and not RAW.search(err)
@@ -352,7 +352,7 @@ def test_what_should_not_fail_is_one_sentence_and_a_traceback_in_a_file(place, t
         OSError(errno.ENOSPC, "full"),
     ):
         monkeypatch.setattr(
-            "vitrail.commands.predict.predict", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
+            "vitrail.commands.predict.predict_rows", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
         )
         assert typed("predict", place / "run", place / "photos")[0] == 2
 

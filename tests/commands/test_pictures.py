@@ -8,7 +8,7 @@ from vitrail.config import DataConfig, ModelConfig, Preprocess, ResNetConfig
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import open_image
 from vitrail.data.transforms import normalise, prepare
-from vitrail.inference.forward import Outputs
+from vitrail.inference.runner import Outputs
 from vitrail.interpret.relevance import relevance
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from bench.planted import CHANGES, generated
 from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
-from vitrail.commands import vtab as run
 from vitrail.commands.vtab import thousand, vtab
 from vitrail.config import RunConfig, check_read, leaves, merge, parse_overrides, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.vtab import TASKS
 from vitrail.weights.bundle import read_card, write_bundle
+from vitrail.workflows import vtab_score, vtab_split
 from vitrail.workflows.vtab_finetune import RECIPE, settings_for
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def few(monkeypatch):
     """The protocol with 16 and 8 images."""
-    monkeypatch.setattr(run, "TRAIN", 16)
-    monkeypatch.setattr(run, "VAL", 8)
+    monkeypatch.setattr(vtab_split, "TRAIN", 16)
+    monkeypatch.setattr(vtab_split, "VAL", 8)
 
 
 def lists(root, counts=(16, 8, 7), classes=2):
@@ -105,10 +105,10 @@ def test_a_fifth_of_the_training_images_of_pets_validates_and_a_tenth_of_others(
 def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / name, colour, 54)
-    monkeypatch.setattr(run, "VAL", 6)
+    monkeypatch.setattr(vtab_split, "VAL", 6)
     test = thousand(open_dataset(tmp_path, None), task("caltech101"))[2]
     assert np.bincount(test.labels).tolist() == [24, 24]
-    monkeypatch.setattr(run, "TRAIN", 800)
+    monkeypatch.setattr(vtab_split, "TRAIN", 800)
     with pytest.raises(UserError, match="54 images to train and 6 to validate on, and VTAB-1k takes 800 and 6"):
         thousand(open_dataset(tmp_path, None), task("caltech101"))
 
@@ -126,8 +126,10 @@ def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
 
 def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few, monkeypatch):
     lists(tmp_path / "patch_camelyon")
-    sizes, fit = [], run.fit_probe
-    monkeypatch.setattr(run, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named))
+    sizes, fit = [], vtab_score.fit_probe
+    monkeypatch.setattr(
+        vtab_score, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named)
+    )
     vtab(tiny, tmp_path, device="cpu", console=quiet)
     assert sizes == [16] * 5 + [24]
 

@@ -10,14 +10,20 @@ from PIL import Image
 from rich.console import Console
 
 import vitrail
+from vitrail.cli.prediction_rows import print_rows
 from vitrail.commands.evaluate import evaluate
-from vitrail.commands.predict import predict
+from vitrail.commands.predict import predict_rows
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.build import create
 from vitrail.weights.bundle import Answering, Card, read_bundle, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def predict(weights, images, form="text", threshold=None, console=None):
+    """Print a label for each image; returns how many have none."""
+    return print_rows(predict_rows(vitrail.load(weights), images, threshold=threshold), form, 1, console)[0]
 
 
 @pytest.fixture(scope="module")

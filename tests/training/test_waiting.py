@@ -11,13 +11,13 @@ from rich.console import Console
 
 from tests.data.pictures import Pictures
 from vitrail.config import AugmentConfig, DataConfig, Preprocess
+from vitrail.data.loader import memory as outputs
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import StepResult
 from vitrail.training.throughput import Throughput
-from vitrail.workflows import outputs
 
 ONE = torch.tensor(1.0)
 DONE = StepResult(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))

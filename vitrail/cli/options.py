@@ -13,7 +13,7 @@ from vitrail.errors import UserError
 
 Setting = Annotated[tuple[str, ...], Parameter(name="--set", help="A setting of the recipe, as section.key=value.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
-
+Workers = Annotated[int, Parameter(help="Processes that decode images; 0: none beside the own.")]
 NoFollow = Annotated[bool, Parameter(help="Leave out what links (symbolic links) in the data lead to.")]
 
 
@@ -61,7 +61,7 @@ class FineTuning:
     batch_size: Annotated[int | None, Parameter(help="Images in a step, of all processes together.")] = None
     image_size: Annotated[ImageSize | None, Parameter(help="Pixels, as 224 or 224x320 (height x width).")] = None
     device: Annotated[str | None, Parameter(help="cpu, cuda, or auto.")] = None
-    workers: Annotated[int | None, Parameter(help="Processes that decode images; 0: none beside the own.")] = None
+    workers: Workers | None = None
     precision: Annotated[Literal["auto", "fp32", "bf16"] | None, Parameter(help="Of matrix products.")] = None
 
     def given(self) -> dict[str, object]:

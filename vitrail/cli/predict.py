@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import Device, ImageSize, NoFollow
+from vitrail.cli.options import Device, ImageSize, NoFollow, Workers
 from vitrail.errors import UserError
 
 
@@ -17,6 +17,7 @@ def predict(
     image_size: ImageSize | None = None,
     no_follow: NoFollow = False,
     device: Device = "auto",
+    workers: Workers | None = None,
 ) -> None:
     """Label images: files, or every image in a folder.
 
@@ -36,7 +37,7 @@ def predict(
     weights
         A weights file, a run folder, bundled, or hf-hub:owner/name.
     images
-        Image files, folders, .zip archives, tables and Parquet shards.
+        Image files, folders, and anything else that `train` takes: archives, tables, shards, packed folders, CIFAR.
     top
         How many classes to show for each image.
     threshold
@@ -53,18 +54,25 @@ def predict(
     """
     if not images:
         raise UserError("say which images to label: vitrail predict WEIGHTS IMAGE...")
-    from vitrail.commands.predict import predict
+    from vitrail.cli.prediction_rows import print_rows
+    from vitrail.commands.predict import predict_rows
+    from vitrail.inference.classifier import load
+    from vitrail.terminal import make_console
 
-    form = "json" if json else "csv" if csv else "table"
-    failed = predict(
-        weights,
+    classifier, notes = load(weights, image_size=image_size, device=device), list[str]()
+    rows = predict_rows(
+        classifier,
         images,
         top=top,
         threshold=threshold,
-        form=form,
-        image_size=image_size,
         follow_links=not no_follow,
-        device=device,
+        workers=workers,
+        notes=notes,
     )
+    form = "json" if json else "csv" if csv else "text"
+    failed, kinds = print_rows(rows, form, min(top, len(classifier.classes)))
+    remarks = make_console(stderr=True)
+    for note in [*notes, *kinds]:
+        remarks.print(note, markup=False)
     if failed:
         raise UserError(f"{failed} of the images could not be read")

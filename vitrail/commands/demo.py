@@ -20,7 +20,7 @@ from vitrail.config import DataConfig, read_recipe
 from vitrail.data.dataset import Samples, bundled_images, open_dataset
 from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import load
-from vitrail.inference.forward import device_of
+from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.metrics.accuracy import ClassificationScores, softmax
 from vitrail.report.demo_page import DemoFacts, Half, write_demo_page

@@ -13,7 +13,7 @@ from vitrail.data.dataset import Dataset, Samples
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import Classifier, load
-from vitrail.inference.forward import device_of
+from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.models.flops import macs, parameters

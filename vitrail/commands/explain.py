@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import Classifier, load
-from vitrail.interpret.attention import attention_maps, block_query, query, transformer
-from vitrail.interpret.distance import Distances
+from vitrail.interpret.attention import block_query, query, transformer
 from vitrail.interpret.filters import embedding_filters
-from vitrail.interpret.rollout import rollout
 from vitrail.interpret.similarity import position_similarity
-from vitrail.interpret.votes import can_vote, reasons
+from vitrail.interpret.votes import can_vote
 from vitrail.models.vit import VisionTransformer
-from vitrail.report.canvas import short_name
-from vitrail.report.explain_page import ExplainFacts, Looked, Picture, check_figures, write_explanation
+from vitrail.report.explain_page import ExplainFacts, Picture, check_figures, write_explanation
 from vitrail.report.explain_plots import (
-    MapPanel,
     draw_distances,
     draw_filters,
-    draw_heads,
-    draw_maps,
     draw_similarity,
 )
 from vitrail.report.explain_summary import FEWEST, distance_sentences
 from vitrail.report.provenance import vit_kind
-from vitrail.tasks.result import percent
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
     MOST_IMAGES,
     Seen,
-    batches,
     distances_of,
-    evenly,
     ready_folder,
     see_images,
     weights_name,
 )
-from vitrail.workflows.explain_options import MEASURED, SHOWN, Wanted, command_again, explained_folder, wanted_of
-from vitrail.workflows.faithfulness import Trusted, measure_trust
+from vitrail.workflows.explain_maps import maps_of_some
+from vitrail.workflows.explain_options import MEASURED, SHOWN, command_again, explained_folder, wanted_of
+from vitrail.workflows.faithfulness import measure_trust
 from vitrail.workflows.written import is_ours, refuse_others
 
 
@@ -76,24 +67,33 @@ def explain(
     classifier = load(weights, image_size=image_size, device=device)
     net = transformer(classifier.net)
     wanted = wanted_of(classifier, layers, heads, why, rather_than)
-    told = {"layers": wanted.layers if layers else None, "heads": wanted.heads if heads else None}  # none below 0
-    again = command_again(weights, images, out=out, **told, why=why, rather_than=rather_than, shown=shown,
-                          measured=measured, image_size=image_size)  # fmt: skip
+    options = {
+        "--out": out,
+        "--layers": wanted.layers if layers else None,  # as numbers from 0
+        "--heads": wanted.heads if heads else None,
+        "--why": why,
+        "--rather-than": rather_than,
+        "--shown": shown,
+        "--measured": measured,
+        "--image-size": image_size,
+    }
+    again = shlex.join(command_again(weights, images, options))
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
     folder = given_path(out) if out is not None else explained_folder(weights, images)
     page, found = folder / "explain.html", folder / "explain.json"
     refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
     check_figures(folder)
     ready_folder(folder)
-    distances, trusted, looked = None, None, []
-    if seen is not None:
+    facts = _of_weights(classifier, net, weights_name(weights), again)
+    numbers: dict[str, Any] = {"query": facts.query, "grid": net.config.grid, "findings": []}
+    if seen is None:
+        note = "Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES..."
+        facts = replace(facts, notes=[*facts.notes, note])
+    else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            distances = distances_of(classifier, seen, bar)
-            if min(measured, len(seen.pixels)) >= FEWEST and net.config.num_classes > 1:
-                trusted = measure_trust(classifier, seen, measured, bar)
-            looked = _looked(classifier, net, seen, shown, wanted, bar)
-    facts = _facts(classifier, net, str(weights), again, seen, distances, trusted, looked)
-    numbers = _numbers(net.config, facts, seen, distances, trusted)
+            facts = _with_images(facts, numbers, classifier, seen, measured, bar)
+            facts = replace(facts, images=maps_of_some(classifier, net, seen, shown, wanted, bar))
+    numbers |= {"findings": list(facts.findings), "figures": facts.files}
     with os_errors_as(f"cannot write to {folder}"):
         write_explanation(folder, facts, numbers)
     for sentence in facts.findings:
@@ -104,56 +104,8 @@ def explain(
     return numbers
 
 
-def _looked(
-    classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
-) -> list[Looked]:
-    """Maps over some of the images."""
-    indices = evenly(len(seen.pixels), shown) if shown else []
-    found = []
-    for number, index in enumerate(bar.track(indices, description="maps")):
-        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
-        answer, panels = _panels(classifier, net, pixels, wanted)
-        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
-        name, place = seen.names[index], f"image-{number:02d}"
-        drawing = draw_maps(seen.picture(index), panels, name)
-        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
-        found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
-    return found
-
-
-def _panels(
-    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
-) -> tuple[str, list[MapPanel]]:
-    """What the network says of one image, and the maps that explain it."""
-    classes = classifier.classes
-    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
-    if not classes:
-        return "features", [MapPanel("input", None), whole]
-    with torch.no_grad():
-        logits = net(pixels).float().cpu()
-    order = logits[0].argsort(descending=True, stable=True).tolist()
-    why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
-    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
-    panels = [MapPanel(f"input\n{answer}", None), whole]
-    for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
-        than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
-        panels.append(
-            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
-        )
-    return answer, panels
-
-
-def _facts(
-    classifier: Classifier,
-    net: VisionTransformer,
-    weights: str,
-    again: Sequence[str],
-    seen: Seen | None,
-    distances: Distances | None,
-    trusted: Trusted | None,
-    looked: Sequence[Looked],
-) -> ExplainFacts:
+def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, command: str) -> ExplainFacts:
+    """What the page says without images."""
     config = net.config
     notes = []
     similarity = None
@@ -163,49 +115,64 @@ def _facts(
         notes.append(f"No picture of positions: {error}.")
     if config.positions_at == "layers":
         notes.append("Every block has position embeddings of its own; shown are those of the first.")
-    if seen is None:
-        notes.append("Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES...")
-    elif not config.num_classes:
-        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
-    elif len(seen.pixels) < FEWEST:
-        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
-        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
-    if seen is not None and seen.failed:
-        notes.append(seen.unread)
-    if trusted is not None:
-        notes += trusted.notes
-    findings = [*(trusted.sentences if trusted else ()), *(distance_sentences(distances) if distances else ())]
+    source = [("weights from", classifier.card.source)] if classifier.card.source else []
+    view = f"maps of the whole network show the view of {query(config)}"
     return ExplainFacts(
-        title=weights_name(weights),
+        title=title,
         subtitle=_subtitle(config),
         query=query(config),
         block_query=block_query(config),
         votes=can_vote(net),
-        findings=findings,
+        findings=[],
         notes=notes,
-        images=looked,
         filters=Picture("filters", draw_filters(embedding_filters(net))),
         similarity=similarity,
-        distances=Picture("distance", draw_distances(distances)) if distances else None,
-        distance_images=distances.images if distances else 0,
-        curves=Picture("faithfulness", trusted.curves) if trusted else None,
-        pasted=Picture("pasted", trusted.pasted) if trusted and trusted.pasted else None,
-        trust=trusted.rows if trusted else (),
-        measured=trusted.images if trusted else 0,
-        pasted_sentence=trusted.pasted_sentence if trusted else "",
-        about=_about(classifier, config, seen),
-        commands=[shlex.join(again)],
+        about=[("network", _subtitle(config)), ("query", view), *source],
+        commands=[command],
     )
 
 
-def _about(classifier: Classifier, config: ModelConfig, seen: Seen | None) -> list[tuple[str, str]]:
-    rows = [("network", _subtitle(config)), ("query", f"maps of the whole network show the view of {query(config)}")]
-    if seen is not None:
-        chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
-        rows.append(("images", f"{chosen}, chosen evenly"))
-    if classifier.card.source:
-        rows.append(("weights from", classifier.card.source))
-    return rows
+def _with_images(
+    facts: ExplainFacts, numbers: dict[str, Any], classifier: Classifier, seen: Seen, measured: int, bar: Progress
+) -> ExplainFacts:
+    """The page with what is measured on images, which `numbers` get, too."""
+    classes, notes, findings = classifier.card.model.num_classes, [*facts.notes], list[str]()
+    if not classes:
+        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
+    elif len(seen.pixels) < FEWEST:
+        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
+        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
+    if seen.failed:
+        notes.append(seen.unread)
+    distances = distances_of(classifier, seen, bar)
+    shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
+    numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
+    if min(measured, len(seen.pixels)) >= FEWEST and classes > 1:
+        trusted = measure_trust(classifier, seen, measured, bar)
+        notes += trusted.notes
+        findings += trusted.sentences
+        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
+        found = trusted.found
+        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
+        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
+        facts = replace(
+            facts,
+            curves=Picture("faithfulness", trusted.curves),
+            pasted=Picture("pasted", trusted.pasted) if trusted.pasted else None,
+            trust=trusted.rows,
+            measured=trusted.images,
+            pasted_sentence=trusted.pasted_sentence,
+        )
+    numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
+    chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
+    return replace(
+        facts,
+        distances=Picture("distance", draw_distances(distances)),
+        distance_images=distances.images,
+        findings=[*findings, *distance_sentences(distances)],
+        notes=notes,
+        about=[*facts.about[:2], ("images", f"{chosen}, chosen evenly"), *facts.about[2:]],
+    )
 
 
 def _subtitle(config: ModelConfig) -> str:
@@ -220,24 +187,3 @@ def _subtitle(config: ModelConfig) -> str:
         f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
         f"patches of {cell} px{extra}, read by {query(config)}"
     )
-
-
-def _numbers(
-    config: ModelConfig,
-    facts: ExplainFacts,
-    seen: Seen | None,
-    distances: Distances | None,
-    trusted: Trusted | None,
-) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"query": facts.query, "grid": config.grid, "findings": list(facts.findings)}
-    if distances is not None:
-        shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
-        numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
-    if trusted is not None:
-        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        found = trusted.found
-        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
-        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
-    if seen is not None:
-        numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
-    return numbers | {"figures": facts.files}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,62 +11,33 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.config import ProbeConfig, Size
+from vitrail.config import Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
+from vitrail.data.splits import USUAL
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
+from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.accuracy import share_interval
-from vitrail.metrics.fewshot import FIXED, GRID, SHOTS, LeastSquares, best_by_rank, choose_shots
-from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, nearest_classes
-from vitrail.metrics.probe import fit_probe
+from vitrail.metrics.fewshot import FIXED, GRID, SHOTS, choose_shots
+from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.features import Extractor, Features
+from vitrail.workflows.frozen_features import (
+    Counts,
+    FewShot,
+    FrozenTask,
+    Method,
+    knn,
+    least_squares,
+    linear_probe,
+    rows_of,
+)
 from vitrail.workflows.show import data_name, scanning
 from vitrail.workflows.train_test_overlap import Trained, seen_by
 
-Method = Literal["least-squares", "probe", "knn"]
 Form = Literal["paper", "big_vision"]
 SEEDS = {"paper": (None,), "big_vision": (0, 1, 2)}
 PENALTIES = {"paper": GRID, "big_vision": (FIXED,)}
-
-
-@dataclass(frozen=True)
-class FewShot:
-    """One number of the table, and all it was made from."""
-
-    data: str
-    method: Method
-    shots: int | None  # images of each class; none: all
-    accuracy: float  # mean over the seeds
-    deviation: float | None  # over the seeds, if there are several
-    interval: tuple[float, float]  # 95 %, of the mean over the test images
-    seeds: list[float]  # the accuracy of each
-    images: int  # learned from
-    tested: int
-    setting: str  # penalty or neighbours, in words
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A data set with its features, and which images are learned from."""
-
-    name: str
-    classes: int
-    train: Features
-    test: Features
-    chosen: dict[tuple[int | None, int | None], np.ndarray]  # by shots and seed
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Right answers of every candidate setting, for one task, number of shots and seed."""
-
-    right: np.ndarray  # int64 (candidates,)
-    tested: int
-    images: int
-    setting: str = ""
 
 
 def fewshot(
@@ -90,10 +61,10 @@ def fewshot(
     """
     if any(number is not None and number < 1 for number in shots):
         raise UserError("the number of shots is how many images of each class to learn from, at least 1, or all")
-    solvers: dict[Method, Callable[[_Task, np.ndarray], _Counts]] = {
-        "least-squares": lambda task, rows: _least_squares(task, rows, PENALTIES[form]),
-        "probe": _probe,
-        "knn": lambda task, rows: _knn(task, rows, neighbours, temperature),
+    solvers: dict[Method, Callable[[FrozenTask, np.ndarray], Counts]] = {
+        "least-squares": lambda task, rows: least_squares(task, rows, PENALTIES[form]),
+        "probe": linear_probe,
+        "knn": lambda task, rows: knn(task, rows, neighbours, temperature),
     }
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
@@ -114,7 +85,7 @@ def fewshot(
                             ]
                             for task in tasks
                         }
-                    found += _rows(method, number, counts, PENALTIES[form])
+                    found += rows_of(method, number, counts, PENALTIES[form])
             _show(console, found, len(tasks))
             spread = "95 % interval over the test images" if form == "paper" else "deviation over three draws"
             chosen = form == "paper" and "least-squares" in methods
@@ -130,7 +101,7 @@ def _tasks(
     extractor: Extractor,
     shots: Sequence[int | None],
     seeds: Sequence[int | None],
-) -> Iterator[_Task]:
+) -> Iterator[FrozenTask]:
     names = [data_name(str(Path(path).absolute())) for path in data]
     names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
     if len({given_path(path).resolve() for path in data}) < len(data):
@@ -144,7 +115,7 @@ def _tasks(
         chosen = {
             (number, seed): choose_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
         }
-        yield _Task(
+        yield FrozenTask(
             name,
             classes,
             extractor.of(train, np.concatenate(list(chosen.values())), f"{name}, train"),
@@ -165,9 +136,8 @@ def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots
 def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
     with scanning(extractor.console, extractor.interrupts) as scanned:
-        dataset = open_dataset(path, None, progress=scanned)
-        if not {"train"} < set(dataset.splits) & {"train", "val", "test"}:
-            dataset = open_dataset(path)
+        given = {"train", "val", "test"}
+        dataset = open_dataset(path, lambda _, splits: None if {"train"} < splits & given else USUAL, progress=scanned)
     if len(dataset.splits) < 2:
         raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
     if dataset.several:
@@ -187,67 +157,6 @@ def show_transfer(
         console.print(
             f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
         )
-
-
-def _least_squares(task: _Task, rows: np.ndarray, penalties: Sequence[float]) -> _Counts:
-    features, labels = task.train.take(rows)
-    problem = LeastSquares(features, labels, task.classes)
-    right, tested = np.zeros(len(penalties), np.int64), 0
-    for values, truth in task.test.parts():
-        right += problem.count_right(values, truth, penalties)
-        tested += len(truth)
-    return _Counts(right, tested, len(labels))
-
-
-def _probe(task: _Task, rows: np.ndarray) -> _Counts:
-    features, labels = task.train.take(rows)
-    settings = ProbeConfig()
-    groups = task.train.groups(rows)
-    probe = fit_probe(
-        features, labels, task.classes, penalties=settings.penalties, iterations=settings.iterations, groups=groups
-    )
-    right = tested = 0
-    for values, truth in task.test.parts():
-        right += int(((values @ probe.weight.T + probe.bias).argmax(dim=1) == truth).sum())
-        tested += len(truth)
-    return _Counts(np.array([right]), tested, len(labels), f"penalty {probe.penalty:g}")
-
-
-def _knn(task: _Task, rows: np.ndarray, neighbours: int, temperature: float) -> _Counts:
-    features, labels = task.train.take(rows)
-    right = tested = 0
-    for values, truth in task.test.parts():
-        (said,) = nearest_classes(features, labels, values, task.classes, (neighbours,), temperature)
-        right += int((said == truth).sum())
-        tested += len(truth)
-    return _Counts(np.array([right]), tested, len(labels), f"{neighbours} neighbours, temperature {temperature:g}")
-
-
-def _rows(
-    method: Method, shots: int | None, counts: dict[str, list[_Counts]], penalties: Sequence[float]
-) -> list[FewShot]:
-    """The candidate that serves all data sets, and what each of them scores with it."""
-    accuracies = {name: np.stack([one.right / one.tested for one in found]) for name, found in counts.items()}
-    best = best_by_rank({name: found.mean(axis=0) for name, found in accuracies.items()})
-    rows = []
-    for name, found in counts.items():
-        seeds, tested = accuracies[name][:, best], found[0].tested
-        setting = found[0].setting or f"penalty 2^{np.log2(penalties[best]):.0f}"
-        rows.append(
-            FewShot(
-                name,
-                method,
-                shots,
-                accuracy=float(seeds.mean()),
-                deviation=float(seeds.std(ddof=1)) if len(seeds) > 1 else None,
-                interval=share_interval(round(float(seeds.mean()) * tested), tested),
-                seeds=seeds.tolist(),
-                images=found[0].images,
-                tested=tested,
-                setting=setting,
-            )
-        )
-    return rows
 
 
 def _shots(number: int | None) -> str:

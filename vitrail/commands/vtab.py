@@ -8,37 +8,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from vitrail.config import ProbeConfig, Size
+from vitrail.config import Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
 from vitrail.data.sources.clevr import read_clevr
-from vitrail.data.splits import groups_of
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.inference.classifier import load
+from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.accuracy import share_interval
-from vitrail.metrics.probe import Probe, fit_probe
-from vitrail.metrics.vtab import TASKS, TRAIN, VAL, Summary, Task, summarise
+from vitrail.metrics.vtab import TASKS, Summary, Task, summarise
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.features import Extractor, Features
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, seen_by
 from vitrail.workflows.vtab_finetune import finetune_tasks
-from vitrail.workflows.vtab_score import TaskScore, notes_on
+from vitrail.workflows.vtab_score import TaskScore, probe_score
+from vitrail.workflows.vtab_split import thousand
 
 READERS = {
     "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
     "clevr_dist": lambda place, notes: read_clevr(place, "distance", notes),
 }
-CANDIDATES = 3  # times the images to validate on, to choose those from that stand apart from training images
 NAMES = ("train", "val", "test")
-LISTS = "Read as a task of VTAB-1k with its published lists."
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ def _probe_tasks(
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
             found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
-            score = ranks.share(partial(_score, task, dataset, found, seen_by(splits[-1], trained)))
+            score = ranks.share(partial(probe_score, task, dataset, found, seen_by(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
         return scores, wrong
@@ -156,88 +149,6 @@ def what_is_missing(task: Task) -> str:
     if task.missing:
         return f"{lists}; as it is published it cannot be read: {task.missing}"
     return f"{lists}, or the data set as it is published"
-
-
-def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
-    """The 800, the 200 and the test images. Where they are not published, they are drawn by the content of the images:
-    the same ones whatever their names and order."""
-    splits = dataset.splits
-    if dataset.several:
-        raise UserError(f"the images of '{dataset.root}' have any number of labels, and those of {task.name} have one")
-    if "all" in splits:
-        images = splits["all"]
-        learned, watched, rest = _parted(images, task, dataset)
-        test = images.subset(rest)
-    elif "train" in splits and "test" in splits:
-        images, test = splits["train"], splits["test"]
-        learned = _order(images)
-        last = len(learned) if "val" in splits else int(len(learned) * task.learned)
-        learned, watched = learned[:last], learned[last:]
-    else:
-        raise UserError(f"'{dataset.root}' has the splits {', '.join(splits)}: {task.name} needs train and test")
-    given = splits["val"] if "all" not in splits and "val" in splits else None
-    to_validate = len(watched) if given is None else len(given)
-    if len(learned) < TRAIN or to_validate < VAL:
-        raise UserError(
-            f"'{dataset.root}' has {len(learned):,} images to train and {to_validate:,} to validate on, and VTAB-1k "
-            f"takes {TRAIN} and {VAL}"
-        )
-    learned = learned[:TRAIN]
-    val = images.subset(_apart(images, learned, watched)) if given is None else given.subset(_order(given)[:VAL])
-    return images.subset(learned), val, test
-
-
-def _apart(images: Samples, learned: np.ndarray, watched: np.ndarray) -> np.ndarray:
-    """The first rows to validate on that belong together with none that is trained on; others only for want of such."""
-    candidates = watched[: CANDIDATES * VAL]
-    groups = groups_of(images, np.concatenate([learned, candidates]))
-    with_learned = np.isin(groups[len(learned) :], groups[: len(learned)])
-    return candidates[np.argsort(with_learned, kind="stable")][:VAL]
-
-
-def _parted(images: Samples, task: Task, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows to train, to validate and to test on."""
-    order = _order(images)
-    if task.per_class:
-        own = [order[images.labels[order] == label][: task.per_class] for label in range(len(images.classes))]
-        learned = np.concatenate(own)
-        learned = learned[_order(images.subset(learned))]
-        last = int(len(learned) * task.learned)
-        return learned[:last], learned[last:], np.setdiff1d(order, learned)
-    if task.parts is None:
-        raise UserError(f"'{dataset.root}' comes without a split, and {task.name} has one: {task.split}")
-    first, second = (int(len(order) * share) for share in (task.parts[0], task.parts[0] + task.parts[1]))
-    return order[:first], order[first:second], order[second:]
-
-
-def _order(samples: Samples) -> np.ndarray:
-    return np.argsort(samples.firsts, kind="stable")
-
-
-def _score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: int) -> TaskScore:
-    train, val, test = splits
-    x, y = train.take(np.arange(len(train.samples)))
-    x_val, y_val = val.take(np.arange(len(val.samples)))
-    classes, settings = len(dataset.classes), ProbeConfig()
-
-    def fit(features: Tensor, labels: Tensor, penalty: float) -> Probe:
-        return fit_probe(features, labels, classes, penalties=(penalty,), iterations=settings.iterations)
-
-    tried = {penalty: _right(fit(x, y, penalty), x_val, y_val) for penalty in sorted(settings.penalties, reverse=True)}
-    best = max(tried, key=lambda penalty: tried[penalty])  # the strongest of equals
-    probe = fit(torch.cat([x, x_val]), torch.cat([y, y_val]), best)
-    right = tested = 0
-    for values, truth in test.parts():
-        right += _right(probe, values, truth)
-        tested += len(truth)
-    published = LISTS in dataset.notes
-    notes = notes_on(task, published, classes, tested, seen)
-    interval = share_interval(right, tested)
-    return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)
-
-
-def _right(probe: Probe, features: Tensor, labels: Tensor) -> int:
-    return int(((features @ probe.weight.T + probe.bias).argmax(dim=1) == labels).sum())
 
 
 def _show(console: Console, result: Vtab, by: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,9 +68,12 @@ def bundled_images() -> Path:
     return Path(__file__).parent / "bundled" / "cifar10-3000.zip"
 
 
+Choose = Callable[[str, Set[str]], SplitRule | None]  # by the fingerprint, and the splits that the data has
+
+
 def open_dataset(
     path: str | Path,
-    rule: SplitRule | None = USUAL,
+    rule: SplitRule | Choose | None = USUAL,
     *,
     max_pixels: int = MAX_PIXELS,
     classes: Sequence[str] | None = None,
@@ -83,15 +86,15 @@ def open_dataset(
     """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
 
     Every image is decoded once and what cannot be used is listed, not swapped or repaired. Splits that the data does
-    not have are made by `rule`; without one they stay as they are, and unsplit data is one split "all". With `classes`
-    (those of a weights file) labels follow that order, else the order the data states or that of their code points;
-    unless `labelled`, there is one class of all images. Images that the list `quarantine` names are left out before
-    all this; so are links in the data, unless `follow_links`. `read` is for data that can be read in another way; where
-    it gives nothing, the usual way is taken.
+    not have are made by `rule`, which can be a function that chooses one; without a rule they stay as they are, and
+    unsplit data is one split "all". With `classes` (those of a weights file) labels follow that order, else the order
+    the data states or that of their code points; unless `labelled`, there is one class of all images. Images that the
+    list `quarantine` names are left out before all this; so are links in the data, unless `follow_links`. `read` is
+    for data that can be read in another way; where it gives nothing, the usual way is taken.
     """
     notes: list[str] = []
     source = (read(given_path(path), notes) if read else None) or read_source(path, notes, labelled, follow_links)
-    needs_train = source.given_split and rule is not None
+    needs_train = source.given_split and isinstance(rule, SplitRule)
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
     class_list(source, classes, path, fewest)
@@ -106,12 +109,14 @@ def open_dataset(
     images = source.keep(usable)
     _check_train(images, needs_train, path)
     names = class_list(images, classes, path, fewest)
-    if rule is not None:
-        _check_weights(images, path)
     seen = found.rows(usable)
     digests = [digest.tobytes() for digest in seen.digests]
     fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
+    if rule is not None and not isinstance(rule, SplitRule):
+        rule = rule(fingerprint, set(images.splits))
+        _check_train(images, source.given_split and rule is not None, path)
     if rule is not None:
+        _check_weights(images, path)
         firsts = [digest.tobytes() for digest in seen.first_digests]  # an image keeps its side when it is made smaller
         images = rule.divide(images, firsts, seen.looks, notes)
     if source.given_split or rule is None:

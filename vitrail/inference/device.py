@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitrail.errors import UserError
 
@@ -27,6 +28,10 @@ def choose_device(asked: str | torch.device) -> torch.device:
     if not there[device.type] or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(f"there is no device '{asked}' on this machine: use cpu or auto")
     return device
+
+
+def device_of(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

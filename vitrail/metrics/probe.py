@@ -37,6 +37,10 @@ class Probe:
     unmeasured: int  # classes that these accuracies leave out: all their images are one group
     seconds: float
 
+    def predict(self, features: Tensor) -> Tensor:
+        """The classes (M,) of features (M, D)."""
+        return (features @ self.weight.T + self.bias).argmax(dim=1)
+
 
 @torch.inference_mode(False)  # features are often made in inference mode; the solver needs gradients
 def fit_probe(

@@ -21,6 +21,7 @@ from vitrail.data.loader.loader import (
     training_loader,
     training_order,
 )
+from vitrail.data.loader.memory import reader_of, waiting_advice
 from vitrail.data.loader.reader import Reader
 from vitrail.data.loader.resident import ResidentLoader
 from vitrail.data.to_device import on_device
@@ -33,7 +34,6 @@ from vitrail.terminal import escape
 from vitrail.training.precision import measured_in_float32
 from vitrail.training.run_context import RunContext
 from vitrail.training.trainer import Validate
-from vitrail.workflows.outputs import reader_of, waiting_advice
 from vitrail.workflows.resolve import Plan
 
 Targets = Callable[[Tensor], Tensor]  # labels -> (B, K)

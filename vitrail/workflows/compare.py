@@ -15,7 +15,8 @@ from vitrail.data.dataset import Samples
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
-from vitrail.inference.forward import Outputs, device_of
+from vitrail.inference.device import device_of
+from vitrail.inference.runner import Outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.metrics.significance import Paired, holm

@@ -13,16 +13,17 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from vitrail.data.sources.images import find_images
 from vitrail.data.transforms import normalise
 from vitrail.errors import UserError, reason_of
 from vitrail.inference.classifier import NOT_FINITE, Classifier
-from vitrail.inference.forward import device_of
+from vitrail.inference.device import device_of
+from vitrail.inference.runner import read_pixels
 from vitrail.interpret.attention import attention_maps, transformer
 from vitrail.interpret.distance import Distances, attention_distances
 from vitrail.interpret.relevance import relevance
 from vitrail.interpret.rollout import rollout
 from vitrail.interpret.votes import can_vote, reasons
-from vitrail.workflows.inputs import Row, find_images, opened
 
 BATCH = 16
 MOST_IMAGES = 128  # that the paper measures attention distance on
@@ -53,18 +54,19 @@ class Seen:
 def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> Seen:
     """At most `most` of the images at `paths`, evenly over their order, so that every class has its part. In place of
     one that cannot be read comes a neighbour."""
-    found = list(find_images(paths))
+    found, spec = find_images(paths), classifier.preprocess
+    wanted = evenly(len(found), most)
+    read = dict(zip(wanted, read_pixels(found.subset(wanted), spec), strict=True))
     names, pixels, failed, tried = [], [], [], set()
     for places in _slots(len(found), most):
         for place in (place for place in places if place not in tried):
             tried.add(place)
-            item = found[place]
-            row = item if isinstance(item, Row) else opened(classifier, item)
-            if not isinstance(row, Row):
-                names.append("/".join(Path(row[0]).parts[-2:]))  # enough to recognise it; the folder may be a class
-                pixels.append(row[1])
+            one = read[place] if place in read else read_pixels(found.subset([place]), spec)[0]
+            if isinstance(one, Tensor):
+                names.append("/".join(Path(found.name(place)).parts[-2:]))  # to recognise it; a folder may be a class
+                pixels.append(one)
                 break
-            failed.append((row.file, row.error or ""))
+            failed.append((found.name(place), one))
     if not pixels:
         reason = (
             f", first {failed[0][0]}: {failed[0][1]}" if failed else f": there are none in {', '.join(map(str, paths))}"

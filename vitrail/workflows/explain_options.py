@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean
 from vitrail.inference.classifier import Classifier
 from vitrail.interpret.attention import transformer
@@ -16,6 +15,7 @@ from vitrail.workflows.show import data_name
 
 MOST_HEADS = 12  # shown in a row, if none are named
 SHOWN, MEASURED = 6, 64  # images that get maps and images that maps are judged on, if nobody says
+USUAL = {"--shown": SHOWN, "--measured": MEASURED}
 
 
 @dataclass(frozen=True)
@@ -78,29 +78,14 @@ def explained_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
     return Path("explained") / (f"{name}-on-{seen}{more}" if seen else name)
 
 
-def command_again(
-    weights: str | Path,
-    images: Sequence[str | Path],
-    *,
-    out: str | Path | None,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    why: str | None,
-    rather_than: str | None,
-    shown: int,
-    measured: int,
-    image_size: Size | None,
-) -> list[str]:
-    """What shows the same again."""
-    options = {
-        "--out": out,
-        "--layers": ",".join(map(str, layers)) if layers else None,
-        "--heads": ",".join(map(str, heads)) if heads else None,
-        "--why": why,
-        "--rather-than": rather_than,
-        "--shown": shown if shown != SHOWN else None,
-        "--measured": measured if measured != MEASURED else None,
-        "--image-size": "x".join(map(str, image_size)) if image_size else None,
-    }
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return ["vitrail", "explain", str(weights), *map(str, images), *given]
+def command_again(weights: str | Path, images: Sequence[str | Path], options: Mapping[str, object]) -> list[str]:
+    """What shows the same again. Options that have their usual value are not named."""
+    given = {name: value for name, value in options.items() if value is not None and value != USUAL.get(name)}
+    words = [word for name, value in given.items() for word in (name, _typed(name, value))]
+    return ["vitrail", "explain", str(weights), *map(str, images), *words]
+
+
+def _typed(name: str, value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ("x" if name == "--image-size" else ",").join(map(str, value))
+    return str(value)

@@ -14,14 +14,13 @@ from vitrail.config.answering import Answering
 from vitrail.data.dataset import Samples
 from vitrail.distributed import ALONE, Ranks
 from vitrail.inference.device import repeatable
-from vitrail.inference.forward import Outputs
+from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.report.page import Picture, ReportFacts
 from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples, Result
 from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import escape
-from vitrail.workflows.outputs import outputs_of
 from vitrail.workflows.pictures import Pictures
 
 
@@ -84,7 +83,7 @@ def logits_of(
     """What a network says of every image of a split, in float32."""
     net.eval()
     with repeatable(device):
-        out = outputs_of(net, samples, spec, data, device, interrupts, ranks)
+        out = network_outputs(net, samples, spec, data, device, interrupts, ranks)
     return out if temperature == 1 else replace(out, values=out.values / temperature)
 
 

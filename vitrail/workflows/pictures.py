@@ -12,15 +12,15 @@ from torch import nn
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.dataset import Samples
 from vitrail.data.decode import BadImage
+from vitrail.data.loader.memory import reader_of
 from vitrail.data.transforms import normalise, prepare
-from vitrail.inference.device import repeatable
-from vitrail.inference.forward import Outputs, device_of
+from vitrail.inference.device import device_of, repeatable
+from vitrail.inference.runner import Outputs
 from vitrail.interpret.votes import reasons
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.explain_plots import glow
 from vitrail.report.page import Picture
 from vitrail.tasks.result import Example
-from vitrail.workflows.outputs import reader_of
 
 BATCH = 4  # images whose maps are made at a time: matrices of all pairs of tokens are held for each
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from vitrail.config import Preprocess
 from vitrail.data.splits import groups_of
-from vitrail.inference.forward import Outputs
+from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.probe import Probe, fit_probe
 from vitrail.models.build import Network
 from vitrail.models.flops import macs
 from vitrail.workflows.choose import SMALL_DATA
-from vitrail.workflows.outputs import outputs_of
 from vitrail.workflows.resolve import Plan
 
 THUMBNAIL = (16, 16)
@@ -37,8 +36,8 @@ class Baseline:
 def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
     """Fit the probe on the network's features of the training images."""
     net.eval()
-    train = _features(plan, "train", net.forward_features, plan.preprocess, plan.device, interrupts)
-    return _fit(plan, train)
+    samples, data = plan.dataset.splits["train"], plan.config.data
+    return _fit(plan, network_outputs(net.forward_features, samples, plan.preprocess, data, plan.device, interrupts))
 
 
 def why_penalty(fitted: Probe) -> str:
@@ -63,39 +62,25 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[B
     if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
         return None
     started = time.monotonic()
+    name, spec, device = "the starting weights' features", plan.preprocess, plan.device
+    forward: Callable[[Tensor], Tensor] = partial(torch.flatten, start_dim=1)
     if net is None:
         name, spec = "16x16 thumbnails", plan.preprocess.model_copy(update={"size": THUMBNAIL, "resize": "squash"})
-        forward: Callable[[Tensor], Tensor] = _pixels
         device = torch.device("cpu")
     else:
-        name, spec, forward, device = (
-            "the starting weights' features",
-            plan.preprocess,
-            net.forward_features,
-            plan.device,
-        )
-        net.eval()
-    found = {split: _features(plan, split, forward, spec, device, interrupts) for split in splits}
+        forward = net.eval().forward_features
+    found = {
+        split: network_outputs(forward, samples, spec, plan.config.data, device, interrupts)
+        for split, samples in splits.items()
+    }
     fitted = _fit(plan, found["train"])
-    accuracy = {split: _accuracy(fitted, outputs) for split, outputs in found.items()}
+    accuracy = {
+        split: (fitted.predict(outputs.values) == outputs.labels).float().mean().item()
+        for split, outputs in found.items()
+    }
     watched = accuracy.get("val")
     reached = accuracy["test" if "test" in accuracy else "val"]
     return Baseline(name, reached, watched, time.monotonic() - started), fitted
-
-
-def _pixels(batch: Tensor) -> Tensor:
-    return batch.flatten(1)
-
-
-def _features(
-    plan: Plan,
-    split: str,
-    forward: Callable[[Tensor], Tensor],
-    spec: Preprocess,
-    device: torch.device,
-    interrupts: Interrupts,
-) -> Outputs:
-    return outputs_of(forward, plan.dataset.splits[split], spec, plan.config.data, device, interrupts)
 
 
 def _fit(plan: Plan, train: Outputs) -> Probe:
@@ -110,8 +95,3 @@ def _fit(plan: Plan, train: Outputs) -> Probe:
         seed=plan.config.train.seed,
         groups=groups,
     )
-
-
-def _accuracy(probe: Probe, outputs: Outputs) -> float:
-    logits = outputs.values @ probe.weight.T + probe.bias
-    return (logits.argmax(-1) == outputs.labels).float().mean().item()

@@ -43,16 +43,22 @@ def unseen_images(
     weights; images of the training of any are left out."""
     cards = [one.card for one in weights]
     card = cards[0]
-    limits: dict[str, Any] = {
-        "max_pixels": card.data.get("max_pixels", MAX_PIXELS),
-        "quarantine": quarantine,
-        "follow_links": follow_links,
-    }
-    dataset = open_dataset(data, None, classes=card.classes, progress=scanned, **limits)
-    own = next((card.data for card in cards if card.data.get("fingerprint") == dataset.fingerprint), None)
-    if own is not None:
-        rule = SplitRule.of({"alike": False} | own)  # weights from before that was a rule do not state it
-        dataset = open_dataset(data, rule, classes=card.classes, **limits)
+    trained_by: dict[Any, dict[str, Any]] = {one.data.get("fingerprint"): one.data for one in reversed(cards)}
+
+    def rule(fingerprint: str, _: object) -> SplitRule | None:
+        own = trained_by.get(fingerprint)
+        return None if own is None else SplitRule.of({"alike": False} | own)  # weights from before that rule lack it
+
+    dataset = open_dataset(
+        data,
+        rule,
+        classes=card.classes,
+        max_pixels=card.data.get("max_pixels", MAX_PIXELS),
+        quarantine=quarantine,
+        follow_links=follow_links,
+        progress=scanned,
+    )
+    if dataset.fingerprint in trained_by:
         name = split or ("test" if "test" in dataset.splits else "val")
         words = {"train": "train split, on which these weights were trained"}
         if "test" not in dataset.splits:

@@ -13,11 +13,11 @@ from tests.data.pictures import Pictures, encode
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.decode import decode
 from vitrail.data.loader import cache as cache_module
+from vitrail.data.loader import memory as outputs
 from vitrail.data.loader.cache import PixelCache, StoredPixelCache
 from vitrail.data.loader.memory import UNKNOWN, available_memory
 from vitrail.data.loader.reader import Reader
 from vitrail.errors import UserError
-from vitrail.workflows import outputs
 
 SPEC = Preprocess(size=(8, 8))
 

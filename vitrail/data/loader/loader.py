@@ -22,7 +22,9 @@ from vitrail.data.to_device import pinned
 from vitrail.data.transforms import prepare
 
 UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
-FEW = 256  # images that one process evaluates before others have started
+# Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
+# they are kept decoded.
+PER_PROCESS, PER_PROCESS_KEPT = 32, 256
 
 
 @dataclass
@@ -225,10 +227,12 @@ def training_loader(
 def evaluation_loader(
     reader: Reader, batch_size: int, workers: int | None, device: torch.device, place: Place = ALONE
 ) -> EvaluationLoader:
-    if workers is None and len(reader.source) <= FEW:
-        workers = 0
     order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
-    return EvaluationLoader(Maker(reader), order, workers_for(reader, workers, device, place), device)
+    processes = workers_for(reader, workers, device, place)
+    if workers is None:
+        images = PER_PROCESS if reader.cache is None else PER_PROCESS_KEPT
+        processes = min(processes, len(reader.source) // (images * place.world))
+    return EvaluationLoader(Maker(reader), order, processes, device)
 
 
 def workers_for(reader: Reader, asked: int | None, device: torch.device, place: Place = ALONE) -> int:

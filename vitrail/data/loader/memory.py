@@ -1,9 +1,19 @@
-"""How much memory is left to use, on this machine and in this container."""
+"""How much memory is left on this machine and in this container, and which images are kept decoded in it."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from vitrail.config import DataConfig, Preprocess
+from vitrail.data.loader.cache import PixelCache, StoredPixelCache
+from vitrail.data.loader.loader import Loader
+from vitrail.data.loader.reader import Reader
+from vitrail.data.samples import Samples
+from vitrail.data.scan import cores
+from vitrail.errors import UserError, reason_of
+
+IN_MEMORY = 32 << 30  # decoded bytes up to which images are kept without being asked
+SHARE = 0.4  # of the memory that is left, at most
 UNKNOWN = 2 << 30  # what is taken for granted where nothing can be read
 
 _CGROUPS = [  # (controller, folder, limit, in use, reclaimable part in memory.stat) of control groups, version 2 and 1
@@ -60,3 +70,46 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def reader_of(samples: Samples, spec: Preprocess, data: DataConfig, beside: int = 1) -> Reader:
+    """For a split that is read many times, as in training, by so many processes on this machine."""
+    size = decoded_bytes(samples, spec)
+    # Whether images are decoded smaller changes their pixels a little. So it hangs on the settings and the data alone,
+    # and not on the memory that is left: a run goes on to the bit on another machine.
+    scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > IN_MEMORY))
+    return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size, beside), scaled)
+
+
+def decoded_bytes(samples: Samples, spec: Preprocess) -> int:
+    return int(samples.areas.sum()) * spec.channels
+
+
+def fits_in_memory(size: int) -> bool:
+    return size <= min(IN_MEMORY, SHARE * available_memory())
+
+
+def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, beside: int) -> PixelCache | None:
+    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size * beside)):  # each keeps its own
+        return None
+    try:
+        return StoredPixelCache(samples, spec) if data.cache == "disk" else PixelCache(samples.areas, spec.channels)
+    except (OSError, MemoryError, ValueError) as error:  # ValueError: longer than an address can say
+        if data.cache == "auto":  # nobody asked for it, as where a limit on addresses is below the free memory
+            return None
+        reason = reason_of(error) or "there is too little memory"
+        raise UserError(
+            f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {reason}; "
+            "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"
+        ) from None
+
+
+def waiting_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:
+    """What would help here when training waits for images, in one sentence."""
+    size = decoded_bytes(samples, spec)
+    if loader.workers < cores():
+        return f"more processes that load images would help: --set data.workers={cores()}"
+    if loader.reader.cache is None and size <= SHARE * available_memory():
+        return f"images kept decoded, {size / 1e9:,.1f} GB, fit in memory and would help: --set data.cache=memory"
+    height, width = spec.size
+    return f"smaller images would help: vitrail pack {data.path} OUT --resize {round(max(height, width) * 8 / 7)}"

@@ -18,11 +18,12 @@ Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class Source(Protocol):
-    """What a split must offer: the bytes and name of each image, and labels and weights for many at a time."""
+    """What images must offer: the bytes and name of each (or the pixels, where they are decoded), and labels and
+    weights for many at a time."""
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
-    def read(self, index: int) -> bytes: ...
+    def read(self, index: int) -> bytes | np.ndarray: ...  # encoded, or uint8 (H, W, C)
     def labels_of(self, indices: np.ndarray) -> np.ndarray: ...  # int64 (B,), or uint8 (B, K) of 0 and 1
     def weights_of(self, indices: np.ndarray) -> np.ndarray: ...  # float32 (B,)
 
@@ -43,7 +44,9 @@ class Reader:
         found = self.cache.get(index) if self.cache is not None else None
         if found is not None:
             return found
-        data = self._bytes(index)
+        data = self._read(index)
+        if isinstance(data, np.ndarray):
+            return data
         image = self._open(data).pixels()
         if self.cache is not None:
             self.cache.put(index, image, data)
@@ -51,10 +54,11 @@ class Reader:
 
     def crop(self, index: int, choose: Callable[[int, int], Box]) -> Tensor:
         """The part that `choose` takes of (height, width), as the network's input: uint8 (C, height, width)."""
-        if not self.scaled:
+        data = self._read(index) if self.scaled else None
+        if not isinstance(data, bytes):
             image = self.image(index)
             return crop_resize(image, choose(*image.shape[:2]), self.spec)
-        opened = self._open(self._bytes(index))
+        opened = self._open(data)
         box = choose(*opened.size)
         shrink = shrink_for(box, self.spec.size) if opened.can_shrink else 1
         image = opened.pixels(shrink)
@@ -69,7 +73,7 @@ class Reader:
         spec = self.spec
         return open_image(data, channels=spec.channels, background=spec.background, max_pixels=self.max_pixels)
 
-    def _bytes(self, index: int) -> bytes:
+    def _read(self, index: int) -> bytes | np.ndarray:
         try:
             return self.source.read(index)
         except OSError as error:

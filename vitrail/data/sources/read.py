@@ -90,9 +90,11 @@ def _check_there(place: Path, path: str | Path) -> None:
             raise UserError(f"'{path}' does not exist{did_you_mean_path(place)}")
 
 
-def read_standard(place: Path, notes: list[str]) -> Catalogue | None:
-    """The standard data set in a folder or a .zip archive, with the split and classes it is known by, or nothing."""
-    return _read_layout(Root.at(place), notes, DEEPEST)
+def read_standard(place: Path, notes: list[str], follow: bool = True) -> Catalogue | None:
+    """The standard data set in a folder or an archive, with the split and classes it is known by, or nothing."""
+    if is_tar(place):
+        return read_cifar_tar(place, notes)
+    return _read_layout(Root.at(place, follow), notes, DEEPEST)
 
 
 def _read_layout(root: Root, notes: list[str], steps: int) -> Catalogue | None:

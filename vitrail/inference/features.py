@@ -12,17 +12,14 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from vitrail.config import DataConfig
-from vitrail.data.loader.loader import Place, evaluation_loader
-from vitrail.data.loader.reader import Reader
 from vitrail.data.samples import Samples
 from vitrail.data.splits import groups_of
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.device import repeatable
+from vitrail.inference.device import device_of, repeatable
 from vitrail.inference.feature_cache import PART, FeatureCache
-from vitrail.inference.forward import device_of, run_network
+from vitrail.inference.runner import check_finite, run
 from vitrail.interrupt import Interrupts
 from vitrail.terminal import escape
 
@@ -77,46 +74,41 @@ class Extractor:
                 self.console.print(f"[dim]{left:,} images of {escape(what)} could not be read and are left out[/]")
         return Features(self.cache, samples, self.interrupts)
 
-    @torch.no_grad()
     def _run(self, samples: Samples, what: str) -> None:
-        ranks, device, data = self.ranks, device_of(self.net), DataConfig()
-        place = Place(ranks.rank, ranks.world, ranks.beside)
-        loader = evaluation_loader(Reader(samples, self.spec, data.max_pixels), BATCH, data.workers, device, place)
-        with repeatable(device), self._bar(what, len(loader)) as advance, _Kept(self.cache) as kept:
-            for batch in loader:
-                out = run_network(self.forward, [batch], self.spec, device).check_finite(samples)
-                kept.add(samples.digests[out.sample.numpy()], out.values.numpy())
-                advance()
-                self.interrupts.check(ranks)
+        """Memory stays flat, and a run that is stopped keeps what it had."""
+        device = device_of(self.net)
+        held: list[tuple[np.ndarray, np.ndarray]] = []
+
+        def write() -> None:
+            if sum(len(digests) for digests, _ in held):
+                digests, values = zip(*held, strict=True)
+                self.cache.add(np.concatenate(digests), np.concatenate(values))
+            held.clear()
+
+        try:
+            with repeatable(device), self._bar(what, -(-len(samples) // self.ranks.world)) as progress:
+                found = run(
+                    self.forward,
+                    samples,
+                    self.spec,
+                    device,
+                    batch_size=BATCH,
+                    interrupts=self.interrupts,
+                    ranks=self.ranks,
+                    progress=progress,
+                )
+                for batch, out in found:
+                    readable = batch.weights > 0
+                    values, rows = out[readable], batch.sample[readable]
+                    check_finite(values, rows, samples)
+                    held.append((samples.digests[rows.numpy()], values.numpy()))
+                    if sum(len(digests) for digests, _ in held) >= PART:
+                        write()
+        finally:
+            write()
 
     @contextmanager
-    def _bar(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
+    def _bar(self, what: str, images: int) -> Iterator[Callable[[int], None]]:
         with Progress(console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
-            task = bar.add_task(f"features of {escape(what)}", total=steps)
-            yield lambda: bar.advance(task)
-
-
-class _Kept:
-    """Features on their way to the disk; also those of a run that is stopped get there."""
-
-    def __init__(self, cache: FeatureCache) -> None:
-        self.cache = cache
-        self.held: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def add(self, digests: np.ndarray, values: np.ndarray) -> None:
-        self.held.append((digests, values))
-        if sum(len(part) for part, _ in self.held) >= PART:
-            self._write()
-
-    def _write(self) -> None:
-        digests, values = zip(*self.held, strict=True)
-        self.held = []
-        if sum(map(len, digests)):
-            self.cache.add(np.concatenate(digests), np.concatenate(values))
-
-    def __enter__(self) -> _Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.held:
-            self._write()
+            task = bar.add_task(f"features of {escape(what)}", total=images)
+            yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,256 @@
+"""A folder of JPEGs to a CSV of predictions: ours, timm and the pipeline of transformers.
+
+    python -m bench.predict [--images 4000] [--rounds 3] [--device cuda] [--quick]
+
+All have a network of the same size (random weights), squash the same files to the same pixels, normalise them alike and
+write one row for each image. timm is used as its script `inference.py` uses it: its dataset and loader with worker
+processes, softmax and top-1 for each batch, and a table at the end. The pipeline gets paths, a batch size and as many
+workers. The network is loaded and warm before the clock starts; the start of the workers counts for everybody.
+
+Beside them what our loader alone delivers (the same files to batches of pixels, no network), once for each size: the
+fraction of it that whole predictions reach says how much a GPU waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import vitrail
+from bench.harness import Contestant, Spread, order
+from bench.loader import processor_seconds
+from bench.photos import QUALITY, SIZE, make_photos
+from bench.record import RESULTS, installed, machine_facts, write_results
+from vitrail.cli.prediction_rows import print_rows
+from vitrail.commands.predict import BATCH, GPU_BATCH, predict_rows
+from vitrail.config import Preprocess
+from vitrail.data.decode import MAX_PIXELS
+from vitrail.data.loader.loader import evaluation_loader
+from vitrail.data.loader.reader import Reader
+from vitrail.data.scan import cores
+from vitrail.data.sources.images import find_images
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.device import device_of
+from vitrail.models.build import create
+from vitrail.weights.bundle import Card
+from vitrail.weights.reference_models import let_torchvision_import
+
+SIDE, CLASSES = 224, 1000
+HALF = (0.5, 0.5, 0.5)
+TARGET = 0.8  # of what the loader alone delivers, on a GPU
+Work = Callable[[Path, Path], object]  # a folder of images, and the CSV to write
+
+
+def our_classifier(device: str) -> Classifier:
+    """Ti/16 at 224 px."""
+    net = create("Ti/16", CLASSES, SIDE).to(device).eval().requires_grad_(False)
+    names = tuple(f"class {index}" for index in range(CLASSES))
+    card = Card(model=net.config, preprocess=Preprocess(size=(SIDE, SIDE)), classes=names, created_with="bench")
+    return Classifier(net, card)
+
+
+def ours(classifier: Classifier) -> Work:
+    """What `vitrail predict WEIGHTS FOLDER --csv` does, from the loaded weights on."""
+
+    def work(root: Path, out: Path) -> None:
+        with out.open("w", newline="") as file, contextlib.redirect_stdout(file):
+            print_rows(predict_rows(classifier, [root]), "csv", 1)
+
+    return work
+
+
+def loader_alone(classifier: Classifier) -> Work:
+    device = device_of(classifier.net)
+
+    def work(root: Path, out: Path) -> None:
+        reader = Reader(find_images([root]), classifier.preprocess, MAX_PIXELS)
+        for batch in evaluation_loader(reader, batch_size(device.type), None, device):
+            del batch
+
+    return work
+
+
+def timm_script(device: str, workers: int) -> Work:
+    let_torchvision_import()
+    import timm
+    from timm.data import ImageDataset, create_loader
+
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES).to(device).eval()
+
+    def work(root: Path, out: Path) -> None:
+        dataset = ImageDataset(str(root))
+        loader = create_loader(
+            dataset,
+            input_size=(3, SIDE, SIDE),
+            batch_size=batch_size(device),
+            use_prefetcher=device == "cuda",
+            num_workers=workers,
+            interpolation="bilinear",
+            mean=HALF,
+            std=HALF,
+            crop_pct=1.0,
+            crop_mode="squash",
+            device=torch.device(device),
+        )
+        found: list[tuple[float, int]] = []
+        with torch.inference_mode():
+            for pixels, _ in loader:
+                best = net(pixels.to(device)).softmax(-1).topk(1)
+                found += zip(best.values[:, 0].tolist(), best.indices[:, 0].tolist(), strict=True)
+        write_csv(out, [(name, str(label), p) for name, (p, label) in zip(dataset.filenames(), found, strict=True)])
+
+    return work
+
+
+def pipeline_of_transformers(device: str, workers: int) -> Work:
+    let_torchvision_import()
+    from transformers import ViTConfig, ViTForImageClassification, pipeline
+
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, num_labels=CLASSES
+    )
+    net = ViTForImageClassification(config).eval()
+    processor = image_processor()(size={"height": SIDE, "width": SIDE}, image_mean=HALF, image_std=HALF)
+    pipe = pipeline("image-classification", model=net, image_processor=processor, device=device)
+
+    def work(root: Path, out: Path) -> None:
+        paths = sorted(map(str, root.rglob("*.jpg")))
+        found = pipe(paths, batch_size=batch_size(device), num_workers=workers, top_k=1)
+        rows = [(name, one[0]["label"], one[0]["score"]) for name, one in zip(paths, found, strict=True)]
+        write_csv(out, rows)
+
+    return work
+
+
+def image_processor() -> Any:
+    """The one that needs no torchvision, whatever it is called in this version."""
+    import transformers
+
+    return getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+
+
+def write_csv(path: Path, rows: list[tuple[str, str, float]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("file", "label", "probability"), *rows])
+
+
+def batch_size(device: str) -> int:
+    return GPU_BATCH if device == "cuda" else BATCH
+
+
+def timed(work: Work, root: Path, out: Path, images: int) -> tuple[float, float]:
+    """Seconds for all images, by the wall and by all processors; the table must have a row for each."""
+    out.unlink(missing_ok=True)
+    start, busy = time.perf_counter(), processor_seconds()
+    work(root, out)
+    took = time.perf_counter() - start, processor_seconds() - busy
+    if out.exists():
+        with out.open(newline="") as file:
+            assert sum(1 for _ in csv.reader(file)) == images + 1
+    return took
+
+
+def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
+    """Turns in changing order; images a second, and per round the time over ours."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    out = root.parent / "predictions.csv"
+    for number in range(-1, rounds):  # the first one warms up
+        for name in (one.name for one in order([Contestant(name, list) for name in contestants], max(0, number))):
+            took = timed(contestants[name], root, out, images)
+            console.print(f"round {number + 1}: {name} {images / took[0]:,.0f} images/s")
+            if number >= 0:
+                seconds[name].append(took)
+    first = next(iter(contestants))
+    results = {}
+    for name, times in seconds.items():
+        ratios = [[theirs[k] / own[k] for theirs, own in zip(times, seconds[first], strict=True)] for k in (0, 1)]
+        results[name] = {
+            "images_per_second": round(images / statistics.median(wall for wall, _ in times), 1),
+            "processor_ms_per_image": round(1e3 * statistics.median(busy for _, busy in times) / images, 3),
+            "wall_ratio": Spread.of(ratios[0]).rounded(),
+            "processor_ratio": Spread.of(ratios[1]).rounded(),
+        }
+    return results
+
+
+def contestants_on(device: str, workers: int, console: Console) -> dict[str, Work]:
+    """Those that are installed; ours first, each followed by its loader alone."""
+    small, bundled = our_classifier(device), vitrail.load("bundled", device=device)
+    found = {
+        "ours": ours(small),
+        "our loader alone": loader_alone(small),
+        "ours, bundled Ti/8 at 64 px": ours(bundled),
+        "our loader alone, 64 px": loader_alone(bundled),
+    }
+    for name, make in (("timm", timm_script), ("transformers", pipeline_of_transformers)):
+        if installed(name):
+            found[name] = make(device, workers)
+        else:
+            console.print(f"{name} is not installed")
+    return found
+
+
+def show(results: dict[str, Any], device: str, console: Console) -> None:
+    caption = "ratios: time over ours (middle half of rounds)"
+    table = Table(title=f"JPEG files to a CSV of predictions, {device}", caption=caption)
+    for heading in ("", "images/s", "CPU ms/image", "wall ratio", "CPU ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, row in results.items():
+        spreads = [row[key] for key in ("wall_ratio", "processor_ratio")]
+        cells = [f"{one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f})" for one in spreads]
+        table.add_row(name, f"{row['images_per_second']:,.0f}", f"{row['processor_ms_per_image']:.2f}", *cells)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.predict", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--images", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU if there is one, when not given")
+    parser.add_argument("--quick", action="store_true", help="200 images, one round")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    options = parser.parse_args()
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    images, rounds = (200, 1) if options.quick else (options.images, options.rounds)
+    workers, console = min(16, cores()), Console(width=110)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "photos"
+        about = make_photos(root, images)
+        os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
+        with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of their own versions
+            contestants = contestants_on(device, workers, console)
+        results = race(contestants, root, images, rounds, console)
+    show(results, device, console)
+    rates = {name: row["images_per_second"] for name, row in results.items()}
+    fractions = {
+        "Ti/16 at 224 px": rates["ours"] / rates["our loader alone"],
+        "bundled Ti/8 at 64 px": rates["ours, bundled Ti/8 at 64 px"] / rates["our loader alone, 64 px"],
+    }
+    for name, fraction in fractions.items():
+        console.print(f"{name}: {fraction:.0%} of what the loader alone delivers (aim on a GPU: {TARGET:.0%})")
+    record = {
+        "settings": {"rounds": rounds, "workers": workers, "batch": batch_size(device), "classes": CLASSES},
+        "images": {**about, "height": SIZE[0], "width": SIZE[1], "quality": QUALITY},
+        "machine": machine_facts(device),
+        "contestants": results,
+        "of_the_loader_alone": {name: round(fraction, 3) for name, fraction in fractions.items()},
+    }
+    name = f"predict-quick-{device}" if options.quick else f"predict-{device}"
+    console.print(f"written: {write_results(Path(options.out), name, record)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Maps over single images: what speaks for one class rather than another, and where single heads look."""
+
+from __future__ import annotations
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from vitrail.inference.classifier import Classifier
+from vitrail.interpret.attention import attention_maps
+from vitrail.interpret.rollout import rollout
+from vitrail.interpret.votes import reasons
+from vitrail.models.vit import VisionTransformer
+from vitrail.report.canvas import short_name
+from vitrail.report.explain_page import Looked, Picture
+from vitrail.report.explain_plots import MapPanel, draw_heads, draw_maps
+from vitrail.tasks.result import percent
+from vitrail.workflows.explain_inputs import Seen, batches, evenly
+from vitrail.workflows.explain_options import Wanted
+
+
+def maps_of_some(
+    classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
+) -> list[Looked]:
+    """Maps over `shown` of the images, evenly chosen, with the network's answer to each."""
+    indices = evenly(len(seen.pixels), shown) if shown else []
+    found = []
+    for number, index in enumerate(bar.track(indices, description="maps")):
+        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
+        answer, panels = _panels(classifier, net, pixels, wanted)
+        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
+        name, place = seen.names[index], f"image-{number:02d}"
+        drawing = draw_maps(seen.picture(index), panels, name)
+        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
+        found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
+    return found
+
+
+def _panels(
+    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
+) -> tuple[str, list[MapPanel]]:
+    """What the network says of one image, and the maps that explain it."""
+    classes = classifier.classes
+    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
+    if not classes:
+        return "features", [MapPanel("input", None), whole]
+    with torch.no_grad():
+        logits = net(pixels).float().cpu()
+    order = logits[0].argsort(descending=True, stable=True).tolist()
+    why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
+    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
+    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
+    panels = [MapPanel(f"input\n{answer}", None), whole]
+    for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
+        than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
+        panels.append(
+            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
+        )
+    return answer, panels
