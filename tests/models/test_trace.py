@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
 
 from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.models.build import build
+from vitrail.models.trace import watched_blocks
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 KINDS = {
@@ -125,3 +128,37 @@ def test_gradients_reach_the_attention():
 
 def test_a_resnet_has_nothing_to_trace():
     assert not hasattr(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)), "trace")
+
+
+def test_nothing_stays_behind():
+    net = random_net()
+    pixels = torch.randn(1, 3, 8, 12)
+    with pytest.raises(RuntimeError, match="stopped"), watched_blocks(net, lambda *_: None):
+        net(pixels)
+        raise RuntimeError("stopped")
+    net.trace(pixels)
+    assert not any(block.watchers for block in net.blocks)
+
+
+def test_what_other_threads_compute_is_not_seen():
+    net = random_net()
+    seen: list[int] = []
+    with watched_blocks(net, lambda index, *_: seen.append(index), chosen=[0, 2]):
+        other = threading.Thread(target=net, args=(torch.randn(1, 3, 8, 12),))
+        other.start()
+        other.join()
+        assert not seen
+        net(torch.randn(1, 3, 8, 12))
+    assert seen == [0, 2]
+
+
+def test_compiled_blocks_are_traced():
+    net = random_net()
+    pixels = torch.randn(2, 3, 8, 12)
+    plain = net.trace(pixels, layers=[0, -1])
+    for block in net.blocks:
+        block.compile(backend="eager")
+    net(pixels)
+    compiled = net.trace(pixels, layers=[0, -1])
+    assert list(compiled.attention) == [0, 2]
+    assert all(torch.equal(compiled.attention[index], plain.attention[index]) for index in (0, 2))

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.models.vit import VisionTransformer
 
@@ -55,17 +54,14 @@ def watched_blocks(
     """Show `see` the number, input and output of every block, or of those chosen, as this thread computes them."""
     thread = threading.get_ident()
 
-    def hook(index: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        def watch(_: nn.Module, inputs: Any, output: Tensor) -> None:
-            if threading.get_ident() == thread:
-                see(index, inputs[0], output)
+    def watcher(index: int) -> Callable[[Tensor, Tensor], None]:
+        return lambda x, output: see(index, x, output) if threading.get_ident() == thread else None
 
-        return watch
-
-    blocks = [(index, block) for index, block in enumerate(net.blocks) if chosen is None or index in chosen]
-    hooks = [block.register_forward_hook(hook(index)) for index, block in blocks]
+    watched = [(block, watcher(index)) for index, block in enumerate(net.blocks) if chosen is None or index in chosen]
+    for block, watch in watched:
+        block.watchers.append(watch)
     try:
         yield
     finally:
-        for each in hooks:
-            each.remove()
+        for block, watch in watched:
+            block.watchers.remove(watch)

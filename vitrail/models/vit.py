@@ -7,8 +7,8 @@ timm's names where timm has the part.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -201,6 +201,7 @@ class Block(nn.Module):
         self.positions: list[nn.Module] = []  # one or none, in a list: it belongs to the network
         self.residual_dtype: torch.dtype | None = None
         self.recompute = False
+        self.watchers: list[Callable[[Tensor, Tensor], None]] = []  # shown each input and output
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D); `keep`: only so many leading tokens."""
@@ -209,15 +210,19 @@ class Block(nn.Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block as the network calls it: with positions, where every block adds them; with a stream of another
-        type, or activations that are computed again, where a run has it so. The last block computes only the tokens
-        that are read. All this is outside of what `compile` compiles."""
+        type, or activations that are computed again, where a run has it so; and watched, where it is traced. The last
+        block computes only the tokens that are read. All this is outside of what `compile` compiles."""
         for positions in self.positions:
             x = positions(x)
         if self.residual_dtype is not None:
             x = x.to(self.residual_dtype)
         if self.recompute and self.training:
-            return cast(Tensor, checkpoint(super().__call__, x, self.keep, use_reentrant=False))
-        return cast(Tensor, super().__call__(x, self.keep))
+            output: Tensor = checkpoint(super().__call__, x, self.keep, use_reentrant=False)
+        else:
+            output = super().__call__(x, self.keep)
+        for watch in self.watchers:
+            watch(x, output)
+        return output
 
 
 class Attention(nn.Module):
