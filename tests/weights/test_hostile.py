@@ -19,8 +19,9 @@ from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.report.provenance import provenance
 from vitrail.weights import to_timm
-from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_header, read_trained_on, write_bundle
+from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_trained_on, write_bundle
 from vitrail.weights.read import read_weights
+from vitrail.weights.safetensors_file import read_header
 from vitrail.workflows.train_test_overlap import Trained, trained_before
 
 

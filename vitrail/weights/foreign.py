@@ -15,8 +15,9 @@ from torch import Tensor
 from vitrail import strict_json
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
 from vitrail.errors import UserError
-from vitrail.weights.bundle import check_regular, check_tensors
+from vitrail.weights.bundle import check_tensors
 from vitrail.weights.layout import Layout, without_bias
+from vitrail.weights.safetensors_file import check_regular
 from vitrail.weights.tensors import Tensors
 
 State = Mapping[str, Tensor]

@@ -14,11 +14,12 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean, did_you_mean_path
 from vitrail.weights import google, huggingface, timm
-from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
+from vitrail.weights.bundle import KEY, Card, created_with, read_bundle
 from vitrail.weights.foreign import Foreign, joined, read_json
 from vitrail.weights.hub import download
 from vitrail.weights.names import BUNDLED, HUB, bundled_file, local_path
 from vitrail.weights.pickles import pickle_source
+from vitrail.weights.safetensors_file import check_regular, read_header
 from vitrail.weights.tensors import Tensors, npz_source, safetensors_source
 
 INDEX = "model.safetensors.index.json"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.weights.bundle import DTYPES, MAX_TENSORS, load_float32, read_header
+from vitrail.weights.safetensors_file import FLOATS, MAX_TENSORS, load_floats, read_header
 
 NUMPY = {"f4": "F32", "f2": "F16", "f8": "F64", "V2": "BF16"}  # numpy has no name for bfloat16
 # Weights hardly compress. An archive that unpacks to more than this many times its size is no weights file.
@@ -67,7 +67,7 @@ class Tensors:
             raise UserError(f"{self.where} tells of a tensor larger than any can be") from None
 
     def check_floats(self) -> None:
-        strange = sorted(set(self.dtypes.values()) - DTYPES.keys())
+        strange = sorted(set(self.dtypes.values()) - FLOATS.keys())
         if strange:
             raise UserError(f"{self.where} holds {strange[0]} numbers, and weights are floats of 16, 32 or 64 bits")
 
@@ -99,7 +99,10 @@ def safetensors_source(files: Collection[Path], where: str) -> Tensors:
     dtypes = {name: dtype for header in headers.values() for name, dtype in header.dtypes.items()}
 
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
-        return {name: tensor for file in files for name, tensor in load_float32(file).items() if name in names}
+        found: dict[str, Tensor] = {}
+        for file, header in headers.items():
+            found |= load_floats(file, header, header.shapes.keys() & names)
+        return {name: tensor.float() for name, tensor in found.items()}
 
     return source_of(where, shapes, dtypes, fetch)
 
