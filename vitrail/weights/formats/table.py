@@ -1,7 +1,8 @@
-"""How a layout's tensors correspond to ours: one table of rules for each, used in both directions."""
+"""One table for each format: what a tensor is called in our networks and in theirs, and how it lies in both."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,19 +11,21 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
+from vitrail.weights.tensors import Tensors
 
 # {0} stands for a number as we count, from zero; {0+1} counts from one, {0+1:02} writes it with two digits.
-PLACE = re.compile(r"\{(\d)(\+1)?(:02)?\}")
+NUMBER = re.compile(r"\{(\d)(\+1)?(:02)?\}")
 
 
 class Form(NamedTuple):
-    """How a tensor lies there: `read` turns theirs into ours; `write` turns ours, of so many heads, into theirs."""
+    """How a tensor lies there: `read` turns theirs into ours, `write` ours into theirs."""
 
     read: Callable[[Tensor], Tensor]
-    write: Callable[[Tensor, int], Tensor]
+    write: Callable[[Tensor], Tensor]
 
 
-SAME = Form(lambda tensor: tensor, lambda tensor, _: tensor)
+SAME = Form(lambda t: t, lambda t: t)
+POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution that we have as a matrix
 
 
 class Rule(NamedTuple):
@@ -38,12 +41,13 @@ def both(ours: str, *theirs: str) -> list[Rule]:
     return [Rule(f"{ours}.{leaf}", tuple(f"{name}.{leaf}" for name in theirs)) for leaf in ("weight", "bias")]
 
 
-class Place(NamedTuple):
-    """Where a tensor of theirs belongs: which rule, with which numbers, and as which part of a stack."""
-
-    rule: Rule
-    numbers: tuple[int, ...]
-    part: int
+def bottleneck(ours: str, theirs: str, shortcut: str) -> list[Rule]:
+    """A block of a ResNet, with convolutions and norms that are called the same there."""
+    rules = [Rule(f"{ours}.shortcut.weight", (f"{theirs}.{shortcut}.weight",))]
+    for index in (1, 2, 3):
+        rules.append(Rule(f"{ours}.conv{index}.weight", (f"{theirs}.conv{index}.weight",)))
+        rules += both(f"{ours}.norm{index}", f"{theirs}.norm{index}")
+    return rules
 
 
 # Part of a tensor's name to the thing that no network of vitrail has.
@@ -70,44 +74,44 @@ UNSUPPORTED = {
     "mask_token": "a mask token",
     "decoder": "a decoder",
 }
+BLOCK = "encoder.blocks.{0}"
+
+Place = tuple[Rule, tuple[int, ...]]  # a rule, and the numbers of its placeholders
 
 
-class Layout:
+class Table:
     def __init__(self, rules: Sequence[Rule]):
         self._theirs = [(_pattern(name), rule, part) for rule in rules for part, name in enumerate(rule.theirs)]
         self._ours = [(_pattern(rule.ours), rule) for rule in rules]
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> tuple[Place, int] | None:
+        """Where a tensor of theirs belongs, and as which part of a stack."""
         for pattern, rule, part in self._theirs:
             if match := pattern.fullmatch(name):
                 numbers = _numbers(rule.theirs[part], match)
                 if min(numbers, default=0) >= 0 and _fill(rule.theirs[part], numbers) == name:  # unit1 is not unit01
-                    return Place(rule, numbers, part)
+                    return (rule, numbers), part
         return None
 
-    def read(self, tensors: Mapping[str, Tensor], where: str, called: Callable[[str], str] = str) -> dict[str, Tensor]:
-        """Their tensors in our names and shapes. `called`: what the file itself calls a tensor of theirs."""
-        parts: dict[tuple[Rule, tuple[int, ...]], dict[int, Tensor]] = {}
-        places = {name: self.place(name) for name in tensors}
-        if strange := [name for name, place in places.items() if place is None]:
+    def read(self, source: Tensors, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our names and shapes for the tensors of `source`: its contents, or blanks of their shapes."""
+        places = {name: place for name in tensors if (place := self.place(name))}
+        if strange := [name for name in tensors if name not in places]:
             known = (words for name in strange for part, words in UNSUPPORTED.items() if part in name)
             thing = next(known, f"a tensor '{strange[0]}'")
-            raise UserError(f"{where} has {thing}, which vitrail's networks have not")
-        for name, place in places.items():
-            tensor = tensors[name]
-            assert place is not None
+            raise UserError(f"{source.where} has {thing}, which vitrail's networks have not")
+        found: dict[Place, dict[int, Tensor]] = {}
+        for name, tensor in tensors.items():
+            (rule, numbers), part = places[name]
             try:
-                turned = place.rule.form.read(tensor)
+                turned = rule.form.read(tensor)
             except (RuntimeError, IndexError, ValueError):
-                raise _wrong_shape(name, tensor, where) from None
+                raise _wrong_shape(source, name, tensor) from None
             if turned.ndim == 0:
-                raise _wrong_shape(name, tensor, where)
-            parts.setdefault((place.rule, place.numbers), {})[place.part] = turned
-        self._check_same_everywhere(parts, where, called)
-        return {
-            _fill(rule.ours, numbers): _stack(rule, numbers, found, where, called)
-            for (rule, numbers), found in parts.items()
-        }
+                raise _wrong_shape(source, name, tensor)
+            found.setdefault((rule, numbers), {})[part] = turned
+        self._check_whole(source, found)
+        return {_fill(place[0].ours, place[1]): _stack(source, place, parts) for place, parts in found.items()}
 
     def theirs(self, ours: str) -> str:
         """What they call a tensor of ours, or the first of those that it stacks."""
@@ -116,7 +120,7 @@ class Layout:
                 return _fill(rule.theirs[0], _numbers(rule.ours, match))
         return ours
 
-    def write(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    def write(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our tensors in their names and shapes."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in state.items():
@@ -126,38 +130,30 @@ class Layout:
                 raise UserError(f"the layout to write has no place for '{name}'")
             numbers = _numbers(rule.ours, match)
             for theirs, part in zip(rule.theirs, tensor.chunk(len(rule.theirs)), strict=True):
-                tensors[_fill(theirs, numbers)] = rule.form.write(part, heads).contiguous()
+                tensors[_fill(theirs, numbers)] = rule.form.write(part).contiguous()
         return tensors
 
-    def _check_same_everywhere(
-        self, parts: Mapping[tuple[Rule, tuple[int, ...]], object], where: str, called: Callable[[str], str]
-    ) -> None:
-        """What one block of the encoder has, the others must have too; said in the file's own words."""
-        repeated = [(rule, numbers[0]) for rule, numbers in parts if rule.ours.startswith("encoder.blocks.")]
-        blocks = {index for _, index in repeated}
-        for rule in dict.fromkeys(rule for rule, _ in repeated):
-            missing = [index for index in blocks if (rule, (index,)) not in parts]
+    def _check_whole(self, source: Tensors, found: Mapping[Place, Mapping[int, Tensor]]) -> None:
+        """No stack lacks a part, and what one block of the encoder has, the others have too."""
+        repeated = [(rule, numbers[0]) for rule, numbers in found if rule.ours.startswith(BLOCK)]
+        rules, blocks = dict.fromkeys(rule for rule, _ in repeated), sorted({index for _, index in repeated})
+        for rule, numbers in itertools.chain(((rule, (index,)) for rule in rules for index in blocks), found):
+            parts = found.get((rule, numbers), {})
+            missing = [name for part, name in enumerate(rule.theirs) if part not in parts]
             if missing and rule.ours.endswith("qkv.bias"):
-                raise without_bias(where)
+                raise without_bias(source.where)
             if missing:
-                raise UserError(f"{where}: tensor '{called(_fill(rule.theirs[0], (min(missing),)))}' is missing")
+                raise UserError(f"{source.where}: tensor '{source.called(_fill(missing[0], numbers))}' is missing")
 
 
 def without_bias(where: str) -> UserError:
     return UserError(f"{where} has queries, keys and values without bias, and vitrail's network has biases")
 
 
-def _stack(
-    rule: Rule, numbers: tuple[int, ...], found: Mapping[int, Tensor], where: str, called: Callable[[str], str]
-) -> Tensor:
-    missing = [part for part in range(len(rule.theirs)) if part not in found]
-    if missing and rule.ours.endswith("qkv.bias"):
-        raise without_bias(where)
-    if missing:
-        raise UserError(f"{where}: tensor '{called(_fill(rule.theirs[missing[0]], numbers))}' is missing")
-    if len({tensor.shape[1:] for tensor in found.values()}) > 1:
-        raise _wrong_shape(_fill(rule.theirs[0], numbers), found[0], where)
-    return concatenate([found[part] for part in range(len(found))])
+def _stack(source: Tensors, place: Place, parts: Mapping[int, Tensor]) -> Tensor:
+    if len({tensor.shape[1:] for tensor in parts.values()}) > 1:
+        raise _wrong_shape(source, _fill(place[0].theirs[0], place[1]), parts[0])
+    return concatenate([parts[part] for part in range(len(parts))])
 
 
 def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -170,12 +166,12 @@ def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def _wrong_shape(name: str, tensor: Tensor, where: str) -> UserError:
-    return UserError(f"{where}: tensor '{name}' has shape {tuple(tensor.shape)}, which does not fit its place")
+def _wrong_shape(source: Tensors, name: str, tensor: Tensor) -> UserError:
+    return UserError(f"{source.where}: tensor '{name}' has shape {tuple(tensor.shape)}, which does not fit its place")
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    pieces = PLACE.split(template)  # text, number, +1, :02, text, ...
+    pieces = NUMBER.split(template)  # text, number, +1, :02, text, ...
     return re.compile(r"(\d{1,9})".join(re.escape(text) for text in pieces[::4]))
 
 
@@ -183,7 +179,7 @@ def _numbers(template: str, match: re.Match[str]) -> tuple[int, ...]:
     """The numbers of a name as we count them, in the order of their placeholders' digits."""
     places = [
         (int(place[1]), int(text) - bool(place[2]))
-        for place, text in zip(PLACE.finditer(template), match.groups(), strict=True)
+        for place, text in zip(NUMBER.finditer(template), match.groups(), strict=True)
     ]
     return tuple(number for _, number in sorted(places))
 
@@ -193,4 +189,4 @@ def _fill(template: str, numbers: tuple[int, ...]) -> str:
         number = numbers[int(place[1])] + bool(place[2])
         return f"{number:02}" if place[3] else str(number)
 
-    return PLACE.sub(text, template)
+    return NUMBER.sub(text, template)

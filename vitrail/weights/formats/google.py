@@ -1,0 +1,312 @@
+"""The .npz checkpoints of google-research: vision_transformer with its hybrids, big_vision, and BiT's ResNets.
+
+A network is written in the layout of the code that has it. The files know no size that is not square, no class names
+and no preprocessing of their own: every network of this family takes squashed images with pixels in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig
+from vitrail.errors import UserError
+from vitrail.weights.bundle import Card
+from vitrail.weights.formats import base, timm
+from vitrail.weights.formats.base import Foreign, Format, lacking, ours_alone, prefix_rows, translate, ungridded
+from vitrail.weights.formats.shapes import State, guessed_square, resnet_config, vit_config
+from vitrail.weights.formats.table import SAME, Form, Rule, Table
+from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
+from vitrail.weights.tensors import Tensors
+
+LIBRARY = "Google's code"
+
+# ---- tensors. flax multiplies from the other side: inputs come first in its kernels, and heads have their own axis.
+
+DENSE = Form(lambda t: t.flatten(1).T, lambda t: t.T)  # (in, out) <-> (out, in)
+CONV = Form(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))  # (h, w, in, out) <-> (out, in, h, w)
+FLAT = Form(lambda t: t.flatten(), lambda t: t)
+WIDE = Form(lambda t: t.flatten(), lambda t: t.reshape(1, 1, 1, -1))
+POINT = Form(lambda t: t.flatten(0, 2).T, lambda t: t.T[None, None])  # a 1x1 convolution that we have as a matrix
+
+ATTENTION, MLP = "MultiHeadDotProductAttention", "MlpBlock"
+BLOCK = "Transformer/encoderblock_{0}"
+UNIT, UNIT_02 = "block{0+1}/unit{1+1}", "block{0+1}/unit{1+1:02}"
+INPUT_TABLE, TABLE = "Transformer/posembed_input/pos_embedding", "pos_embedding"  # vision_transformer's, big_vision's
+# Old flax counts all modules of a block together, newer flax each kind: the numbers of attention, MLP, second norm.
+OLD, NEW = (1, 3, 2), (0, 0, 1)
+
+
+def _dense(ours: str, theirs: str) -> list[Rule]:
+    return [Rule(f"{ours}.weight", (f"{theirs}/kernel",), DENSE), Rule(f"{ours}.bias", (f"{theirs}/bias",))]
+
+
+def _norm(ours: str, theirs: str, form: Form = SAME, words: Sequence[str] = ("scale", "bias")) -> list[Rule]:
+    leaves = zip(("weight", "bias"), words, strict=True)
+    return [Rule(f"{ours}.{leaf}", (f"{theirs}/{word}",), form) for leaf, word in leaves]
+
+
+def _conv(ours: str, theirs: str) -> Rule:
+    return Rule(f"{ours}.weight", (f"{theirs}/kernel",), CONV)
+
+
+def vit_table(heads: int, positions: str, numbers: tuple[int, int, int] = NEW) -> Table:
+    split = Form(lambda t: t.flatten(1).T, lambda t: t.T.reshape(t.shape[1], heads, -1))  # (D, heads, D/heads)
+    split_bias = Form(lambda t: t.flatten(), lambda t: t.reshape(heads, -1))
+    merge = Form(lambda t: t.flatten(0, -2).T, lambda t: t.T.reshape(heads, -1, len(t)))  # (heads, D/heads, D)
+
+    def projections(ours: str, theirs: str, parts: Sequence[str]) -> list[Rule]:
+        kernels, biases = (tuple(f"{theirs}/{part}/{leaf}" for part in parts) for leaf in ("kernel", "bias"))
+        return [Rule(f"{ours}.weight", kernels, split), Rule(f"{ours}.bias", biases, split_bias)]
+
+    def output(ours: str, theirs: str) -> list[Rule]:
+        return [Rule(f"{ours}.weight", (f"{theirs}/out/kernel",), merge), Rule(f"{ours}.bias", (f"{theirs}/out/bias",))]
+
+    ours, attention, pool = "encoder.blocks.{0}", f"{BLOCK}/{ATTENTION}_{numbers[0]}", f"MAPHead_0/{ATTENTION}_0"
+    rules = [
+        Rule("tokens.class_token", ("cls",)),
+        Rule("positions.table", (positions,)),
+        _conv("tokens.projection", "embedding"),
+        Rule("tokens.projection.bias", ("embedding/bias",)),
+        *_norm(f"{ours}.norm1", f"{BLOCK}/LayerNorm_0"),
+        *projections(f"{ours}.attention.qkv", attention, ("query", "key", "value")),
+        *output(f"{ours}.attention.out", attention),
+        *_norm(f"{ours}.norm2", f"{BLOCK}/LayerNorm_{numbers[2]}"),
+        *_dense(f"{ours}.mlp.up", f"{BLOCK}/{MLP}_{numbers[1]}/Dense_0"),
+        *_dense(f"{ours}.mlp.down", f"{BLOCK}/{MLP}_{numbers[1]}/Dense_1"),
+        *_norm("encoder.norm", "Transformer/encoder_norm"),
+        Rule("pool.probe", ("MAPHead_0/probe",)),
+        *projections("pool.query", pool, ("query",)),
+        *projections("pool.keyvalue", pool, ("key", "value")),
+        *output("pool.out", pool),
+        *_norm("pool.mlp_norm", "MAPHead_0/LayerNorm_0"),
+        *_dense("pool.mlp.up", f"MAPHead_0/{MLP}_0/Dense_0"),
+        *_dense("pool.mlp.down", f"MAPHead_0/{MLP}_0/Dense_1"),
+        *_dense("representation.layer", "pre_logits"),
+        *_dense("head", "head"),
+        _conv("tokens.stem.root", "conv_root"),
+        *_norm("tokens.stem.norm", "gn_root", FLAT),
+        *_norm("tokens.stem.stages.{0}.{1}.shortcut_norm", f"{UNIT}/gn_proj", FLAT),
+        *_unit("tokens.stem.stages.{0}.{1}", UNIT, FLAT),
+    ]
+    return Table(rules)
+
+
+def _unit(ours: str, theirs: str, form: Form) -> list[Rule]:
+    rules = [_conv(f"{ours}.shortcut", f"{theirs}/conv_proj")]
+    for index in (1, 2, 3):
+        rules += [_conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")]
+        rules += _norm(f"{ours}.norm{index}", f"{theirs}/gn{index}", form)
+    return rules
+
+
+BIG_VISION_RESNET = Table(
+    [
+        _conv("root", "root_block/conv_root"),
+        *_unit("stages.{0}.{1}", UNIT_02, WIDE),
+        *_norm("norm", "norm-pre-head", WIDE),
+        *_dense("head", "head"),
+    ]
+)
+
+
+def _released_unit(ours: str, theirs: str) -> list[Rule]:
+    rules = [_conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")]
+    for index, letter in enumerate("abc", start=1):
+        rules += [_conv(f"{ours}.conv{index}", f"{theirs}/{letter}/standardized_conv2d")]
+        rules += _norm(f"{ours}.norm{index}", f"{theirs}/{letter}/group_norm", FLAT, ("gamma", "beta"))
+    return rules
+
+
+# BiT's own files, which hold the names of TensorFlow modules.
+RELEASED_RESNET = Table(
+    [
+        _conv("root", "resnet/root_block/standardized_conv2d"),
+        *_released_unit("stages.{0}.{1}", f"resnet/{UNIT_02}"),
+        *_norm("norm", "resnet/group_norm", FLAT, ("gamma", "beta")),
+        Rule("head.weight", ("resnet/head/conv2d/kernel",), POINT),
+        Rule("head.bias", ("resnet/head/conv2d/bias",), FLAT),
+    ]
+)
+
+# ---- settings
+
+CONSTANTS = {"gelu": "tanh", "norm_eps": 1e-6}
+
+
+def preprocess_for(model: NetworkConfig) -> Preprocess:
+    """What these files go without saying."""
+    half = (0.5,) * model.channels
+    return Preprocess(size=model.image_size, antialias=False, mean=half, std=half)
+
+
+# ---- reading
+
+PREFIXES = ("opt/target/", "params/")  # where training code keeps the parameters among other things
+QUERY = re.compile(rf"Transformer/encoderblock_\d+/{ATTENTION}_0/query/kernel|MAPHead_0/{ATTENTION}_0/query/kernel")
+MARKS = ("/query/kernel", "conv_root/kernel", "standardized_conv2d/kernel")
+RELEASED_MARK = "resnet/root_block/standardized_conv2d/kernel"
+BIG_VISION_MARK = "root_block/conv_root/kernel"
+
+
+def read(source: Tensors, image_size: Size | None = None) -> Foreign:
+    prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in source.shapes)), "")
+    source = source.named({name.removeprefix(prefix): name for name in source.shapes if name.startswith(prefix)})
+    resnet = RELEASED_MARK in source.shapes or BIG_VISION_MARK in source.shapes
+    return (_read_resnet if resnet else _read_vit)(source, image_size)
+
+
+def _read_vit(source: Tensors, image_size: Size | None) -> Foreign:
+    source = source.named(_renumbered(source.shapes))
+    heads = {shape[1:2] for name, shape in source.shapes.items() if QUERY.fullmatch(name)}
+    if len(heads) != 1 or () in heads:
+        problem = "layers of different numbers of heads" if len(heads) > 1 else "no network of google-research"
+        raise UserError(f"{source.where} has {problem}")
+    big_vision = INPUT_TABLE not in source.shapes
+    learned = INPUT_TABLE in source.shapes or TABLE in source.shapes
+    details: dict[str, Any] = {"heads": heads.pop()[0], "positions": "1d" if learned else "sincos", **CONSTANTS}
+    table = vit_table(details["heads"], TABLE if big_vision else INPUT_TABLE)
+
+    def configure(blank: State) -> ModelConfig:
+        return vit_config(blank, source.where, [], image_size, (not big_vision,), **details)
+
+    model, state = translate(source, table, configure)
+    assumed = guessed_square(model, [], image_size) if learned else ""
+    return Foreign(model, state, preprocess_for(model), assumed=assumed)
+
+
+def _read_resnet(source: Tensors, image_size: Size | None) -> Foreign:
+    released = RELEASED_MARK in source.shapes
+    if released:  # beside the network, the optimiser's step and its like
+        source = source.named({name: name for name in source.shapes if name.startswith("resnet/")})
+        source = source.named({re.sub(r"(standardized_conv2d)_\d+/", r"\1/", name): name for name in source.shapes})
+
+    def configure(blank: State) -> ResNetConfig:
+        padding = "zeros" if released else "none"
+        return resnet_config(blank, source.where, image_size or (224, 224), pool_padding=padding)
+
+    model, state = translate(source, RELEASED_RESNET if released else BIG_VISION_RESNET, configure)
+    assumed = "" if image_size else "images of 224x224, since its weights fit any"
+    return Foreign(model, state, preprocess_for(model), assumed=assumed)
+
+
+NUMBERED = re.compile(rf"(.*/encoderblock_\d+)/(LayerNorm|{ATTENTION}|{MLP})_(\d{{1,9}})(/.*)")
+
+
+def _renumbered(names: Iterable[str]) -> dict[str, str]:
+    """Newer flax's names, with the modules of each block numbered by kind, to those of the file."""
+    matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for match in matches:
+        numbers.setdefault((match[1], match[2]), set()).add(int(match[3]))
+    order = {key: sorted(found) for key, found in numbers.items()}
+    new = {m[0]: f"{m[1]}/{m[2]}_{order[m[1], m[2]].index(int(m[3]))}{m[4]}" for m in matches}
+    return {new.get(name, name): name for name in names}
+
+
+# ---- writing
+
+
+def adopted(card: Card) -> Card:
+    model = card.model
+    if isinstance(model, ResNetConfig):
+        plain = ResNetConfig(**model.model_dump(include={"kind", "blocks", "width", "image_size", "num_classes"}))
+        fixed = {key: getattr(plain, key) for key in ("norm_eps", "weight_eps", "weight_eps_in")}
+    else:
+        fixed = {**CONSTANTS, "stem": model.stem and StemConfig(blocks=model.stem.blocks, width=model.stem.width)}
+    return card.model_copy(update={"model": model.model_copy(update=fixed)})
+
+
+def cannot(card: Card) -> str | None:
+    model = card.model
+    if isinstance(model, ResNetConfig):
+        return None
+    things = {
+        "register tokens": model.registers > 0,
+        "LayerScale": model.layer_scale is not None,
+        "a norm after pooling": model.norm == "after_pool",
+        "a class token beside pooling of the patches": model.class_token and model.pool != "token",
+        "attention pooling over a convolutional stem": model.stem and model.pool == "map",
+        "fixed positions over a convolutional stem": model.stem and model.positions == "sincos",
+    }
+    if strange := ours_alone(model, LIBRARY):
+        return strange
+    if model.positions == "none":
+        return f"has no positions, and the networks of {LIBRARY} all have some"
+    return next((lacking(thing, LIBRARY) for thing, there in things.items() if there), None)
+
+
+def write(path: Path, card: Card, state: State) -> None:
+    model, state = expressed(card.model, state)
+    if isinstance(model, ResNetConfig):
+        table = RELEASED_RESNET if model.pool_padding == "zeros" else BIG_VISION_RESNET
+    elif not model.prefix_positions or model.positions == "sincos" or model.pool == "map":  # as big_vision has them
+        table = vit_table(model.heads, TABLE)
+    else:
+        table = vit_table(model.heads, INPUT_TABLE, OLD)
+    with open(path, "wb") as file:
+        np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in table.write(state).items()})
+
+
+def expressed(model: NetworkConfig, state: State) -> tuple[NetworkConfig, State]:
+    """The same network with positions as these files have them."""
+    if isinstance(model, ResNetConfig):
+        return model, state
+    if model.positions == "2d":
+        model, state = ungridded(model, state)
+    return prefix_rows(model, state) if model.stem else (model, state)
+
+
+def lost(card: Card) -> dict[str, object]:
+    size = card.model.image_size
+    return {
+        "preprocessing": card.preprocess != preprocess_for(card.model),
+        "class names": card.classes,
+        "the licence": card.licence,
+        **base.lost(card),
+        "the image size (give it with --image-size when reading)": (
+            isinstance(card.model, ResNetConfig) or size[0] != size[1]  # which positions do not tell
+        ),
+    }
+
+
+# ---- what timm's own reader of these files makes of one
+
+
+def reference(file: Path, card: Card, _: Tensors | None) -> Reference:
+    """In the network of timm that is closest to ours."""
+    model, reason = card.model, timm.cannot(card)
+    if isinstance(model, ModelConfig) and model.positions != "1d":
+        reason = "has no table of positions, without which timm reads no file"
+    if not isinstance(model, ModelConfig) and model.pool_padding != "zeros":
+        reason = "is in big_vision's names, and of BiT timm reads Google's first files alone"
+    if reason:
+        raise NoReference(f"this network {reason}")
+    library = import_library("timm")
+    with loading("timm"):
+        network: nn.Module = library.create_model(timm.architecture(model), **timm.model_args(model))
+        network.load_pretrained(str(file))  # type: ignore[operator]
+    differs = "" if timm.adopted(card).model == model else f"has other constants than {LIBRARY}, and differs by"
+    return Reference("timm", network.float().eval(), differs)
+
+
+FORMAT = Format(
+    LIBRARY,
+    "Google's",
+    write,
+    cannot,
+    adopted,
+    lost=lost,
+    suffix=".npz",
+    matches=lambda source: any(name.endswith(MARKS) for name in source.shapes),
+    read=read,
+    reference=reference,
+    compared_with="timm (reading Google's file)",
+    must_load=False,
+    expressed=expressed,
+)
