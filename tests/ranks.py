@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+context = multiprocessing.get_context("forkserver")  # there is one in a process, so one list of what it imports
+context.set_forkserver_preload(
     [
         "vitrail.cli.main",
         "vitrail.workflows.train_run",
@@ -29,6 +29,8 @@ _context.set_forkserver_preload(
         "torch.distributed.fsdp",
         "tests.ranks",
         "tests.small",
+        "vitrail.__main__",
+        "jinja2",
     ]
 )
 _numbers = itertools.count()
@@ -101,7 +103,7 @@ def start(world: int, folder: Path, target: Callable[..., Any], *arguments: Any)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     processes = []
     for rank in range(world):
-        process = _context.Process(target=_work, args=(rank, world, place, environment, target, arguments))
+        process = context.Process(target=_work, args=(rank, world, place, environment, target, arguments))
         process.start()
         processes.append(process)
     return Started(place, processes)

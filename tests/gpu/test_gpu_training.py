@@ -117,7 +117,7 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
 def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     net = make_net("Ti/16", num_classes=10, dropout=0.0)
     set_types(net, PrecisionConfig(**options))
-    net.encoder.recompute = recompute
+    net.set_recompute(recompute)
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
     device = torch.device("cuda")

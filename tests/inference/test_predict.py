@@ -149,8 +149,8 @@ def overflowing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("overflowing")
     net = create("Ti/8", 2, (16, 16), pool="gap")
     state = {name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()}
-    state["tokens.projection.weight"][0] = 1.0
-    state["encoder.norm.weight"][:] = 1.0
+    state["patch_embed.proj.weight"][0] = 1.0
+    state["norm.weight"][:] = 1.0
     state["head.weight"][:, 0] = 3e38  # the norm makes 13 of the first feature, where there is any
     card = Card(
         model=net.config,

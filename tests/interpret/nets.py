@@ -47,8 +47,8 @@ def brightness_net() -> VisionTransformer:
     net = VisionTransformer(ModelConfig(**shape, image_size=(8, 8), num_classes=2, pool="gap", class_token=False))
     for parameter in net.parameters():
         parameter.data.zero_()
-    net.encoder.norm = nn.Identity()
-    net.tokens.projection.weight.data[0] = 1 / 4
+    net.norm = nn.Identity()
+    net.patch_embed.proj.weight.data[0] = 1 / 4
     net.head.weight.data[1, 0] = 1
     return net.eval()
 
@@ -59,13 +59,13 @@ def attending_net() -> VisionTransformer:
     net = VisionTransformer(ModelConfig(**shape, image_size=(8, 8), num_classes=2))
     for parameter in net.parameters():
         parameter.data.zero_()
-    one = net.encoder.blocks[0]
-    one.norm1 = one.norm2 = net.encoder.norm = nn.Identity()
-    net.tokens.class_token.data[..., 0] = 1
-    net.tokens.projection.weight.data[1] = 1 / 4  # a patch of brightness p is (0, p)
+    one = net.blocks[0]
+    one.norm1 = one.norm2 = net.norm = nn.Identity()
+    net.cls_token.data[..., 0] = 1
+    net.patch_embed.proj.weight.data[1] = 1 / 4  # a patch of brightness p is (0, p)
     query, key, value = [[1.0, 0.0], [0.0, 0.0]], [[0.0, 4.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]
-    one.attention.qkv.weight.data = torch.tensor([*query, *key, *value])
-    one.attention.out.weight.data = torch.eye(2)
+    one.attn.qkv.weight.data = torch.tensor([*query, *key, *value])
+    one.attn.proj.weight.data = torch.eye(2)
     net.head.weight.data[1, 1] = 1
     return net.eval()
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tests.interpret.nets import KINDS, noise, random_net
+from tests.tokens import every_token
 from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.errors import UserError
 from vitrail.interpret.attention import attention_maps, query, transformer
@@ -20,8 +21,8 @@ from vitrail.models.vit import VisionTransformer
 def pool_attention(net, tokens):
     """Of the attention pool, by the formula."""
     size = net.config.width // net.config.heads
-    q = net.pool.query(net.pool.probe).view(net.config.heads, size)
-    k = net.pool.keyvalue(tokens)[..., : net.config.width].unflatten(-1, (net.config.heads, size))
+    q = net.attn_pool.q(net.attn_pool.latent).view(net.config.heads, size)
+    k = net.attn_pool.kv(tokens)[..., : net.config.width].unflatten(-1, (net.config.heads, size))
     return torch.einsum("hd,bthd->bht", q, k).div(size**0.5).softmax(-1)
 
 
@@ -46,7 +47,7 @@ def test_rollout_is_a_product(kind):
     for layer in sorted(attention):
         mixed = attention[layer].mean(1) + torch.eye(net.config.sequence)
         product = mixed / mixed.sum(-1, keepdim=True) @ product
-    tokens = net.encode(net.tokens(pixels.double()))
+    tokens = every_token(net, pixels.double())
     expected = read(net, product, tokens).numpy()
     assert found.shape == (2, *net.config.grid)
     assert np.allclose(found, expected, atol=1e-6)
@@ -65,7 +66,7 @@ class Formed(nn.Module):
         self.matrix = self.inner.weights(x)
         self.matrix.retain_grad()
         v = self.inner.qkv(x).unflatten(-1, (3, self.inner.heads, -1))[:, :, 2].transpose(1, 2)
-        return self.inner.out((self.matrix @ v).transpose(1, 2).flatten(2))[:, :keep]
+        return self.inner.proj((self.matrix @ v).transpose(1, 2).flatten(2))[:, :keep]
 
 
 @pytest.mark.parametrize("against", [None, [4, 0]])
@@ -75,16 +76,16 @@ def test_relevance_is_that_of_formed_matrices(kind, against):
     pixels = noise()
     found = relevance(net, pixels, [1, 3], against)
     formed = copy.deepcopy(net).double().requires_grad_()
-    for block in formed.encoder.blocks:
-        block.attention = Formed(block.attention)
+    for block in formed.blocks:
+        block.attn = Formed(block.attn)
     logits = formed(pixels.double())
     target = logits[0, 1] + logits[1, 3]
     if against:
         target = target - logits[0, 4] - logits[1, 0]
     target.backward()
     total = torch.eye(net.config.sequence, dtype=torch.float64).repeat(2, 1, 1)
-    for block in formed.encoder.blocks:
-        matrix = block.attention.matrix
+    for block in formed.blocks:
+        matrix = block.attn.matrix
         total = total + (matrix * matrix.grad).clamp_min(0).mean(1).detach() @ total
     expected = read(formed, total - torch.eye(net.config.sequence), None).numpy()  # a mean would show the identity
     assert expected.max() > 1e-4
@@ -98,19 +99,19 @@ def test_relevance_of_an_attention_pool():
     found = relevance(net, pixels, [1, 3])
     net = net.double().requires_grad_()
     plain = net(pixels.double())
-    for block in net.encoder.blocks:
-        block.attention = Formed(block.attention)
-    tokens = net.encode(net.tokens(pixels.double()))
+    for block in net.blocks:
+        block.attn = Formed(block.attn)
+    tokens = every_token(net, pixels.double())
     matrix = pool_attention(net, tokens)
     matrix.retain_grad()
-    v = net.pool.keyvalue(tokens)[..., net.config.width :].unflatten(-1, (3, -1))
-    x = net.pool.out(torch.einsum("bht,bthd->bhd", matrix, v).flatten(1))
-    logits = net.head(x + net.pool.mlp(net.pool.mlp_norm(x)))
+    v = net.attn_pool.kv(tokens)[..., net.config.width :].unflatten(-1, (3, -1))
+    x = net.attn_pool.proj(torch.einsum("bht,bthd->bhd", matrix, v).flatten(1))
+    logits = net.head(x + net.attn_pool.mlp(net.attn_pool.norm(x)))
     assert torch.allclose(logits, plain)
     (logits[0, 1] + logits[1, 3]).backward()
     total = torch.eye(6, dtype=torch.float64).repeat(2, 1, 1)
-    for block in net.encoder.blocks:
-        inner = block.attention.matrix
+    for block in net.blocks:
+        inner = block.attn.matrix
         total = total + (inner * inner.grad).clamp_min(0).mean(1).detach() @ total
     row = torch.einsum("bt,btk->bk", (matrix * matrix.grad).clamp_min(0).mean(1).detach(), total)
     assert np.allclose(found, row.detach().unflatten(1, (2, 3)).numpy(), rtol=1e-3, atol=1e-5)
@@ -127,13 +128,13 @@ def test_two_tokens_by_hand():
     )
     for parameter in net.parameters():
         parameter.data.zero_()
-    one = net.encoder.blocks[0]
-    one.norm1 = one.norm2 = net.encoder.norm = nn.Identity()
-    net.tokens.class_token.data = torch.tensor([[[1.0, 0.0]]])
-    net.tokens.projection.weight.data = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)  # a patch of value p is (0, p)
+    one = net.blocks[0]
+    one.norm1 = one.norm2 = net.norm = nn.Identity()
+    net.cls_token.data = torch.tensor([[[1.0, 0.0]]])
+    net.patch_embed.proj.weight.data = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)  # a patch of value p is (0, p)
     query_, key, value = torch.eye(2), torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 3.0], [0.0, 1.0]])
-    one.attention.qkv.weight.data = torch.cat([query_, key, value])
-    one.attention.out.weight.data = torch.eye(2)
+    one.attn.qkv.weight.data = torch.cat([query_, key, value])
+    one.attn.proj.weight.data = torch.eye(2)
     net.head.weight.data = torch.tensor([[1.0, 0.5], [2.0, -1.0]])
     pixels = torch.full((1, 1, 1, 1), 2.0)  # k1 = (2, 0), v1 = (6, 2), s = 2 / sqrt(2)
     share = np.exp(2**0.5) / (1 + np.exp(2**0.5))
@@ -160,7 +161,7 @@ def test_nothing_is_left_behind_in_the_network():
     pixels = noise()
     first, again = relevance(net, pixels, [0, 1]), relevance(net, pixels, [0, 1])
     assert np.array_equal(first, again)
-    assert net.training and not any(block.attention.out._forward_pre_hooks for block in net.encoder.blocks)
+    assert net.training and not any(block.attn.proj._forward_pre_hooks for block in net.blocks)
     assert all(parameter.grad is None for parameter in net.parameters())
     rollout(net, pixels)
     assert net.training and torch.is_grad_enabled()

@@ -17,7 +17,7 @@ from vitrail.models.pos_embed import sincos
 def test_filters_are_the_principal_components_of_scikit_learn(patch, channels):
     net = random_net(width=96, patch=patch, channels=channels)
     found = embedding_filters(net, 10)
-    rows = net.tokens.projection.weight.permute(0, 2, 3, 1).flatten(1).double().numpy()
+    rows = net.patch_embed.proj.weight.permute(0, 2, 3, 1).flatten(1).double().numpy()
     oracle = PCA(10, svd_solver="full").fit(rows)
     assert found.components.shape == (10, *patch, channels)
     assert np.allclose(found.components.reshape(10, -1), oracle.components_, atol=1e-9)
@@ -28,7 +28,7 @@ def test_the_filters_of_a_hybrid_are_those_that_see_pixels():
     net = random_net(**KINDS["hybrid"])
     found = embedding_filters(net)
     assert found.components.shape == (28, 7, 7, 3) and "stem" in found.of
-    rows = net.tokens.stem.root.standardised().permute(0, 2, 3, 1).flatten(1).double().numpy()
+    rows = net.patch_embed.stem.root.standardised().permute(0, 2, 3, 1).flatten(1).double().numpy()
     assert np.allclose(found.components.reshape(28, -1), PCA(28, svd_solver="full").fit(rows).components_, atol=1e-7)
 
 
@@ -41,7 +41,7 @@ def test_similarity_of_learned_positions(kind):
     net = random_net(**KINDS[kind])
     prefix, (height, width) = net.config.prefix, net.config.grid
     found = position_similarity(net)
-    table = net.positions.table[0, prefix:].numpy()
+    table = net.pos_embed.table[0, prefix:].numpy()
     assert found.shape == (height, width, height, width)
     assert np.allclose(found.reshape(len(table), -1), cosine_similarity(table), atol=1e-6)
 
@@ -50,13 +50,13 @@ def test_similarity_of_waves_and_of_rows_with_columns():
     waves = position_similarity(random_net(positions="sincos")).reshape(6, 6)
     assert np.allclose(waves, cosine_similarity(sincos((2, 3), 24)), atol=1e-6)
     axes = random_net(positions="2d")
-    table = [np.r_[axes.positions.columns[x], axes.positions.rows[y]] for y in range(2) for x in range(3)]
+    table = [np.r_[axes.pos_embed.columns[x], axes.pos_embed.rows[y]] for y in range(2) for x in range(3)]
     assert np.allclose(position_similarity(axes).reshape(6, 6), cosine_similarity(table), atol=1e-6)
 
 
 def test_a_table_for_every_block():
     net = random_net(positions_at="layers")
-    table = net.positions[2].table[0, 1:].numpy()
+    table = net.pos_embed[2].table[0, 1:].numpy()
     assert np.allclose(position_similarity(net, 2).reshape(6, 6), cosine_similarity(table), atol=1e-6)
     with pytest.raises(UserError, match="blocks 0 to 2"):
         position_similarity(net, 3)
@@ -71,6 +71,6 @@ def test_networks_without_added_positions_say_so(positions):
 def test_big_vision_order_has_no_row_for_the_class_token():
     net = random_net(prefix_positions=False)
     assert np.allclose(
-        position_similarity(net).reshape(6, 6), cosine_similarity(net.positions.table[0].numpy()), atol=1e-6
+        position_similarity(net).reshape(6, 6), cosine_similarity(net.pos_embed.table[0].numpy()), atol=1e-6
     )
     assert torch.is_grad_enabled()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.lock import observe
+
 Work = tuple[str, ...] | Callable[[], Any]
 TINY = (
     "train.steps=4",
@@ -86,7 +88,7 @@ def _bits(module: Any) -> dict[str, Any]:
     import torch
 
     whole = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(observe.called_before(module.state_dict()).items()):
         whole.update(name.encode() + tensor.numpy().tobytes())
     side = 32
     pixels = torch.linspace(-1, 1, 2 * 3 * side * side).reshape(2, 3, side, side)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import traceback
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ranks import context
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -23,8 +24,6 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "VITRAIL_TRACEBACK": "1",
 }
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.lock.warm"])
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def run(work: tuple[str, ...] | Callable[[], Any], folder: Path, timeout: float 
     """In `folder`; what a call returns is printed as JSON."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch, in the process that the others are forked from
     said = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
-    process = _context.Process(target=_work, args=(work, folder, said))
+    process = context.Process(target=_work, args=(work, folder, said))
     process.start()
     process.join(timeout)
     if process.is_alive():

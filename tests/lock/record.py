@@ -19,12 +19,12 @@ def main(only: list[str]) -> None:
             if only and case.name not in only:
                 continue
             started = time.monotonic()
-            kept[case.name] = world.observed(case, world.enter(template, Path(place) / case.name))
+            kept[case.name] = world.observed(case, world.enter(template, Path(place) / case.name / "here"))
             codes = kept[case.name]["codes"], kept[case.name]["errors"], kept[case.name]["unmentioned"]
             print(f"{time.monotonic() - started:5.1f} s  {case.name}", *codes, flush=True)
             if only:
                 for end in ("out", "err"):
-                    sys.stdout.write((Path(place) / f"{case.name}.{end}").read_text())
+                    sys.stdout.write((Path(place) / case.name / f"here.{end}").read_text())
     world.write_baseline(kept)
 
 

@@ -67,10 +67,16 @@ def observed(case: Case, folder: Path) -> dict[str, Any]:
         if (contents := observe.document(folder / name, folder)) is not None:
             found[name] = contents
         if name.endswith((".safetensors", ".npz")) and not name.endswith("index.npz"):
-            found[f"{name} tensors"] = observe.weights(observe.tensors(folder / name), folder)
+            found[f"{name} tensors"] = _weights(folder / name, folder)
     missing = [word for word in case.mentions if word not in " ".join(ended[-1].err.split())]
     found["unmentioned"] = missing
     return found
+
+
+def _weights(path: Path, folder: Path) -> dict[str, Any]:
+    found = observe.tensors(path)
+    ours = path.suffix == ".safetensors" and "vitrail" in observe.card(path)
+    return observe.weights(observe.called_before(found) if ours else found, folder)
 
 
 def kind(ended: Ended) -> str:

@@ -62,7 +62,7 @@ def test_blocks_share_what_is_compiled_whatever_their_rates():
         return graph.forward
 
     net = build(ModelConfig(**{**SMALL, "depth": 6, "drop_path": 0.3})).train()
-    for block in net.encoder.blocks:
+    for block in net.blocks:
         block.compile(backend=backend)
     net(torch.randn(4, 3, 32, 32))
     assert len(graphs) == 3  # the first has none to drop, the last computes one token

@@ -36,35 +36,35 @@ def assert_lecun(weight: torch.Tensor, fan_in: int) -> None:
 
 @pytest.mark.parametrize("part", [0, 1, 2, 3], ids=["query", "key", "value", "out"])
 def test_attention_matrices_have_deviation_one_over_root_width(net, part):
-    attention = net.encoder.blocks[0].attention
-    weight = torch.cat([attention.qkv.weight, attention.out.weight]).view(4, 768, 768)[part]
+    attn = net.blocks[0].attn
+    weight = torch.cat([attn.qkv.weight, attn.proj.weight]).view(4, 768, 768)[part]
     assert weight.std().item() == pytest.approx(768**-0.5, rel=0.01)
     assert_uniform(weight, math.sqrt(6 / (768 + 768)))
 
 
 def test_mlp(net):
-    mlp = net.encoder.blocks[0].mlp
-    for layer in (mlp.up, mlp.down):
+    mlp = net.blocks[0].mlp
+    for layer in (mlp.fc1, mlp.fc2):
         assert_uniform(layer.weight, math.sqrt(6 / (768 + 3072)))
         assert layer.bias.std().item() == pytest.approx(1e-6, rel=0.1)
 
 
 def test_patches_and_representation_layer(net):
-    assert_lecun(net.tokens.projection.weight, fan_in=16 * 16 * 3)
-    assert_lecun(net.representation.layer.weight, fan_in=768)
+    assert_lecun(net.patch_embed.proj.weight, fan_in=16 * 16 * 3)
+    assert_lecun(net.pre_logits.fc.weight, fan_in=768)
 
 
 def test_positions(net):
-    assert net.positions.table.std().item() == pytest.approx(0.02, rel=0.01)
-    assert abs(net.positions.table.mean().item()) < 2e-4
-    assert net.positions.table.abs().max().item() > 4 * 0.02  # a normal that is not cut
+    assert net.pos_embed.table.std().item() == pytest.approx(0.02, rel=0.01)
+    assert abs(net.pos_embed.table.mean().item()) < 2e-4
+    assert net.pos_embed.table.abs().max().item() > 4 * 0.02  # a normal that is not cut
 
 
 def test_what_starts_at_zero_and_one(net):
-    block = net.encoder.blocks[0]
-    zeros = [net.tokens.class_token, net.tokens.projection.bias, net.representation.layer.bias, net.head.weight]
-    zeros += [block.attention.qkv.bias, block.attention.out.bias, net.head.bias]
-    norms = [block.norm1, block.norm2, net.encoder.norm]
+    block = net.blocks[0]
+    zeros = [net.cls_token, net.patch_embed.proj.bias, net.pre_logits.fc.bias, net.head.weight]
+    zeros += [block.attn.qkv.bias, block.attn.proj.bias, net.head.bias]
+    norms = [block.norm1, block.norm2, net.norm]
     assert all(not tensor.any() for tensor in zeros + [norm.bias for norm in norms])
     assert all(bool((norm.weight == 1).all()) for norm in norms)
 
@@ -89,13 +89,13 @@ def test_first_loss():
 def test_attention_pooling():
     """As in flax: the probe has one input and D outputs; each D x D matrix has its own Xavier limit."""
     torch.manual_seed(0)
-    pool = build(configure("B/16", 10, depth=1, pool="map", dropout=0.1)).pool
+    pool = build(configure("B/16", 10, depth=1, pool="map", dropout=0.1)).attn_pool
     limit = math.sqrt(6 / (1 + 768))
-    assert 0.95 * limit < pool.probe.abs().max().item() <= limit
-    assert pool.probe.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
-    for weight in (pool.query.weight, *pool.keyvalue.weight.chunk(2), pool.out.weight):
+    assert 0.95 * limit < pool.latent.abs().max().item() <= limit
+    assert pool.latent.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
+    for weight in (pool.q.weight, *pool.kv.weight.chunk(2), pool.proj.weight):
         assert_uniform(weight, math.sqrt(6 / (768 + 768)))
-    assert not any(layer.bias.any() for layer in (pool.query, pool.keyvalue, pool.out))
+    assert not any(layer.bias.any() for layer in (pool.q, pool.kv, pool.proj))
     assert pool.mlp.dropout.p == 0  # no dropout in a head
 
 
@@ -104,17 +104,17 @@ def test_hybrid_stem():
     """Convolutions as flax starts them; the last norm of each block is zero, so each block starts as its shortcut."""
     torch.manual_seed(0)
     net = build(configure("R26+S/32", 10, depth=1))
-    block = net.tokens.stem.stages[2][1]
+    block = net.patch_embed.stem.stages[2][1]
     assert_lecun(block.conv2.weight, fan_in=9 * 256)
-    assert_lecun(net.tokens.stem.root.weight, fan_in=49 * 3)
-    assert_lecun(net.tokens.projection.weight, fan_in=2048)
-    for stage in net.tokens.stem.stages:
+    assert_lecun(net.patch_embed.stem.root.weight, fan_in=49 * 3)
+    assert_lecun(net.patch_embed.proj.weight, fan_in=2048)
+    for stage in net.patch_embed.stem.stages:
         for unit in stage:
             assert not unit.norm3.weight.any() and not unit.norm3.bias.any()
             assert bool((unit.norm1.weight == 1).all() and (unit.norm2.weight == 1).all())
     x = torch.randn(1, 1024, 4, 4)
     assert torch.equal(block(x), F.relu(x))
-    for module in net.tokens.stem.modules():  # as when storage is made after the network
+    for module in net.patch_embed.stem.modules():  # as when storage is made after the network
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     assert not block.norm3.weight.any()
@@ -131,12 +131,12 @@ def test_resnet():
 @pytest.mark.parametrize(
     ("options", "name", "std"),
     [
-        ({"positions": "2d"}, "positions.rows", 0.02),
-        ({"positions": "2d"}, "positions.columns", 0.02),
-        ({"positions": "relative"}, "encoder.blocks.0.attention.relative.table", 0.02),
-        ({"positions_at": "layers"}, "positions.0.table", 0.02),
-        ({"prefix_positions": False}, "positions.table", 768**-0.5),  # big_vision's
-        ({"registers": 8}, "tokens.registers", 0.02),
+        ({"positions": "2d"}, "pos_embed.rows", 0.02),
+        ({"positions": "2d"}, "pos_embed.columns", 0.02),
+        ({"positions": "relative"}, "blocks.0.attn.relative.table", 0.02),
+        ({"positions_at": "layers"}, "pos_embed.0.table", 0.02),
+        ({"prefix_positions": False}, "pos_embed.table", 768**-0.5),  # big_vision's
+        ({"registers": 8}, "reg_token", 0.02),
     ],
 )
 def test_tables_and_registers(options, name, std):

@@ -48,15 +48,14 @@ def test_at_the_start_the_output_is_unchanged_to_the_bit(matrices, dtype):
 @pytest.mark.parametrize(
     ("matrices", "layers"),
     [
-        ("attention", ["attention.qkv", "attention.out"]),
-        ("all", ["attention.qkv", "attention.out", "mlp.up", "mlp.down"]),
+        ("attention", ["attn.qkv", "attn.proj"]),
+        ("all", ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]),
     ],
 )
 def test_only_updates_and_the_head_are_trained_and_all_of_them(matrices, layers):
     net = with_lora(matrices=matrices)
     expected = {"head.weight", "head.bias"} | {
-        f"encoder.blocks.{i}.{layer}.{kind}"
-        for i, layer, kind in itertools.product((0, 1), layers, ("lora_a", "lora_b"))
+        f"blocks.{i}.{layer}.{kind}" for i, layer, kind in itertools.product((0, 1), layers, ("lora_a", "lora_b"))
     }
     assert {name for name, p in net.named_parameters() if p.requires_grad} == expected
     F.cross_entropy(net(PIXELS), TARGETS).backward()
@@ -120,7 +119,7 @@ def test_a_copy_can_be_merged_while_the_original_trains_on():
 def test_weights_stay_in_their_format_and_updates_in_float32():
     net = small().to(torch.bfloat16)
     add_lora(net, LoraConfig(rank=2))
-    layer = net.encoder.blocks[0].attention.out
+    layer = net.blocks[0].attn.proj
     assert layer.weight.dtype == torch.bfloat16 and layer.lora_a.dtype == layer.lora_b.dtype == torch.float32
     merge_lora(net)
     assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
@@ -130,7 +129,7 @@ def test_layers_run_under_autocast():
     """In float16 here: matrix products in bfloat16 stop some processors."""
     net = with_lora(matrices="all")
     seen = []
-    net.encoder.blocks[0].attention.out.register_forward_hook(lambda _m, _i, given: seen.append(given.dtype))
+    net.blocks[0].attn.proj.register_forward_hook(lambda _m, _i, given: seen.append(given.dtype))
     with torch.autocast("cpu", dtype=torch.float16):
         logits = net(PIXELS)
         F.cross_entropy(logits, TARGETS).backward()

@@ -18,10 +18,10 @@ def small() -> torch.nn.Module:
 def test_products_are_the_identities_of_the_paper_with_noise() -> None:
     net = small()
     mimetic_(net)
-    attention = net.encoder.blocks[3].attention
-    width, heads = 192, attention.heads
-    queries, keys, values = attention.qkv.weight.detach().chunk(3)
-    product = attention.out.weight.detach() @ values
+    attn = net.blocks[3].attn
+    width, heads = 192, attn.heads
+    queries, keys, values = attn.qkv.weight.detach().chunk(3)
+    product = attn.proj.weight.detach() @ values
     assert product.diagonal().mean() == pytest.approx(-0.4, abs=0.02)
     assert (product + 0.4 * torch.eye(width)).std() == pytest.approx(0.4 / width**0.5, rel=0.02)
     for head in range(heads):

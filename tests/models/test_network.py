@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.tokens import every_token
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.models.build import build
@@ -37,9 +38,9 @@ def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
         .permute(0, 2, 4, 1, 3, 5)
         .reshape(batch, -1, channels * ph * pw)
     )
-    x = patches @ p["tokens.projection.weight"].flatten(1).T + p["tokens.projection.bias"]
-    x = torch.cat([p["tokens.class_token"].expand(batch, -1, -1), x], 1)
-    x = drop(x + p["positions.table"])
+    x = patches @ p["patch_embed.proj.weight"].flatten(1).T + p["patch_embed.proj.bias"]
+    x = torch.cat([p["cls_token"].expand(batch, -1, -1), x], 1)
+    x = drop(x + p["pos_embed.table"])
 
     def norm(x: Tensor, name: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -49,18 +50,18 @@ def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
     for index in range(config.depth):
-        block = f"encoder.blocks.{index}"
-        q, k, v = dense(norm(x, f"{block}.norm1"), f"{block}.attention.qkv").chunk(3, dim=-1)
+        block = f"blocks.{index}"
+        q, k, v = dense(norm(x, f"{block}.norm1"), f"{block}.attn.qkv").chunk(3, dim=-1)
         head = config.width // config.heads
         mixed = []
         for start in range(0, config.width, head):
             qh, kh, vh = (t[..., start : start + head] for t in (q, k, v))
             mixed.append(((qh @ kh.transpose(1, 2)) / head**0.5).softmax(-1) @ vh)
-        x = x + drop(dense(torch.cat(mixed, -1), f"{block}.attention.out"))
-        hidden = dense(norm(x, f"{block}.norm2"), f"{block}.mlp.up")
+        x = x + drop(dense(torch.cat(mixed, -1), f"{block}.attn.proj"))
+        hidden = dense(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")
         gelu = 0.5 * hidden * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
-        x = x + drop(dense(drop(gelu), f"{block}.mlp.down"))
-    return dense(norm(x, "encoder.norm")[:, 0], "head")
+        x = x + drop(dense(drop(gelu), f"{block}.mlp.fc2"))
+    return dense(norm(x, "norm")[:, 0], "head")
 
 
 class Masks:
@@ -93,12 +94,15 @@ def test_leaving_out_tokens_that_nobody_reads_changes_no_logit_and_no_gradient()
     pixels = torch.randn(3, 3, 8, 12, dtype=torch.float64)
     short = net(pixels)
     gradients = torch.autograd.grad(short.logsumexp(-1).sum(), list(net.parameters()))
-    whole = net.head(net.representation(net.pool(net.encoder(net.positions(net.tokens(pixels))))))
+    whole = net.head(net.pre_logits(net.pool(every_token(net, pixels))))
     expected = torch.autograd.grad(whole.logsumexp(-1).sum(), list(net.parameters()))
     assert torch.allclose(short, whole, rtol=0, atol=1e-12)
     for one, other in zip(gradients, expected, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
-    assert net.encoder(net.tokens(pixels), keep=1).shape[1] == 1
+    seen: list[Tensor] = []
+    net.norm.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    net(pixels)
+    assert seen[0].shape[1] == 1
 
 
 def test_dropout_is_active_in_training_only():
@@ -114,11 +118,11 @@ def test_mean_pooling_looks_at_patches_only(class_token):
     net = random_net(pool="gap", norm="after_pool", class_token=class_token, num_classes=0)
     pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     seen: list[Tensor] = []
-    net.encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    net.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     features = net.forward_features(pixels)
     patches = seen[0][:, -6:]
     assert seen[0].shape[1] == 6 + class_token
-    expected = F.layer_norm(patches.mean(1), (24,), net.pool.norm.weight, net.pool.norm.bias, 1e-6)
+    expected = F.layer_norm(patches.mean(1), (24,), net.fc_norm.weight, net.fc_norm.bias, 1e-6)
     assert torch.allclose(features, expected, rtol=0, atol=1e-12)
     assert torch.equal(net(pixels), features)
 
@@ -126,9 +130,9 @@ def test_mean_pooling_looks_at_patches_only(class_token):
 def test_raster_order_of_patches_on_a_non_square_image():
     net = random_net()
     pixels = torch.randn(1, 3, 8, 12, dtype=torch.float64)
-    base = net.tokens(pixels)
+    base = net.add_prefix_tokens(net.patch_embed(pixels))
     pixels[:, :, 4:8, 8:12] += 1  # the last patch of the second row
-    changed = (net.tokens(pixels) - base).abs().sum(-1)[0] > 0
+    changed = (net.add_prefix_tokens(net.patch_embed(pixels)) - base).abs().sum(-1)[0] > 0
     assert changed.tolist() == [False] * 6 + [True]
 
 

@@ -75,8 +75,8 @@ def test_learned_2d_joins_a_column_half_and_a_row_half():
 def test_sincos_by_its_formula():
     """[sin x, cos x, sin y, cos y] with frequencies 10000^(-i/(q-1)); nothing of it is stored."""
     net = build(small(positions="sincos", pool="gap", class_token=False))
-    assert "positions.waves" not in net.state_dict()
-    added = net.positions(torch.zeros(1, 6, 24))[0]
+    assert "pos_embed.waves" not in net.state_dict()
+    added = net.pos_embed(torch.zeros(1, 6, 24))[0]
     quarter = 6
     for row in range(2):
         for column in range(3):
@@ -93,10 +93,10 @@ def test_relative_attention_by_its_definition(class_token):
     """Scores q.k + q.r for the offset of the two places in raster order, scaled together; pairs with the class token
     have vectors of their own."""
     net = random_net(positions="relative", class_token=class_token, pool="token" if class_token else "gap")
-    attention, first = net.encoder.blocks[0].attention, int(class_token)
-    assert attention.relative.table.shape == (11 + 3 * first, 8)
+    attn, first = net.blocks[0].attn, int(class_token)
+    assert attn.relative.table.shape == (11 + 3 * first, 8)
     x = torch.randn(1, 6 + first, 24, dtype=torch.float64)
-    q, k, v = (part.view(-1, 3, 8) for part in attention.qkv(x)[0].chunk(3, dim=-1))  # (T, heads, 8)
+    q, k, v = (part.view(-1, 3, 8) for part in attn.qkv(x)[0].chunk(3, dim=-1))  # (T, heads, 8)
     mixed = torch.zeros(6 + first, 3, 8, dtype=torch.float64)
     for head in range(3):
         for i in range(6 + first):
@@ -104,11 +104,11 @@ def test_relative_attention_by_its_definition(class_token):
             for j in range(6 + first):
                 outside = {(True, False): 11, (False, True): 12, (True, True): 13}.get((i < first, j < first))
                 row = outside if outside is not None else (i - j) + 5
-                scores.append(q[i, head] @ (k[j, head] + attention.relative.table[row]) / 8**0.5)
+                scores.append(q[i, head] @ (k[j, head] + attn.relative.table[row]) / 8**0.5)
             mixed[i, head] = torch.stack(scores).softmax(0) @ v[:, head]
-    expected = attention.out(mixed.flatten(1))
-    assert torch.allclose(attention(x)[0], expected, rtol=0, atol=1e-12)
-    assert torch.allclose(attention(x, keep=2)[0], expected[:2], rtol=0, atol=1e-12)
+    expected = attn.proj(mixed.flatten(1))
+    assert torch.allclose(attn(x)[0], expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attn(x, keep=2)[0], expected[:2], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "place"), CELLS)
@@ -119,7 +119,7 @@ def test_every_cell_of_table_8_trains(kind, place):
     torch.nn.init.normal_(net.head.weight)  # zero at first, which lets nothing through
     F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4)).backward()
     trained = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    wanted = {name for name, _ in net.named_parameters() if "positions" in name or "relative" in name}
+    wanted = {name for name, _ in net.named_parameters() if "pos_embed" in name or "relative" in name}
     assert wanted <= trained
     tables = {"none": 0, "1d": 1, "2d": 2, "relative": 3}[kind] * (3 if place == "layers" else 1)
     assert len(wanted) == tables
@@ -129,18 +129,18 @@ def test_every_cell_of_table_8_trains(kind, place):
 def test_every_layer_adds_before_its_block(kind):
     net = random_net(positions=kind, positions_at="layers")
     pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
-    x = net.tokens(pixels)
-    for positions, block in zip(net.positions, net.encoder.blocks, strict=True):
-        x = block(positions(x))
-    expected = net.head(net.encoder.norm(x)[:, 0])
+    x = net.add_prefix_tokens(net.patch_embed(pixels))
+    for positions, block in zip(net.pos_embed, net.blocks, strict=True):
+        x = block.forward(positions(x))
+    expected = net.head(net.norm(x)[:, 0])
     assert torch.allclose(net(pixels), expected, rtol=0, atol=1e-12)
 
 
 def test_shared_positions_are_one_table_at_every_layer():
     net = random_net(positions_at="shared")
     copies = random_net(positions_at="layers")
-    state = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("positions")}
-    state |= {f"positions.{index}.table": net.positions.table for index in range(3)}
+    state = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("pos_embed")}
+    state |= {f"pos_embed.{index}.table": net.pos_embed.table for index in range(3)}
     copies.load_state_dict(state)
     pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     assert torch.equal(net(pixels), copies(pixels))
@@ -164,9 +164,9 @@ def test_without_positions_a_network_sees_a_bag_of_patches():
 def test_the_stream_of_residuals_is_float32_under_autocast(positions, pool):
     net = build(small(positions=positions, pool=pool, class_token=pool == "token"))
     seen: list[torch.dtype] = []
-    net.encoder.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
-    plain = net.tokens.projection.forward
-    net.tokens.projection.forward = lambda pixels: plain(pixels).bfloat16()  # as autocast leaves it
+    net.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    plain = net.patch_embed.proj.forward
+    net.patch_embed.proj.forward = lambda pixels: plain(pixels).bfloat16()  # as autocast leaves it
     net(torch.randn(2, 3, 8, 12))
     assert seen == [torch.float32]
 

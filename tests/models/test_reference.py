@@ -39,34 +39,34 @@ def load(name: str) -> tuple[dict[str, np.ndarray], Network, torch.Tensor]:
 
 def our_gradient(net: Network, name: str) -> torch.Tensor:
     """The gradient of the parameter that flax calls `name`."""
-    direct = {"cls": net.tokens.class_token, "Transformer/posembed_input/pos_embedding": net.positions.table}
+    direct = {"cls": net.cls_token, "Transformer/posembed_input/pos_embedding": net.pos_embed.table}
     if name in direct:
         return direct[name].grad
     *path, kind = name.split("/")
     attribute = {"kernel": "weight", "scale": "weight", "bias": "bias"}[kind]
     if path[-1] in ("query", "key", "value"):
-        block = net.encoder.blocks[int(path[1].removeprefix("encoderblock_"))]
+        block = net.blocks[int(path[1].removeprefix("encoderblock_"))]
         width = net.config.width
         start = width * ("query", "key", "value").index(path[-1])
-        return getattr(block.attention.qkv, attribute).grad[start : start + width]
+        return getattr(block.attn.qkv, attribute).grad[start : start + width]
     return getattr(our_module(net, path), attribute).grad
 
 
 def our_module(net: Network, path: list[str]) -> torch.nn.Module:
     if path[0] == "Transformer" and path[1] != "encoder_norm":
-        block = net.encoder.blocks[int(path[1].removeprefix("encoderblock_"))]
-        modules = {"LayerNorm_0": block.norm1, "LayerNorm_1": block.norm2, "out": block.attention.out}
-        return {**modules, "Dense_0": block.mlp.up, "Dense_1": block.mlp.down}[path[-1]]
+        block = net.blocks[int(path[1].removeprefix("encoderblock_"))]
+        modules = {"LayerNorm_0": block.norm1, "LayerNorm_1": block.norm2, "out": block.attn.proj}
+        return {**modules, "Dense_0": block.mlp.fc1, "Dense_1": block.mlp.fc2}[path[-1]]
     if stage := re.fullmatch(r"block(\d+)", path[0]):
-        unit = net.tokens.stem.stages[int(stage[1]) - 1][int(path[1].removeprefix("unit")) - 1]
+        unit = net.patch_embed.stem.stages[int(stage[1]) - 1][int(path[1].removeprefix("unit")) - 1]
         names = {"conv_proj": "shortcut", "gn_proj": "shortcut_norm"}
         return getattr(unit, names.get(path[2], path[2].replace("gn", "norm")))
     return {
-        "embedding": lambda: net.tokens.projection,
-        "conv_root": lambda: net.tokens.stem.root,
-        "gn_root": lambda: net.tokens.stem.norm,
-        "encoder_norm": lambda: net.encoder.norm,
-        "pre_logits": lambda: net.representation.layer,
+        "embedding": lambda: net.patch_embed.proj,
+        "conv_root": lambda: net.patch_embed.stem.root,
+        "gn_root": lambda: net.patch_embed.stem.norm,
+        "encoder_norm": lambda: net.norm,
+        "pre_logits": lambda: net.pre_logits.fc,
         "head": lambda: net.head,
     }[path[-1]]()
 
@@ -108,7 +108,7 @@ def test_big_vision_s_networks(name):
         features = net.forward_features(pixels).numpy()
         np.testing.assert_allclose(features, recorded["output/pre_logits"], rtol=1e-5, atol=1e-5)
         if "output/with_posemb" in recorded:  # the patches, before a class token stands in front of them
-            tokens = net.positions(net.tokens(pixels))[:, net.config.prefix :]
+            tokens = net.add_positions(net.add_prefix_tokens(net.patch_embed(pixels)))[:, net.config.prefix :]
             np.testing.assert_allclose(tokens.numpy(), recorded["output/with_posemb"], rtol=1e-5, atol=1e-5)
 
 

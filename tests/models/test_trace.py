@@ -56,35 +56,35 @@ def test_attention_is_what_the_block_mixes_with(kind):
     inputs: dict[int, Tensor] = {}
     hooks = [
         block.norm1.register_forward_hook(lambda _module, _inputs, out, index=index: inputs.setdefault(index, out))
-        for index, block in enumerate(net.encoder.blocks)
+        for index, block in enumerate(net.blocks)
     ]
     net(pixels)
     for hook in hooks:
         hook.remove()
     trace = net.trace(pixels)
-    for index, block in enumerate(net.encoder.blocks):
-        value = block.attention.qkv(inputs[index]).chunk(3, dim=-1)[2]
+    for index, block in enumerate(net.blocks):
+        value = block.attn.qkv(inputs[index]).chunk(3, dim=-1)[2]
         heads = value.unflatten(-1, (3, 8)).transpose(1, 2)  # (B, heads, T, 8)
         mixed = (trace.attention[index] @ heads).transpose(1, 2).flatten(2)
-        assert torch.allclose(block.attention.out(mixed), block.attention(inputs[index]), atol=2e-5)
+        assert torch.allclose(block.attn.proj(mixed), block.attn(inputs[index]), atol=2e-5)
 
 
 def test_tokens_are_those_the_next_block_gets():
     net = random_net()
     pixels = torch.randn(2, 3, 8, 12)
     trace = net.trace(pixels)
-    assert torch.equal(net.encoder.blocks[1](trace.tokens[0]), trace.tokens[1])
+    assert torch.equal(net.blocks[1](trace.tokens[0]), trace.tokens[1])
     assert trace.tokens[2].shape == (2, 7, 24)  # all tokens, though the network reads the first alone
-    logits = net.head(net.encoder.norm(trace.tokens[2])[:, 0])
+    logits = net.head(net.norm(trace.tokens[2])[:, 0])
     assert torch.allclose(logits, trace.logits, atol=1e-5)
 
 
 def test_only_chosen_blocks_are_looked_at(monkeypatch):
     net = random_net()
     looked: list[int] = []
-    for index, block in enumerate(net.encoder.blocks):
-        plain = block.attention.weights
-        monkeypatch.setattr(block.attention, "weights", lambda x, i=index, f=plain: looked.append(i) or f(x))
+    for index, block in enumerate(net.blocks):
+        plain = block.attn.weights
+        monkeypatch.setattr(block.attn, "weights", lambda x, i=index, f=plain: looked.append(i) or f(x))
     net.trace(torch.randn(1, 3, 8, 12), layers=[2])
     assert looked == [2]
 
@@ -102,7 +102,7 @@ def test_tokens_in_training_are_those_that_went_on():
     """With dropout, too: no block is run again, but for the last where it computed one token only."""
     net = random_net(dropout=0.2, drop_path=0.3).train()
     inputs: list[Tensor] = []
-    for block in net.encoder.blocks:
+    for block in net.blocks:
         block.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
     trace = net.trace(torch.randn(2, 3, 8, 12), layers=[0, 1])
     assert len(inputs) == 3
@@ -119,7 +119,7 @@ def test_gradients_reach_the_attention():
     """What explanations by gradients need."""
     net = random_net()
     trace = net.trace(torch.randn(1, 3, 8, 12), layers=[0])
-    (gradient,) = torch.autograd.grad(trace.attention[0].square().sum(), net.encoder.blocks[0].attention.qkv.weight)
+    (gradient,) = torch.autograd.grad(trace.attention[0].square().sum(), net.blocks[0].attn.qkv.weight)
     assert gradient.abs().sum() > 0
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tokens import every_token
 from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.errors import UserError
 from vitrail.models.build import build
@@ -45,11 +46,11 @@ def test_with_every_patch_kept_tokens_are_those_of_the_plain_network(kind):
     net = made(kind)
     plain = net.net
     with torch.no_grad():
-        tokens = plain.encode(plain.tokens(images()))[:, plain.config.prefix :]
-        norm = plain.pool.norm if plain.config.norm == "after_pool" else nn.Identity()
+        tokens = every_token(plain, images())[:, plain.config.prefix :]
+        norm = plain.fc_norm if plain.config.norm == "after_pool" else nn.Identity()
         expected = net.head(norm(tokens))  # (B, N, 512)
         got = net(images(), UNCHANGED)
-        assert plain.encode(plain.tokens(images())).shape[1] == plain.config.sequence
+        assert every_token(plain, images()).shape[1] == plain.config.sequence
     assert got.shape == (2, 4, 512)
     for row in range(2):
         assert torch.allclose(got[row], expected[row, WHERE[row]], atol=1e-6)
@@ -58,8 +59,8 @@ def test_with_every_patch_kept_tokens_are_those_of_the_plain_network(kind):
 def test_the_plain_network_reads_the_same_tokens():
     plain = made("token").net
     with torch.no_grad():
-        tokens = plain.encode(plain.tokens(images()))
-        assert torch.allclose(plain(images()), plain.representation(plain.pool(tokens)), atol=1e-6)
+        tokens = every_token(plain, images())
+        assert torch.allclose(plain(images()), plain.pre_logits(plain.pool(tokens)), atol=1e-6)
 
 
 def test_embeddings_are_replaced_as_asked():
@@ -95,7 +96,7 @@ def test_every_parameter_that_can_learn_gets_a_gradient(kind):
     assert not missing
     assert net.mask.grad.abs().sum() > 0
     frozen = {name.split(".")[1] for name, p in net.named_parameters() if not p.requires_grad}
-    assert frozen <= {"representation", "pool"}
+    assert frozen <= {"pre_logits", "attn_pool"}
 
 
 @pytest.mark.parametrize(("target", "size"), [("color", 512), ("grid", 16 * 512), ("pixels", 3 * 8 * 8)])

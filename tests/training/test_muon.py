@@ -42,8 +42,8 @@ class Twin:
         for name, value in self.values.items():
             lr = config.lr * scale(name)
             layer = name.split(".")[-2] if "." in name else ""
-            inside = name.startswith(("encoder.blocks.", "pool.")) and name.endswith(".weight") and "norm" not in name
-            pieces = value.chunk({"qkv": 3, "keyvalue": 2}.get(layer, 1)) if inside else [value]
+            inside = name.startswith(("blocks.", "attn_pool.")) and name.endswith(".weight") and "norm" not in name
+            pieces = value.chunk({"qkv": 3, "kv": 2}.get(layer, 1)) if inside else [value]
             for number, piece in enumerate(pieces):
                 if inside:
                     optimizer = torch.optim.Muon(
@@ -70,8 +70,8 @@ class Twin:
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_muon_is_torchs_for_every_matrix_and_adamw_for_the_rest(torch_in_float32, layer_decay):
     def scale(name):
-        depth = 0 if name.startswith(("tokens.", "positions.")) else 3
-        depth = int(name.split(".")[2]) + 1 if name.startswith("encoder.blocks") else depth
+        depth = 0 if name.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed.")) else 3
+        depth = int(name.split(".")[1]) + 1 if name.startswith("blocks") else depth
         return layer_decay ** (3 - depth)
 
     net = small()
@@ -88,7 +88,7 @@ def test_muon_is_torchs_for_every_matrix_and_adamw_for_the_rest(torch_in_float32
             torch.testing.assert_close(p.detach(), twin.values[name], rtol=0, atol=2e-5, msg=name)
         else:
             assert torch.equal(p, twin.values[name]), name
-    assert muon == 2 * 4 + 5  # qkv, out, up and down of two blocks; query, keyvalue, out, up and down of the pool
+    assert muon == 2 * 4 + 5  # qkv, proj, fc1 and fc2 of two blocks; q, kv, proj, fc1 and fc2 of the pool
 
 
 def test_the_scaled_update_is_as_large_as_adamws():
@@ -132,7 +132,7 @@ def test_parameters_without_gradient_stay():
     net = small()
     optimizer = build_optimizer(net, OptimizerConfig(name="muon", lr=0.1, weight_decay=0.1))
     gradients(net, 0)
-    left_out = ("head.bias", "encoder.blocks.1.attention.qkv.weight")
+    left_out = ("head.bias", "blocks.1.attn.qkv.weight")
     before = {name: net.get_parameter(name).detach().clone() for name in left_out}
     for name in left_out:
         net.get_parameter(name).grad = None

@@ -96,10 +96,8 @@ def test_decay_times_schedule_is_big_visions_order_of_operations():
     optimizer = build_optimizer(net, settings)
     expected = in_double(net)
     adam = Adam64(expected, beta2=0.95)
-    kernels = {"tokens.projection.weight", "head.weight"} | {
-        f"encoder.blocks.{i}.{layer}.weight"
-        for i in range(12)
-        for layer in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    kernels = {"patch_embed.proj.weight", "head.weight"} | {
+        f"blocks.{i}.{layer}.weight" for i in range(12) for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
     assert kernels < set(expected)
     for step in range(total):
@@ -132,8 +130,8 @@ def test_matrices_only_spares_biases_norms_positions_and_class_token():
     decayed = {names[id(p)] for p in groups[0]["params"]}
     spared = {names[id(p)] for p in groups[1]["params"]}
     assert groups[0]["weight_decay"] == 0.1 and groups[1]["weight_decay"] == 0
-    assert "positions.table" in spared and "tokens.class_token" in spared and "encoder.norm.weight" in spared
-    assert "tokens.projection.weight" in decayed and "head.weight" in decayed
+    assert "pos_embed.table" in spared and "cls_token" in spared and "norm.weight" in spared
+    assert "patch_embed.proj.weight" in decayed and "head.weight" in decayed
     assert not any(name.endswith("bias") for name in decayed)
     assert len(decayed | spared) == len(names)
 
@@ -193,20 +191,20 @@ def scales(net, **options):
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_each_block_learns_slower_than_the_next(name):
     found = scales(small(representation=8, registers=2), name=name)
-    before = {key for key in found if key.startswith(("tokens.", "positions."))}
-    assert {"tokens.class_token", "tokens.registers", "tokens.projection.bias", "positions.table"} <= before
+    before = {key for key in found if key.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed."))}
+    assert {"cls_token", "reg_token", "patch_embed.proj.bias", "pos_embed.table"} <= before
     for key, scale in found.items():
         if key in before:
             assert scale == 0.5**4
-        elif key.startswith("encoder.blocks"):
-            assert scale == 0.5 ** (3 - int(key.split(".")[2]))
+        elif key.startswith("blocks"):
+            assert scale == 0.5 ** (3 - int(key.split(".")[1]))
         else:
-            assert key.startswith(("encoder.norm.", "representation.", "head.")) and scale == 1
+            assert key.startswith(("norm.", "pre_logits.", "head.")) and scale == 1
 
 
 def test_positions_of_a_block_learn_as_fast_as_the_block():
     found = scales(small(positions_at="layers"))
-    assert [found[f"positions.{i}.table"] for i in range(3)] == [0.125, 0.25, 0.5]
+    assert [found[f"pos_embed.{i}.table"] for i in range(3)] == [0.125, 0.25, 0.5]
 
 
 def test_a_convolutional_stem_is_before_all_blocks_and_an_attention_pool_after_them():
@@ -214,14 +212,14 @@ def test_a_convolutional_stem_is_before_all_blocks_and_an_attention_pool_after_t
     found = scales(small(stem=stem, patch=(1, 1)))
     assert {scale for key, scale in found.items() if "stem" in key} == {0.5**4}
     found = scales(small(pool="map", class_token=False))
-    assert {scale for key, scale in found.items() if key.startswith("pool.")} == {1}
+    assert {scale for key, scale in found.items() if key.startswith("attn_pool.")} == {1}
 
 
 def test_what_a_masked_network_puts_in_place_of_patches_is_before_all_blocks():
     torch.manual_seed(0)
     found = scales(MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 0})), "color"))
-    assert found["mask"] == found["net.tokens.class_token"] == 0.5**4
-    assert found["net.encoder.blocks.2.mlp.up.weight"] == 0.5 and found["head.weight"] == 1
+    assert found["mask"] == found["net.cls_token"] == 0.5**4
+    assert found["net.blocks.2.mlp.fc1.weight"] == 0.5 and found["head.weight"] == 1
 
 
 def test_layers_of_a_resnet_are_not_slowed_down():
@@ -241,7 +239,7 @@ def test_first_blocks_are_frozen_with_all_before_them():
     assert trained(net) == everything
     freeze(net, 2)
     frozen = everything - trained(net)
-    expected = ("tokens.", "positions.0.", "positions.1.", "encoder.blocks.0.", "encoder.blocks.1.")
+    expected = ("patch_embed.", "cls_token", "reg_token", "pos_embed.0.", "pos_embed.1.", "blocks.0.", "blocks.1.")
     assert frozen == {name for name in everything if name.startswith(expected)}
     groups = parameter_groups(net, OptimizerConfig())
     assert sum(len(group["params"]) for group in groups) == len(trained(net))

@@ -38,11 +38,11 @@ def test_fine_tuning_as_in_the_paper(old_state):
     missing, unexpected = net.load_state_dict(state, strict=False)
     assert (set(missing), unexpected) == ({"head.weight", "head.bias"}, [])
     assert not net(torch.randn(2, 3, 48, 64)).any()
-    table = old_state["positions.table"][0]
+    table = old_state["pos_embed.table"][0]
     zoomed = scipy.ndimage.zoom(table[1:].view(4, 4, 24).numpy(), (6 / 4, 8 / 4, 1), order=1)
-    torch.testing.assert_close(state["positions.table"][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
-    assert torch.equal(state["positions.table"][0, 0], table[0])
-    kept = set(state) - {"positions.table"}
+    torch.testing.assert_close(state["pos_embed.table"][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
+    assert torch.equal(state["pos_embed.table"][0, 0], table[0])
+    kept = set(state) - {"pos_embed.table"}
     assert all(torch.equal(state[name], old_state[name]) for name in kept)
 
 
@@ -58,8 +58,8 @@ def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
     [
         ({"num_classes": 3}, {"head"}, "head: new, 10 -> 3 classes"),
         ({"num_classes": 0}, {"head"}, "head: left out"),
-        ({"representation": 12}, {"head", "representation"}, "representation layer: starts fresh with 12 values"),
-        ({"representation": 0}, {"head", "representation"}, "head: new, 10 classes"),
+        ({"representation": 12}, {"head", "pre_logits"}, "representation layer: starts fresh with 12 values"),
+        ({"representation": 0}, {"head", "pre_logits"}, "head: new, 10 classes"),
     ],
     ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
@@ -89,7 +89,7 @@ def moved(randomise, **options) -> tuple[dict[str, torch.Tensor], dict[str, torc
 @pytest.mark.parametrize("place", ["stem", "layers", "shared"])
 def test_learned_2d_positions_are_stretched_along_each_axis(randomise, place):
     before, after = moved(randomise, positions="2d", positions_at=place)
-    for start in ["positions.0", "positions.1"] if place == "layers" else ["positions"]:
+    for start in ["pos_embed.0", "pos_embed.1"] if place == "layers" else ["pos_embed"]:
         for axis, count in (("rows", 6), ("columns", 8)):
             table = before[f"{start}.{axis}"]
             zoomed = scipy.ndimage.zoom(table.numpy(), (count / 4, 1), order=1)
@@ -99,7 +99,7 @@ def test_learned_2d_positions_are_stretched_along_each_axis(randomise, place):
 @pytest.mark.parametrize("place", ["layers", "shared"])
 def test_tables_of_every_layer_are_stretched(randomise, place):
     before, after = moved(randomise, positions_at=place)
-    for name in ["positions.0.table", "positions.1.table"] if place == "layers" else ["positions.table"]:
+    for name in ["pos_embed.0.table", "pos_embed.1.table"] if place == "layers" else ["pos_embed.table"]:
         grid = before[name][0, 1:].view(4, 4, 24).numpy()
         zoomed = scipy.ndimage.zoom(grid, (6 / 4, 8 / 4, 1), order=1)
         torch.testing.assert_close(after[name][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
@@ -109,7 +109,7 @@ def test_tables_of_every_layer_are_stretched(randomise, place):
 def test_relative_positions_keep_their_meaning(randomise):
     before, after = moved(randomise, positions="relative")
     for block in (0, 1):
-        old, new = (state[f"encoder.blocks.{block}.attention.relative.table"] for state in (before, after))
+        old, new = (state[f"blocks.{block}.attn.relative.table"] for state in (before, after))
         assert torch.equal(new[-3:], old[-3:])  # pairs with the class token
         assert torch.equal(new[47], old[15])  # no step at all
         # One row down of six is 3/5 of a row down of four: between no step and one row there.

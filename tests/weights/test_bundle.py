@@ -169,9 +169,9 @@ def test_a_document_that_is_wrong(bundle, state, change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"depth": 3}, r"'encoder.blocks.2.norm1.weight' is missing"),
-        ({"depth": 1}, r"'encoder.blocks.1.[\w.]+' is not part of the network"),
-        ({"mlp_dim": 96}, r"mlp.up.weight' has shape \(48, 24\), and the network needs \(96, 24\)"),
+        ({"depth": 3}, r"'blocks.2.norm1.weight' is missing"),
+        ({"depth": 1}, r"'blocks.1.[\w.]+' is not part of the network"),
+        ({"mlp_dim": 96}, r"mlp.fc1.weight' has shape \(48, 24\), and the network needs \(96, 24\)"),
         ({"depth": 10**9}, "too few for a network of 1000000000 blocks"),
         ({"width": 3 * 10**18}, "it holds 14,691 numbers, and the network it describes has 72,000"),
     ],

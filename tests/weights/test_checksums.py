@@ -17,6 +17,7 @@ from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.config import ModelConfig
 from vitrail.errors import Note, UserError
 from vitrail.weights.bundle import (
+    FORMAT,
     TRAINED_ON,
     digest_tensor,
     read_bundle,
@@ -102,7 +103,7 @@ def test_a_file_of_the_first_format_loads_with_a_note_and_gets_checksums_with_a_
     replace_card(file, card)
     with warnings.catch_warnings(action="error"):
         again, same = read_bundle(file)
-    assert again.format == 2 and all(torch.equal(same[name], tensor) for name, tensor in state.items())
+    assert again.format == FORMAT and all(torch.equal(same[name], tensor) for name, tensor in state.items())
 
 
 def test_a_command_says_once_that_a_file_has_no_checksum(file, convert, tmp_path):
@@ -119,7 +120,7 @@ def test_weights_that_are_not_numbers_are_refused_in_every_layout(tmp_path, layo
     card, state = card_of(model, classes=tuple("abcde")), random_state(model)
     if layout == "huggingface":
         card = format_named("huggingface").adopted(card)
-    state["encoder.blocks.1.mlp.up.weight"][3, 4] = value
+    state["blocks.1.mlp.fc1.weight"][3, 4] = value
     place = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
     if format_named(layout).folder:
         place.mkdir()

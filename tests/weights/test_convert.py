@@ -148,7 +148,7 @@ def test_a_network_that_answers_otherwise_is_not_kept(tmp_path, convert, ours, m
     write = Table.write
 
     def wrong(self, state):
-        first, second = "encoder.blocks.0.norm1.weight", "encoder.blocks.0.norm2.weight"
+        first, second = "blocks.0.norm1.weight", "blocks.0.norm2.weight"
         return write(self, {**state, first: state[second], second: state[first]})
 
     monkeypatch.setattr(Table, "write", wrong)

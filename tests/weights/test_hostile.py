@@ -116,7 +116,7 @@ def place_of(value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def twice(header: dict[str, Any]) -> None:
-    header["head.bias"]["data_offsets"] = header["encoder.norm.bias"]["data_offsets"]
+    header["head.bias"]["data_offsets"] = header["norm.bias"]["data_offsets"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vitrail.weights.tensors import Tensors, source_of
 TABLE = Table(
     [
         *both("stages.{0}.{1}.conv", "block{0+1}/unit{1+1:02}/conv"),
-        Rule("encoder.blocks.{0}.qkv", ("q{0}", "k{0}", "v{0}")),
+        Rule("blocks.{0}.qkv", ("q{0}", "k{0}", "v{0}")),
         Rule("head", ("kernel",), Form(lambda t: t.T, lambda t: t.T)),
         Rule("swapped.{0}.{1}", ("by.{1}.{0}",)),
     ]
@@ -22,7 +22,7 @@ TABLE = Table(
 OURS = {
     "stages.0.11.conv.weight": torch.arange(3.0),
     "stages.2.0.conv.bias": torch.arange(4.0),
-    "encoder.blocks.7.qkv": torch.arange(6.0).view(6, 1),
+    "blocks.7.qkv": torch.arange(6.0).view(6, 1),
     "head": torch.arange(6.0).view(2, 3),
     "swapped.1.2": torch.arange(2.0),
 }
@@ -67,5 +67,5 @@ def test_parts_that_are_missing_or_do_not_fit():
 
 
 def test_what_has_no_place():
-    with pytest.raises(UserError, match=r"no place for 'positions.rows'"):
-        TABLE.write({"positions.rows": torch.zeros(1)})
+    with pytest.raises(UserError, match=r"no place for 'pos_embed.rows'"):
+        TABLE.write({"pos_embed.rows": torch.zeros(1)})

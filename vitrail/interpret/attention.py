@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.models.encoder import Block
-from vitrail.models.heads import AttentionPool
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.trace import watched_blocks
+from vitrail.models.vit import Block, VisionTransformer
 
 See = Callable[[int, Tensor], None]  # number of a block, its attention (B, heads, T, T)
 
@@ -26,7 +25,7 @@ def transformer(net: nn.Module) -> VisionTransformer:
 
 
 def block(net: VisionTransformer, index: int) -> Block:
-    return cast(Block, net.encoder.blocks[index])
+    return cast(Block, net.blocks[index])
 
 
 def query(config: ModelConfig) -> str:
@@ -60,18 +59,29 @@ def watch_attention(net: VisionTransformer, pixels: Tensor, see: See) -> Tensor:
 
     def watch(index: int, x: Tensor, _: Tensor) -> None:
         one = block(net, index)
-        see(index, one.attention.weights(one.norm1(x)))
+        see(index, one.attn.weights(one.norm1(x)))
 
-    with at_rest(net):
-        return net.encode(net.tokens(pixels), net.pool.reads, watch)
+    with at_rest(net), watched_blocks(net, watch):
+        return last_tokens(net, pixels)
+
+
+def last_tokens(net: VisionTransformer, pixels: Tensor) -> Tensor:
+    """What the pool is given: (B, T, D), or (B, 1, D) where it reads the class token alone."""
+    found: list[Tensor] = []
+    hook = net.norm.register_forward_hook(lambda _, __, output: found.append(output))
+    try:
+        net.forward_features(pixels)
+    finally:
+        hook.remove()
+    return found[0]
 
 
 def read_out(net: VisionTransformer, shares: Tensor, tokens: Tensor) -> Tensor:
     """Of the shares of input tokens in the last ones, (B, T, T), those of the patches in what the classifier reads:
     (B, h, w). `tokens` are what the pool is given."""
     first = net.config.prefix
-    if isinstance(net.pool, AttentionPool):
-        read = (net.pool.weights(tokens).float().mean(1) @ shares)[:, 0, first:]
+    if net.attn_pool is not None:
+        read = (net.attn_pool.weights(tokens).float().mean(1) @ shares)[:, 0, first:]
     elif net.config.pool == "token":
         read = shares[:, 0, first:]
     else:

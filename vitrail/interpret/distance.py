@@ -48,7 +48,7 @@ def attention_distances(
     """Measure every head over batches of normalised pixels; `between` hears how many images are done."""
     config = net.config
     distances = grid_distances(config.grid, config.cell)
-    apart = torch.from_numpy(distances).float().to(net.tokens.projection.weight.device)
+    apart = torch.from_numpy(distances).float().to(net.patch_embed.proj.weight.device)
     sums = torch.zeros(3, config.blocks, config.heads, dtype=torch.float64)
 
     def see(index: int, attention: Tensor) -> None:

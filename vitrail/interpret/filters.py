@@ -23,9 +23,9 @@ class Filters:
 def embedding_filters(net: VisionTransformer, count: int = COMPONENTS) -> Filters:
     """Principal components of the filters that patches are projected by; those of a hybrid's first convolution, since
     its projection sees no pixels. Of each component and its negative, the one whose largest entry is positive."""
-    stem = net.tokens.stem
+    stem = net.patch_embed.stem
     if stem is None:
-        weight, of = net.tokens.projection.weight, "the patch embedding"
+        weight, of = net.patch_embed.proj.weight, "the patch embedding"
     else:
         weight, of = stem.root.standardised(), "the first convolution of the stem"
     kernel = weight.permute(0, 2, 3, 1)  # (filters, height, width, C)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.interpret.attention import at_rest, block, read_out
-from vitrail.models.heads import AttentionPool
+from vitrail.models.trace import watched_blocks
 from vitrail.models.vit import VisionTransformer
 
 
@@ -29,17 +29,20 @@ def relevance(
     inputs: list[Tensor] = []  # of each block
     given: list[Tensor] = []  # what each block's heads give, before they are mixed; at the end the pool's
 
+    last: list[Tensor] = []  # tokens, that the pool reads
+
     def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         given.append(arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_())
 
-    outs = [block(net, index).attention.out for index in range(net.config.blocks)]
-    if isinstance(net.pool, AttentionPool):
-        outs.append(net.pool.out)
+    outs = [block(net, index).attn.proj for index in range(net.config.blocks)]
+    if net.attn_pool is not None:
+        outs.append(net.attn_pool.proj)
     hooks = [out.register_forward_pre_hook(keep) for out in outs]
+    hooks.append(net.norm.register_forward_hook(lambda _, __, output: last.append(output.detach())))
     try:
         with torch.enable_grad(), at_rest(net):
-            watched = net.encode(net.tokens(pixels), net.pool.reads, lambda _, x, __: inputs.append(x.detach()))
-            logits = net.head(net.representation(net.pool(watched)))
+            with watched_blocks(net, lambda _, x, __: inputs.append(x.detach())):
+                logits = net(pixels)
             rows = torch.arange(len(pixels), device=logits.device)
             target = logits[rows, torch.as_tensor(classes, device=logits.device)]
             if against is not None:
@@ -49,7 +52,7 @@ def relevance(
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        return _gathered(net, inputs, gradients, watched.detach()).cpu().numpy()
+        return _gathered(net, inputs, gradients, last[0]).cpu().numpy()
 
 
 def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Sequence[Tensor], tokens: Tensor) -> Tensor:
@@ -57,14 +60,14 @@ def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Seque
     count = inputs[0].shape[1]
     total = torch.eye(count, device=tokens.device).repeat(len(tokens), 1, 1)  # (B, T, T)
     for index, (x, gradient) in enumerate(zip(inputs, gradients, strict=False)):  # the pool has one gradient more
-        attention, x = block(net, index).attention, block(net, index).norm1(x)
+        attention, x = block(net, index).attn, block(net, index).norm1(x)
         values = attention.qkv(x).unflatten(-1, (3, attention.heads, -1))[:, :, 2].transpose(1, 2)
         read = gradient.shape[1]  # the last block may have computed only what is read
         weighted = _weighted(attention.weights(x)[:, :, :read], gradient, values)
         total[:, :read] += weighted @ total
-    if isinstance(net.pool, AttentionPool):
-        values = net.pool.split(tokens)[2]
-        weighted = _weighted(net.pool.weights(tokens), gradients[-1].unsqueeze(1), values)
+    if net.attn_pool is not None:
+        values = net.attn_pool.split(tokens)[2]
+        weighted = _weighted(net.attn_pool.weights(tokens), gradients[-1].unsqueeze(1), values)
         return (weighted @ total)[:, 0, net.config.prefix :].unflatten(1, net.config.grid)
     total.diagonal(dim1=1, dim2=2).sub_(1)  # what every patch has of itself, and a mean of patches would show as a veil
     return read_out(net, total, tokens)

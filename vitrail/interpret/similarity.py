@@ -23,12 +23,12 @@ def position_similarity(net: VisionTransformer, layer: int = 0) -> np.ndarray:
         raise UserError(
             f"this network adds no position embeddings to its patches: its positions are '{config.positions}'"
         )
-    module = net.positions
+    module = net.pos_embed
     if isinstance(module, nn.ModuleList):
         if not -len(module) <= layer < len(module):
             raise UserError(f"there is no block {layer}: this network has blocks 0 to {len(module) - 1}")
         module = module[layer]
-    device = net.tokens.projection.weight.device
+    device = net.patch_embed.proj.weight.device
     nothing = torch.zeros(1, config.sequence, config.width, device=device)
     rows = F.normalize(module(nothing)[0, config.prefix :].float(), dim=1)  # (h*w, D)
     return (rows @ rows.T).cpu().numpy().reshape(*config.grid, *config.grid)

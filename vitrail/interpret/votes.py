@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.interpret.attention import at_rest
+from vitrail.interpret.attention import at_rest, last_tokens
 from vitrail.interpret.relevance import relevance
-from vitrail.models.heads import Classifier
+from vitrail.models.initialise import Classifier
 from vitrail.models.vit import VisionTransformer
 
 
@@ -33,7 +33,7 @@ def votes(
     if not net.config.num_classes or not can_vote(net):
         raise UserError("votes of patches need a classifier on their mean: this network has none, so take relevance")
     with at_rest(net):
-        patches = net.encode(net.tokens(pixels))[:, net.config.prefix :].float()  # (B, h*w, D)
+        patches = last_tokens(net, pixels)[:, net.config.prefix :].float()  # (B, h*w, D)
     weight = cast(Classifier, net.head).weight.float()
     some = weight[torch.as_tensor(classes, device=weight.device)]
     if against is not None:

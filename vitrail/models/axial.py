@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config import ModelConfig
-from vitrail.models.encoder import Attention
+from vitrail.models.vit import Attention
 
 
 class RowAttention(Attention):
@@ -21,23 +21,23 @@ class RowAttention(Attention):
 
     def forward(self, x: Tensor, keep: None = None) -> Tensor:  # type: ignore[override]
         # With five axes torch takes its unfused path: on lines this short a step takes a quarter less time so.
-        q, k, v = self.split(x)
+        q, k, v = self.split(self.qkv(x))
         mixed = F.scaled_dot_product_attention(q, k, v)  # (B, lines, heads, length, D/heads)
         mixed = mixed.transpose(2, 3).flatten(3)  # (B, lines, length, D)
         tokens = mixed if self.line == 1 else mixed.transpose(1, 2)
-        return self.out(tokens.flatten(1, 2))
+        return self.proj(tokens.flatten(1, 2))
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, each (B, lines, heads, length of a line, D/heads)."""
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """(B, T, 3 D) -> queries, keys and values, each (B, lines, heads, length of a line, D/heads)."""
         rows, columns = self.grid
-        qkv = self.qkv(x).view(x.shape[0], rows, columns, 3, self.heads, x.shape[-1] // self.heads)
+        qkv = qkv.view(qkv.shape[0], rows, columns, 3, self.heads, qkv.shape[-1] // (3 * self.heads))
         if self.line == 2:
             qkv = qkv.transpose(1, 2)
         return qkv.permute(3, 0, 1, 4, 2, 5).unbind(0)
 
     def weights(self, x: Tensor) -> Tensor:
         """As for full attention, (B, heads, T, T), with zeros between patches of different lines."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.split(self.qkv(x))
         within = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
         batch, lines, heads, length, _ = within.shape
         full = within.new_zeros(batch, heads, lines, length, lines, length)

@@ -1,7 +1,8 @@
-"""The initial distributions that several parts of a network share."""
+"""What a network starts from: initial distributions, and the classifier that starts at zero."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 # A standard normal cut at two deviations has this deviation; flax divides by it so that the cut keeps the variance.
@@ -19,3 +20,25 @@ def normal_(weight: Tensor, std: float) -> None:
     which would double the time that loading weights takes."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
+
+
+class Classifier(nn.Linear):
+    """Zero weights at the start: the first prediction is the bias alone.
+
+    Runs in the precision of its weights even under autocast: near the sigmoid head's -10, bfloat16 logits would be
+    1/16 apart.
+    """
+
+    def __init__(self, width: int, num_classes: int, initial_bias: float):
+        self.initial_bias = initial_bias
+        super().__init__(width, num_classes)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, self.initial_bias)
+
+    def forward(self, vector: Tensor) -> Tensor:
+        if vector.is_meta:  # where there is no autocast to leave
+            return super().forward(vector)
+        with torch.autocast(vector.device.type, enabled=False):
+            return super().forward(vector.to(self.weight.dtype))

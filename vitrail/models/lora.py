@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.config import LoraConfig
 from vitrail.errors import UserError
-from vitrail.models.encoder import Block
+from vitrail.models.vit import Block
 
 
 class LoraLinear(nn.Linear):
@@ -70,7 +70,7 @@ def _layers(net: nn.Module, mlp: bool) -> Iterator[tuple[nn.Module, str, nn.Line
     """Linear layers of all blocks, each with what holds it and the name it has there."""
     for block in net.modules():
         if isinstance(block, Block):
-            for parent in (block.attention, block.mlp) if mlp else (block.attention,):
+            for parent in (block.attn, block.mlp) if mlp else (block.attn,):
                 for name, layer in parent.named_children():
                     if isinstance(layer, nn.Linear):
                         yield parent, name, layer

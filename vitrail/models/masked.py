@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.models.build import Network
-from vitrail.models.heads import AttentionPool
 from vitrail.models.initialise import normal_
 from vitrail.models.vit import VisionTransformer
 
@@ -59,22 +58,42 @@ class MaskedPatchNetwork(nn.Module):
         self.mask = nn.Parameter(torch.empty(net.config.width))
         self.head = PredictionHead(net.config.width, outputs(net.config, target))
         # What only a whole image needs learns nothing here; processes that wait for its gradients would wait for ever.
-        net.representation.requires_grad_(False)
-        if isinstance(net.pool, AttentionPool):
-            net.pool.requires_grad_(False)
+        net.pre_logits.requires_grad_(False)
+        if net.attn_pool is not None:
+            net.attn_pool.requires_grad_(False)
+        net.read_every_token()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         normal_(self.mask, std=0.02)  # as BERT's
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.net.blocks
+
+    def param_depth(self, name: str) -> int:
+        if name.startswith("net."):
+            return self.net.param_depth(name.removeprefix("net."))
+        return 0 if name == "mask" else len(self.blocks) + 1
+
+    def hidden_matrices(self, name: str) -> int:
+        return self.net.hidden_matrices(name.removeprefix("net.")) if name.startswith("net.") else 0
+
+    def set_recompute(self, recompute: bool) -> None:
+        self.net.set_recompute(recompute)
+
+    def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
+        self.net.set_residual_dtype(dtype)
+
     def forward(self, pixels: Tensor, corruption: Corruption) -> Tensor:
         """(B, C, H, W) normalised pixels -> predictions for the corrupted patches, (B, M, outputs)."""
         net = self.net
-        tokens = net.encode(net.tokens.join(self.corrupt(net.tokens.patches(pixels), corruption)))  # (B, T, D)
-        read = _rows(tokens, corruption.where + net.config.prefix)  # (B, M, D)
-        if not isinstance(net.pool, AttentionPool):
-            read = net.pool.norm(read)  # the last norm, where the network has it after pooling
-        return self.head(read)
+        x = self.corrupt(net.patch_embed(pixels), corruption)  # (B, N, D)
+        x = net.add_positions(net.add_prefix_tokens(x))  # (B, T, D)
+        for block in net.blocks:
+            x = block(x)
+        read = _rows(net.norm(x), corruption.where + net.config.prefix)  # (B, M, D)
+        return self.head(net.fc_norm(read))  # the last norm, wherever the network has it
 
     def corrupt(self, patches: Tensor, corruption: Corruption) -> Tensor:
         """Patch embeddings (B, N, D) with those of the corruption replaced."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.encoder import Attention
+from vitrail.models.vit import Attention
 
 AGREEMENT, AGREEMENT_NOISE = 0.7, 0.7  # the paper's numbers for networks of this kind
 IDENTITY, IDENTITY_NOISE = -0.4, 0.4
@@ -21,13 +21,13 @@ def mimetic_(net: nn.Module) -> None:
     """Draw the weights of all attention anew."""
     for module in net.modules():
         if isinstance(module, Attention):
-            width, size = module.out.in_features, module.out.in_features // module.heads
+            width, size = module.proj.in_features, module.proj.in_features // module.heads
             pairs = [_factors(width, AGREEMENT, AGREEMENT_NOISE) for _ in range(module.heads)]
             queries = torch.cat([left[:, :size].mT for left, _ in pairs])
             keys = torch.cat([right[:size] for _, right in pairs])
-            out, values = _factors(width, IDENTITY, IDENTITY_NOISE)
+            proj, values = _factors(width, IDENTITY, IDENTITY_NOISE)
             module.qkv.weight.copy_(torch.cat([queries, keys, values]))
-            module.out.weight.copy_(out)
+            module.proj.weight.copy_(proj)
 
 
 def _factors(width: int, identity: float, noise: float) -> tuple[Tensor, Tensor]:

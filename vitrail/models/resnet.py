@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import GROUPS, ResNetConfig, StemConfig
-from vitrail.models.heads import Classifier
-from vitrail.models.initialise import lecun_normal_
+from vitrail.models.initialise import Classifier, lecun_normal_
 
 
 class StandardConv(nn.Conv2d):

@@ -1,89 +1,377 @@
-"""The Vision Transformer, as Figure 1 of the paper draws it: tokens + positions -> encoder -> pool -> head."""
+"""The Vision Transformer, as Figure 1 of the paper draws it. Read from `VisionTransformer.forward` on.
+
+Shapes in comments: B images, N patches, T tokens (class token, registers and patches), D the width. Parameters have
+timm's names where timm has the part.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.config import ModelConfig
-from vitrail.models.axial import ColumnAttention, RowAttention
-from vitrail.models.encoder import Attention, Block, Encoder, Watch
-from vitrail.models.heads import AttentionPool, Classifier, Pool, Representation
-from vitrail.models.pos_embed import added_positions
-from vitrail.models.tokens import Tokens
+from vitrail.models.initialise import Classifier, lecun_normal_, normal_
+from vitrail.models.kernels.short_attention import is_short, short_attention
+from vitrail.models.pos_embed import RelativePositions, added_positions
+from vitrail.models.resnet import HybridStem
 
+if TYPE_CHECKING:
+    from vitrail.models.trace import Trace
 
-@dataclass(frozen=True)
-class Trace:
-    """What `trace` saw. Tokens are those a block gives on: `[class token, registers,] patches` in raster order."""
-
-    logits: Tensor  # (B, num_classes), bit for bit those of the plain call
-    attention: dict[int, Tensor]  # block: (B, heads, T, T); row i says where token i looked
-    tokens: dict[int, Tensor]  # block: (B, T, D)
+WHOLE = 2**24  # the parts of 1 that a float32 tells apart
 
 
 class VisionTransformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.tokens = Tokens(config)
-        self.positions = added_positions(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Encoder(config, (RowAttention, ColumnAttention) if config.axial else (Attention,))
-        self.pool = AttentionPool(config) if config.pool == "map" else Pool(config)
-        size = config.representation
-        self.representation = Representation(config.width, size) if size else nn.Identity()
-        features = size or config.width
-        bias = config.head_bias
-        self.head = Classifier(features, config.num_classes, bias) if config.num_classes else nn.Identity()
+        width, kinds = config.width, _attention_kinds(config)
+        rates = [config.drop_path * index / max(config.blocks - 1, 1) for index in range(config.blocks)]
+        after_pool = config.norm == "after_pool"
+
+        self.patch_embed = PatchEmbed(config)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
+        self.reset_parameters()
+        self.pos_embed = added_positions(config)
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, rate, kinds[index % len(kinds)]) for index, rate in enumerate(rates))
+        self.norm = nn.Identity() if after_pool else nn.LayerNorm(width, eps=config.norm_eps)
+        self.fc_norm = nn.LayerNorm(width, eps=config.norm_eps) if after_pool else nn.Identity()
+        self.attn_pool = AttentionPool(config) if config.pool == "map" else None
+        self.pre_logits = PreLogits(width, config.representation) if config.representation else nn.Identity()
+        features = config.representation or width
+        self.head = Classifier(features, config.num_classes, config.head_bias) if config.num_classes else nn.Identity()
+
+        self.num_prefix_tokens = config.prefix
+        self.reads_class_token = config.pool == "token"
+        if self.reads_class_token:
+            cast(Block, self.blocks[-1]).keep = 1
+        self.positions_at_blocks = config.positions_at != "stem"
+        if self.positions_at_blocks:
+            for index, block in enumerate(self.blocks):
+                each = isinstance(self.pos_embed, nn.ModuleList)
+                cast(Block, block).positions = [self.pos_embed[index] if each else self.pos_embed]  # type: ignore[index]
+
+    def reset_parameters(self) -> None:
+        """Of the tokens; every other part starts its own."""
+        if self.cls_token is not None:
+            nn.init.zeros_(self.cls_token)
+        if self.reg_token is not None:
+            normal_(self.reg_token, std=0.02)  # registers that start equal would stay equal
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) normalised pixels -> (B, num_classes) logits."""
         return self.head(self.forward_features(pixels))
 
-    def forward_features(self, pixels: Tensor, watch: Watch | None = None) -> Tensor:
-        """The vector before the classifier, (B, D). `watch` is shown what each block gets and gives."""
-        return self.representation(self.pool(self.encode(self.tokens(pixels), self.pool.reads, watch)))
+    def forward_features(self, pixels: Tensor) -> Tensor:
+        """The vector before the classifier, (B, D)."""
+        x = self.patch_embed(pixels)  # (B, N, D)
+        x = self.add_prefix_tokens(x)  # (B, T, D)
+        x = self.add_positions(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.pre_logits(self.pool(self.norm(x)))
 
-    def encode(self, x: Tensor, keep: int | None = None, watch: Watch | None = None) -> Tensor:
-        """Tokens (B, T, D) as they are before positions -> those the encoder ends with; `keep`: only so many leading
-        ones."""
-        if self.config.positions_at == "stem":
-            x = self.positions(x)
-        return self.encoder(self.dropout(x), keep, self._at_every_block(), watch)
+    def add_prefix_tokens(self, patches: Tensor) -> Tensor:
+        """(B, N, D) -> (B, T, D): class token, registers and patches, as far as the network has them."""
+        count = patches.shape[0]
+        prefix = [part.expand(count, -1, -1) for part in (self.cls_token, self.reg_token) if part is not None]
+        # In one piece: sums keep the layout of their first term, so the whole stream would stay transposed in memory.
+        return torch.cat([*prefix, patches], dim=1) if prefix else patches.contiguous()
+
+    def add_positions(self, x: Tensor) -> Tensor:
+        """Here, once, unless they are added at every block."""
+        if not self.positions_at_blocks:
+            x = self.pos_embed(x)
+        return self.pos_drop(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Tokens (B, T, D) -> one vector for each image, (B, D) (Eq. 4)."""
+        if self.attn_pool is not None:
+            x = self.attn_pool(x)
+        else:
+            x = x[:, 0] if self.reads_class_token else x[:, self.num_prefix_tokens :].mean(dim=1)
+        return self.fc_norm(x)
 
     def trace(self, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
-        """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), computed beside the fused
-        path from the inputs it kept, so that the logits do not change by one bit and only those blocks cost more."""
-        count = len(self.encoder.blocks)
-        if layers is not None and not all(isinstance(index, int) for index in layers):
-            raise TypeError("layers are numbers of blocks, such as [0, -1]")
-        wrong = [index for index in layers or () if not -count <= index < count]
-        if wrong:
-            raise ValueError(f"there is no block {wrong[0]}: this network has blocks 0 to {count - 1}")
-        chosen = set(range(count) if layers is None else (index % count for index in layers))
-        seen: dict[int, tuple[Tensor, Tensor]] = {}
+        """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), beside logits that do not
+        change by one bit."""
+        from vitrail.models.trace import trace
 
-        def watch(index: int, x: Tensor, given: Tensor) -> None:
-            if index in chosen:
-                seen[index] = x, given
+        return trace(self, pixels, layers)
 
-        logits = self.head(self.forward_features(pixels, watch))
-        attention, tokens = {}, {}
-        for index, (x, given) in seen.items():
-            block = cast(Block, self.encoder.blocks[index])
-            attention[index] = block.attention.weights(block.norm1(x))
-            whole = given.shape[1] == x.shape[1]  # the last block may have computed only what is read
-            tokens[index] = given if whole else block(x)
-        return Trace(logits, attention, tokens)
+    def read_every_token(self) -> None:
+        """For whoever reads other tokens than `pool` does: the last block computes all."""
+        cast(Block, self.blocks[-1]).keep = None
 
-    def _at_every_block(self) -> Sequence[nn.Module] | None:
-        """What is added to the input of each block."""
-        if self.config.positions_at == "stem":
-            return None
-        if isinstance(self.positions, nn.ModuleList):
-            return list(self.positions)
-        return [self.positions] * self.config.blocks
+    # What training asks of a network, whichever it is.
+
+    def param_depth(self, name: str) -> int:
+        """Where a parameter is: 0 before the blocks, i + 1 in block i, one more than there are blocks after all."""
+        if match := re.match(r"(?:blocks|pos_embed)\.(\d+)\.", name):
+            return int(match[1]) + 1
+        before = name.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed."))
+        return 0 if before else len(self.blocks) + 1
+
+    def hidden_matrices(self, name: str) -> int:
+        """How many matrices between hidden layers a parameter is made of; 0: it is no such matrix."""
+        match = re.match(r"(?:blocks\.\d+|attn_pool)\.(?:\w+\.)*(qkv|kv|q|proj|fc1|fc2)\.weight$", name)
+        return {"qkv": 3, "kv": 2}.get(match[1], 1) if match else 0
+
+    def set_recompute(self, recompute: bool) -> None:
+        """In training, let blocks forget what the backward pass needs, and compute it again."""
+        for block in self.blocks:
+            cast(Block, block).recompute = recompute
+
+    def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
+        """The type of the stream that blocks add to; none: as it comes."""
+        for block in self.blocks:
+            cast(Block, block).residual_dtype = dtype
+
+
+def _attention_kinds(config: ModelConfig) -> Sequence[type[Attention]]:
+    """The kinds of attention that follow one another in the blocks."""
+    if not config.axial:
+        return (Attention,)
+    from vitrail.models.axial import ColumnAttention, RowAttention
+
+    return (RowAttention, ColumnAttention)
+
+
+class PatchEmbed(nn.Module):
+    """Pixels -> patches -> one token each (Eq. 1). A hybrid cuts up the feature map of a convolutional stem instead."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.image_size = config.image_size
+        self.stem = HybridStem(config.stem, config.channels) if config.stem else None
+        channels = config.stem.features if config.stem else config.channels
+        # The linear map E, applied to every patch in raster order. It is stored as the convolution that it also is, and
+        # computed as a product, which is faster: on CPUs up to 2.4 times.
+        self.proj = nn.Conv2d(channels, config.width, config.patch, stride=config.patch)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        lecun_normal_(self.proj.weight, fan_in=self.proj.weight[0].numel())
+        nn.init.zeros_(self.proj.bias)  # type: ignore[arg-type]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D)."""
+        if tuple(pixels.shape[-2:]) != self.image_size:
+            raise ValueError(
+                f"this network takes {self.image_size[0]}x{self.image_size[1]} images, "
+                f"not {pixels.shape[-2]}x{pixels.shape[-1]}"
+            )
+        features = pixels if self.stem is None else self.stem(pixels)
+        height, width = self.proj.kernel_size
+        cut = features.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, height, w, width)
+        flat = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N = h*w, C*height*width)
+        tokens = F.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
+        return tokens.to(self.proj.weight.dtype)  # under autocast, too, the stream of residuals is float32
+
+
+class Block(nn.Module):
+    """Self-attention and MLP, each after a norm and with a residual (Eq. 2 and 3).
+
+    `rate` is the chance that a branch is left out in training.
+    """
+
+    def __init__(self, config: ModelConfig, rate: float, attention: type[Attention]):
+        super().__init__()
+        width, gamma = config.width, config.layer_scale
+        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.attn = attention(config)
+        self.ls1 = nn.Identity() if gamma is None else LayerScale(width, gamma)
+        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        self.ls2 = nn.Identity() if gamma is None else LayerScale(width, gamma)
+        self.dropout = nn.Dropout(config.dropout)
+        self.drop_path = DropPath(rate) if rate else nn.Identity()
+        # What stands around the block; see __call__.
+        self.keep: int | None = None
+        self.positions: list[nn.Module] = []  # one or none, in a list: it belongs to the network
+        self.residual_dtype: torch.dtype | None = None
+        self.recompute = False
+
+    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D); `keep`: only so many leading tokens."""
+        x = x[:, :keep] + self.drop_path(self.ls1(self.dropout(self.attn(self.norm1(x), keep))))
+        return x + self.drop_path(self.ls2(self.dropout(self.mlp(self.norm2(x)))))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The block as the network calls it: with positions, where every block adds them; with a stream of another
+        type, or activations that are computed again, where a run has it so. The last block computes only the tokens
+        that are read. All this is outside of what `compile` compiles."""
+        for positions in self.positions:
+            x = positions(x)
+        if self.residual_dtype is not None:
+            x = x.to(self.residual_dtype)
+        if self.recompute and self.training:
+            return cast(Tensor, checkpoint(super().__call__, x, self.keep, use_reentrant=False))
+        return cast(Tensor, super().__call__(x, self.keep))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Eq. 5-8); the three input projections are stored as one matrix."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.relative = RelativePositions(config) if config.positions == "relative" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # Xavier for each D x D matrix: computed on the stacked 3D x D one, it would be 0.707 times too small.
+        limit = (3.0 / self.proj.in_features) ** 0.5
+        nn.init.uniform_(self.qkv.weight, -limit, limit)
+        nn.init.uniform_(self.proj.weight, -limit, limit)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
+        """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
+        qkv = self.qkv(x)  # (B, T, 3 D)
+        if keep is None and self.relative is None and is_short(qkv, self.heads):
+            return self.proj(short_attention(qkv, self.heads))
+        q, k, v = self.split(qkv)
+        q = q[:, :, :keep]
+        bias = None if self.relative is None else self.relative(q)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # scaled by 1/sqrt(D/heads)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """(B, T, 3 D) -> queries, keys and values, each (B, heads, T, D/heads)."""
+        batch, tokens, width = qkv.shape
+        qkv = qkv.view(batch, tokens, 3, self.heads, width // (3 * self.heads))
+        # Apart first, then transposed: their gradients then come together as the projection wants them, uncopied.
+        return tuple(part.transpose(1, 2) for part in qkv.unbind(2))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The share of each token (last axis) in each new token, (B, heads, T, T): what the fused path never forms."""
+        q, k, _ = self.split(self.qkv(x))
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        return (scores if self.relative is None else scores + self.relative(q)).softmax(-1)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig, dropout: float | None = None):
+        super().__init__()
+        self.fc1 = nn.Linear(config.width, config.mlp_dim)
+        self.fc2 = nn.Linear(config.mlp_dim, config.width)
+        self.approximate = {"tanh": "tanh", "erf": "none"}[config.gelu]
+        self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(layer.weight)
+            normal_(layer.bias, std=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.dropout(F.gelu(self.fc1(x), approximate=self.approximate)))
+
+
+class LayerScale(nn.Module):
+    """A learned gain for each channel of a branch (Touvron et al. 2021)."""
+
+    def __init__(self, width: int, initial: float):
+        super().__init__()
+        self.initial = initial
+        self.gamma = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gamma, self.initial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training, leave the branch out for some images, and scale the others to make up for it."""
+
+    kept: Tensor
+
+    def __init__(self, rate: float):
+        super().__init__()
+        # A tensor: blocks that differ in a plain number would be compiled one by one. Of integers: no change of the
+        # weights' type makes the rate another.
+        self.register_buffer("kept", torch.from_numpy(np.array(round((1 - rate) * WHOLE), np.int64)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        chance = self.kept / WHOLE
+        kept = torch.rand(x.shape[0], 1, 1, device=x.device) < chance
+        return x * (kept / chance).to(x.dtype)
+
+
+class AttentionPool(nn.Module):
+    """big_vision's MAP head: one learned query attends to all tokens, and an MLP refines what it gathered."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = MLP(config, dropout=0.0)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # Xavier as flax has it: a (1, 1, D) tensor has one input and D outputs, where torch would count D of both.
+        limit = (6.0 / (1 + self.latent.shape[-1])) ** 0.5
+        nn.init.uniform_(self.latent, -limit, limit)
+        limit = (3.0 / self.proj.in_features) ** 0.5  # Xavier for each D x D matrix
+        for layer in (self.q, self.kv, self.proj):
+            nn.init.uniform_(layer.weight, -limit, limit)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, D)."""
+        mixed = F.scaled_dot_product_attention(*self.split(x))  # (B, heads, 1, D/heads)
+        pooled = self.proj(mixed.flatten(1))
+        return pooled + self.mlp(self.norm(pooled))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The one query (B, heads, 1, D/heads), and keys and values of the tokens (B, heads, T, D/heads)."""
+        batch, count, width = x.shape
+        size = width // self.heads
+        q = self.q(self.latent).view(1, 1, self.heads, size).transpose(1, 2)
+        k, v = self.kv(x).view(batch, count, 2, self.heads, size).transpose(1, 3).unbind(2)
+        return q.expand(batch, -1, -1, -1), k, v
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The share of each token in what the query gathers, (B, heads, 1, T)."""
+        q, k, _ = self.split(x)
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+
+
+class PreLogits(nn.Module):
+    """The hidden tanh layer that the paper's head has in pre-training and drops in fine-tuning."""
+
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.fc = nn.Linear(width, size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        lecun_normal_(self.fc.weight, fan_in=self.fc.in_features)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x))

@@ -16,12 +16,12 @@ from vitrail.errors import UserError
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import local_part
 
-BLOCK = re.compile(r"(?:^|\.)encoder\.blocks\.(\d+)\.")
-AT_BLOCK = re.compile(r"(?:^|\.)positions\.(\d+)\.")  # positions that are added at every block
-BEFORE = re.compile(r"(?:^|\.)(?:tokens\.|positions\.|mask$)")
+BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+AT_BLOCK = re.compile(r"(?:^|\.)pos_embed\.(\d+)\.")  # positions that are added at every block
+BEFORE = re.compile(r"(?:^|\.)(?:patch_embed\.|cls_token$|reg_token$|pos_embed\.|mask$)")
 MATRICES = ("weight", "lora_a", "lora_b")  # how names of matrices end; tables of positions and tokens are none
-MUON = re.compile(r"(?:^|\.)(?:encoder\.blocks\.\d+|pool)\.(?:\w+\.)*(qkv|keyvalue|query|out|up|down)\.weight$")
-STORED_AS_ONE = {"qkv": 3, "keyvalue": 2}
+MUON = re.compile(r"(?:^|\.)(?:blocks\.\d+|attn_pool)\.(?:\w+\.)*(qkv|kv|q|proj|fc1|fc2)\.weight$")
+STORED_AS_ONE = {"qkv": 3, "kv": 2}
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -59,7 +59,7 @@ def distribute(
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
     """The blocks of a Transformer, wherever it stands; none in other networks."""
-    found = [blocks for name, blocks in net.named_modules() if name.endswith("encoder.blocks")]
+    found = [blocks for name, blocks in net.named_modules() if name.split(".")[-1] == "blocks"]
     return [block for blocks in found for block in blocks.children()]
 
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
-from vitrail.models.encoder import Encoder
 
 Precision = Literal["fp32", "bf16"]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -86,10 +85,8 @@ def set_types(net: nn.Module, config: PrecisionConfig) -> None:
     """The formats of a network's weights, and of the stream that its blocks add to."""
     if config.parameters != "fp32":
         net.to(TYPES[config.parameters])
-    if config.residual != "fp32":
-        for module in net.modules():
-            if isinstance(module, Encoder):
-                module.residual = TYPES[config.residual]
+    if config.residual != "fp32" and hasattr(net, "set_residual_dtype"):  # a network without blocks has no stream
+        net.set_residual_dtype(TYPES[config.residual])  # type: ignore[operator]
 
 
 def measured_in_float32(config: PrecisionConfig) -> bool:

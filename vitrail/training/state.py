@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
+from vitrail.models.legacy_names import new_name
 from vitrail.training.ema import Average
 from vitrail.training.parallel import local_part, rows_of
 
@@ -53,11 +54,12 @@ class TrainState:
         """Take over a checkpoint; the tensors must be exactly those this run would save."""
         own = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("optimizer/")}
         moments = [name for name in names if name.startswith("optimizer/")]
-        odd = sorted(own.keys() ^ (set(names) - set(moments)))
+        stored = {name if name in own else new_name(name): name for name in names if name not in moments}
+        odd = sorted(own.keys() ^ stored.keys())
         if odd:
             raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
         for name, tensor in own.items():
-            ours, saved = local_part(tensor), read(name, rows_of(tensor))
+            ours, saved = local_part(tensor), read(stored[name], rows_of(tensor))
             if (ours.shape, ours.dtype) != (saved.shape, saved.dtype):
                 kinds = f"{_kind(saved)} in it and {_kind(ours)} here"
                 raise UserError(f"the checkpoint is of another network: '{name}' is {kinds}")
@@ -66,7 +68,7 @@ class TrainState:
         self.optimizer.state.clear()
         for name in moments:
             key, _, parameter_name = name.removeprefix("optimizer/").partition("/")
-            parameter = parameters.get(parameter_name)
+            parameter = parameters.get(parameter_name, parameters.get(new_name(parameter_name)))
             value = None if parameter is None else self._moment(parameter, name, read)
             if parameter is None or value is None or value.shape not in ((), parameter.shape):
                 raise UserError(f"the checkpoint is of another network: '{name}' is of none of its parameters")

@@ -23,13 +23,14 @@ from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
 from vitrail.errors import Note, UserError
+from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
 from vitrail.weights.safetensors_file import Header, load, load_floats, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2  # from 2 on, a file has checksums
+FORMAT = 3  # from 2 on, a file has checksums; from 3 on, tensors of Vision Transformers have timm's names
 KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
 TRAINED_ON = "vitrail.trained_on"  # the tensor of the digests of training images, which no network has
 DIGEST = 8  # bytes of each
@@ -174,7 +175,9 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
     """The card and the weights, in float32, checked against the network the card describes and their checksum."""
     header = read_header(path)
     card, sums = _document(header, path)
-    check_tensors({n: shape for n, shape in header.shapes.items() if n != TRAINED_ON}, card.model, f"'{path}'")
+    stored = new_names(name for name in header.shapes if name != TRAINED_ON)
+    shapes = {name: header.shapes[old] for name, old in stored.items()}
+    check_tensors(shapes, card.model, f"'{path}'")
     if sums is None:
         warnings.warn(
             f"'{path}' is of an older format without a checksum, so damage to it cannot be seen; `vitrail convert "
@@ -182,10 +185,10 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
             Note,
             stacklevel=2,
         )
-    tensors = load_floats(path, header, header.shapes.keys() - {TRAINED_ON})
+    tensors = load_floats(path, header, set(stored.values()))
     if sums is not None and tensors_checksum(tensors) != sums.weights:
         raise _damaged(path, "tensors")
-    return card, {name: tensor.float() for name, tensor in tensors.items()}
+    return card, {name: tensors[old].float() for name, old in stored.items()}
 
 
 def read_trained_on(path: str | Path) -> np.ndarray:

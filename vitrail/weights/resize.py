@@ -29,7 +29,7 @@ def adapt(
             adapted = {name: _moved(name, tensor, old, new, how) for name, tensor in adapted.items()}
             changes.append(f"{_positions(old, how)}: grid {_text(old.grid)} -> {_text(new.grid)}")
         if old.representation != new.representation:
-            _drop(adapted, "representation.")
+            _drop(adapted, "pre_logits.")
             fate = f"starts fresh with {new.representation} values" if new.representation else "left out"
             changes.append(f"representation layer: {fate}")
     _drop(adapted, "head.")
@@ -53,13 +53,13 @@ def _check_same(old: NetworkConfig, new: NetworkConfig) -> None:
 
 def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: Resampling) -> Tensor:
     """A tensor of positions for the new grid; any other as it is."""
-    if name.startswith("positions.") and name.endswith("table"):
+    if name.startswith("pos_embed.") and name.endswith("table"):
         return resample(tensor, old.grid, new.grid, how)
-    if name.startswith("positions.") and name.endswith("rows"):
+    if name.startswith("pos_embed.") and name.endswith("rows"):
         return resample_axis(tensor, new.grid[0], how)
-    if name.startswith("positions.") and name.endswith("columns"):
+    if name.startswith("pos_embed.") and name.endswith("columns"):
         return resample_axis(tensor, new.grid[1], how)
-    if name.endswith("attention.relative.table"):
+    if name.endswith("attn.relative.table"):
         before = 2 * old.grid[0] * old.grid[1] - 1
         return torch.cat([resample_offsets(tensor[:before], old.grid, new.grid), tensor[before:]])
     return tensor

@@ -16,7 +16,6 @@ from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import Network, build, build_with
-from vitrail.models.encoder import Encoder
 from vitrail.models.flops import macs
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
@@ -119,9 +118,8 @@ def learner(plan: Plan, net: Network) -> nn.Module:
     module = _surrounded(plan, net)
     freeze(net, config.optimizer.freeze)
     set_types(module, config.precision)
-    for part in module.modules():
-        if isinstance(part, Encoder):
-            part.recompute = config.train.recompute
+    if config.train.recompute and hasattr(module, "set_recompute"):
+        module.set_recompute(True)  # type: ignore[operator]
     return module.to(plan.device)
 
 

@@ -22,6 +22,7 @@ from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupted, Interrupts
+from vitrail.models.legacy_names import new_name
 from vitrail.tasks.own_loss import CustomBatch, CustomObjective
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
@@ -170,6 +171,8 @@ def _take_weights(module: nn.Module, folder: Path, ranks: Ranks) -> None:
                 raise ValueError("it is damaged: its contents do not match their checksum")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
+        own = module.state_dict().keys()
+        stored = {name if name in own else new_name(name): tensor for name, tensor in stored.items()}
         ours, theirs = ({name: tuple(t.shape) for name, t in one.items()} for one in (module.state_dict(), stored))
         odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if odd:

@@ -17,11 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from vitrail import __version__
-from vitrail.config import Preprocess, RunConfig, leaves, merge, network_config, read_recipe, validate
+from vitrail.config import Preprocess, ResNetConfig, RunConfig, leaves, merge, network_config, read_recipe, validate
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UserError, given_path
 from vitrail.inference.device import choose_device
 from vitrail.interrupt import Interrupts
+from vitrail.models.legacy_names import old_name
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoints, Saved, digest
 from vitrail.weights.names import whole_spec
@@ -95,7 +96,11 @@ def _learned_from(plan: Plan) -> list[Trained]:
 def _teacher(config: RunConfig) -> str:
     """A checksum of the teacher's weights."""
     teacher = config.objective.teacher
-    return digest(read_weights(teacher).state, {}) if teacher else ""
+    if not teacher:
+        return ""
+    weights = read_weights(teacher)
+    named = str if isinstance(weights.card.model, ResNetConfig) else old_name  # as runs before wrote it down
+    return digest({named(name): tensor for name, tensor in weights.state.items()}, {})
 
 
 def environment(device: torch.device) -> dict[str, str]:

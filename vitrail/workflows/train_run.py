@@ -108,7 +108,7 @@ def train(
         )
     images, listed = (str(path) if path is not None else None for path in (data, quarantine))
     start = spec_of(from_) if from_ is not None else None
-    request = Request(images, model, recipe, start, overrides, listed)
+    request = Request(images, model, recipe, start, tuple(overrides), listed)
     with joined() as ranks, Interrupts() as interrupts:
         console = console if console is not None and ranks.first else make_console(lasting=True)
         console.quiet = console.quiet or not ranks.first

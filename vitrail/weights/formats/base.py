@@ -165,23 +165,23 @@ def ungridded(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
     if model.positions not in ("2d", "sincos"):
         return model, state
     positions = added_positions(model)
-    start = "positions."
+    start = "pos_embed."
     positions.load_state_dict({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
     with torch.no_grad():
         table = positions(torch.zeros(1, model.sequence, model.width))[:, model.prefix :]
     others = {name: tensor for name, tensor in state.items() if not name.startswith(start)}
     plain = model.model_copy(update={"positions": "1d", "prefix_positions": False})
-    return plain, {**others, "positions.table": table}
+    return plain, {**others, "pos_embed.table": table}
 
 
 def prefix_rows(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
     """A table with rows for class token and registers, which are zero where it had none: they add nothing."""
     if model.positions != "1d" or model.prefix_positions:
         return model, state
-    table = state["positions.table"]
+    table = state["pos_embed.table"]
     rows = table.new_zeros(1, model.prefix, model.width)
     whole = model.model_copy(update={"prefix_positions": True})
-    return whole, {**state, "positions.table": torch.cat([rows, table], dim=1)}
+    return whole, {**state, "pos_embed.table": torch.cat([rows, table], dim=1)}
 
 
 def write_folder(folder: Path, tensors: State, files: Mapping[str, Mapping[str, Any]]) -> None:

@@ -56,22 +56,22 @@ def vit_table(kind: str, new: bool = False) -> Table:
     block = "layers.{0}" if new and kind == "vit" else "encoder.layer.{0}"
     *parts, out = NEW if new else OLD
     norm1, norm2, fc1, fc2 = DINO if kind != "vit" else NEW_VIT if new else OLD_VIT
-    ours = "encoder.blocks.{0}"
+    ours = "blocks.{0}"
     rules = [
-        Rule("tokens.class_token", ("embeddings.cls_token",)),
-        Rule("tokens.registers", ("embeddings.register_tokens",)),
-        Rule("positions.table", ("embeddings.position_embeddings",)),
-        *both("tokens.projection", "embeddings.patch_embeddings.projection"),
+        Rule("cls_token", ("embeddings.cls_token",)),
+        Rule("reg_token", ("embeddings.register_tokens",)),
+        Rule("pos_embed.table", ("embeddings.position_embeddings",)),
+        *both("patch_embed.proj", "embeddings.patch_embeddings.projection"),
         *both(f"{ours}.norm1", f"{block}.{norm1}"),
-        *both(f"{ours}.attention.qkv", *(f"{block}.{part}" for part in parts)),
-        *both(f"{ours}.attention.out", f"{block}.{out}"),
-        Rule(f"{ours}.scale1.gain", (f"{block}.layer_scale1.lambda1",)),
+        *both(f"{ours}.attn.qkv", *(f"{block}.{part}" for part in parts)),
+        *both(f"{ours}.attn.proj", f"{block}.{out}"),
+        Rule(f"{ours}.ls1.gamma", (f"{block}.layer_scale1.lambda1",)),
         *both(f"{ours}.norm2", f"{block}.{norm2}"),
-        *both(f"{ours}.mlp.up", f"{block}.{fc1}"),
-        *both(f"{ours}.mlp.down", f"{block}.{fc2}"),
-        Rule(f"{ours}.scale2.gain", (f"{block}.layer_scale2.lambda1",)),
-        *both("encoder.norm", "layernorm"),
-        *both("representation.layer", "pooler.dense"),
+        *both(f"{ours}.mlp.fc1", f"{block}.{fc1}"),
+        *both(f"{ours}.mlp.fc2", f"{block}.{fc2}"),
+        Rule(f"{ours}.ls2.gamma", (f"{block}.layer_scale2.lambda1",)),
+        *both("norm", "layernorm"),
+        *both("pre_logits.fc", "pooler.dense"),
         *both("head", "classifier"),
     ]
     return Table(rules)
@@ -286,11 +286,11 @@ def _read_resnet(source: Tensors, config: Settings, size: Size) -> tuple[Network
 
 def _with_register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Registers have no positions there, and rows of zeros, which add nothing, in ours."""
-    table, registers = state.get("positions.table"), state.get("tokens.registers")
+    table, registers = state.get("pos_embed.table"), state.get("reg_token")
     if table is None or registers is None or table.ndim != 3 or registers.ndim != 3:
         return state
     zeros = torch.zeros(1, registers.shape[1], table.shape[2], device=table.device)
-    return {**state, "positions.table": concatenate([table[:, :1], zeros, table[:, 1:]], dim=1)}
+    return {**state, "pos_embed.table": concatenate([table[:, :1], zeros, table[:, 1:]], dim=1)}
 
 
 # ---- writing
@@ -361,9 +361,9 @@ def _without_register_rows(model: ModelConfig, state: State) -> State:
     """Registers have no rows there: what their rows would add goes into the registers themselves."""
     if not model.registers:
         return state
-    table, registers = state["positions.table"], state["tokens.registers"]
+    table, registers = state["pos_embed.table"], state["reg_token"]
     first, rows, patches = table.split([1, model.registers, table.shape[1] - model.prefix], dim=1)
-    return {**state, "positions.table": torch.cat([first, patches], dim=1), "tokens.registers": registers + rows}
+    return {**state, "pos_embed.table": torch.cat([first, patches], dim=1), "reg_token": registers + rows}
 
 
 # ---- transformers itself

@@ -28,26 +28,26 @@ def vit_config(
 
     `prefix_rows`: whether the position table may have rows for class token and registers, may not, or either.
     """
-    projection = state.get("tokens.projection.weight")
+    projection = state.get("patch_embed.proj.weight")
     if projection is None or projection.ndim != 4 or 0 in projection.shape:
         raise UserError(f"{where} has no patch projection, so it is no Vision Transformer")
-    up, down = (state.get(f"encoder.blocks.0.mlp.{name}.weight") for name in ("up", "down"))
+    up, down = (state.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
     if up is None or down is None:
         raise UserError(f"{where} has no encoder blocks")
     if 2 * down.shape[-1] == len(up):
         raise UserError(f"{where} has a gated MLP, which vitrail's networks have not")
-    if "encoder.blocks.0.attention.qkv.bias" not in state:
+    if "blocks.0.attn.qkv.bias" not in state:
         raise without_bias(where)
-    root = state.get("tokens.stem.root.weight")
+    root = state.get("patch_embed.stem.root.weight")
     constants = details.pop("stem", {})
-    blocks = _stages(state, "tokens.stem.stages", where)
+    blocks = _stages(state, "patch_embed.stem.stages", where)
     stem = None if root is None else validate(StemConfig, {"width": len(root), "blocks": blocks, **constants}, where)
-    class_token, registers = "tokens.class_token" in state, _length(state, "tokens.registers")
-    after_pool = "pool.norm.weight" in state
-    pool = "map" if "pool.probe" in state else "token" if class_token and not after_pool else "gap"
+    class_token, registers = "cls_token" in state, _length(state, "reg_token")
+    after_pool = "fc_norm.weight" in state
+    pool = "map" if "attn_pool.latent" in state else "token" if class_token and not after_pool else "gap"
     seen: dict[str, Any] = {
         "width": len(projection),
-        "depth": _count(state, r"encoder\.blocks\.(\d+)\."),
+        "depth": _count(state, r"blocks\.(\d+)\."),
         "mlp_dim": len(up),
         "patch": tuple(projection.shape[2:]),
         "num_classes": len(state.get("head.weight", ())),
@@ -55,10 +55,10 @@ def vit_config(
         "stem": stem,
         "class_token": class_token,
         "registers": registers,
-        "layer_scale": 1e-5 if "encoder.blocks.0.scale1.gain" in state else None,
+        "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
         "pool": pool,
         "norm": "after_pool" if after_pool else "before_pool",
-        "representation": len(state.get("representation.layer.weight", ())),
+        "representation": len(state.get("pre_logits.fc.weight", ())),
     }
     stride = stem.stride if stem else 1
     cell = seen["patch"][0] * stride, seen["patch"][1] * stride
@@ -91,7 +91,7 @@ def _grid(
     where: str,
 ) -> dict[str, Any]:
     """Image size, and whether class token and registers have rows in the position table."""
-    table = state.get("positions.table")
+    table = state.get("pos_embed.table")
     if table is None:
         if not asked and not told:
             raise UserError(f"{where} has no table of positions, which would show its image size: {ASK}")

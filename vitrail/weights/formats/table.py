@@ -74,7 +74,7 @@ UNSUPPORTED = {
     "mask_token": "a mask token",
     "decoder": "a decoder",
 }
-BLOCK = "encoder.blocks.{0}"
+BLOCK = "blocks.{0}"
 
 Place = tuple[Rule, tuple[int, ...]]  # a rule, and the numbers of its placeholders
 

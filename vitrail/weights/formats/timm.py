@@ -46,34 +46,20 @@ STEM, STEM_ONLY = (
 
 
 def vit_table(stem: str) -> Table:
-    block, ours = "blocks.{0}", "encoder.blocks.{0}"
+    """Nearly all of our names are timm's own."""
+    alike = ["patch_embed.proj", "norm", "fc_norm", "head"]
+    alike += [f"blocks.{{0}}.{name}" for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")]
+    alike += [f"attn_pool.{name}" for name in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")]
+    alone = ("cls_token", "reg_token", "attn_pool.latent", "blocks.{0}.ls1.gamma", "blocks.{0}.ls2.gamma")
+    unit = "patch_embed.backbone.stages.{0}.blocks.{1}"
     rules = [
-        Rule("tokens.class_token", ("cls_token",)),
-        Rule("tokens.registers", ("reg_token",)),
-        Rule("positions.table", ("pos_embed",)),
-        *both("tokens.projection", "patch_embed.proj"),
-        *both(f"{ours}.norm1", f"{block}.norm1"),
-        *both(f"{ours}.attention.qkv", f"{block}.attn.qkv"),
-        *both(f"{ours}.attention.out", f"{block}.attn.proj"),
-        Rule(f"{ours}.scale1.gain", (f"{block}.ls1.gamma",)),
-        *both(f"{ours}.norm2", f"{block}.norm2"),
-        *both(f"{ours}.mlp.up", f"{block}.mlp.fc1"),
-        *both(f"{ours}.mlp.down", f"{block}.mlp.fc2"),
-        Rule(f"{ours}.scale2.gain", (f"{block}.ls2.gamma",)),
-        *both("encoder.norm", "norm"),
-        *both("pool.norm", "fc_norm"),
-        Rule("pool.probe", ("attn_pool.latent",)),
-        *both("pool.query", "attn_pool.q"),
-        *both("pool.keyvalue", "attn_pool.kv"),
-        *both("pool.out", "attn_pool.proj"),
-        *both("pool.mlp_norm", "attn_pool.norm"),
-        *both("pool.mlp.up", "attn_pool.mlp.fc1"),
-        *both("pool.mlp.down", "attn_pool.mlp.fc2"),
-        *both("head", "head"),
-        Rule("tokens.stem.root.weight", (f"{stem}.conv.weight",)),
-        *both("tokens.stem.norm", f"{stem}.norm"),
-        *bottleneck("tokens.stem.stages.{0}.{1}", "patch_embed.backbone.stages.{0}.blocks.{1}", "downsample.conv"),
-        *both("tokens.stem.stages.{0}.{1}.shortcut_norm", "patch_embed.backbone.stages.{0}.blocks.{1}.downsample.norm"),
+        *(rule for name in alike for rule in both(name, name)),
+        *(Rule(name, (name,)) for name in alone),
+        Rule("pos_embed.table", ("pos_embed",)),
+        Rule("patch_embed.stem.root.weight", (f"{stem}.conv.weight",)),
+        *both("patch_embed.stem.norm", f"{stem}.norm"),
+        *bottleneck("patch_embed.stem.stages.{0}.{1}", unit, "downsample.conv"),
+        *both("patch_embed.stem.stages.{0}.{1}.shortcut_norm", f"{unit}.downsample.norm"),
     ]
     return Table(rules)
 

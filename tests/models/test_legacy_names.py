@@ -1,0 +1,110 @@
+"""Parameters by the names that they had before timm's, which files of that time have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vitrail.config import LoraConfig, ModelConfig, ResNetConfig
+from vitrail.errors import UserError
+from vitrail.models.build import build
+from vitrail.models.legacy_names import new_name, new_names, old_name
+from vitrail.models.lora import add_lora
+from vitrail.models.masked import MaskedPatchNetwork
+from vitrail.weights.bundle import Card, read_bundle
+from vitrail.weights.names import BUNDLED_FILE
+from vitrail.weights.read import read_weights
+
+OLD_FILES = Path(__file__).parents[1] / "lock" / "old"
+SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5}
+ALL = {
+    "tokens": {"registers": 2, "layer_scale": 0.1, "representation": 8},
+    "map": {"pool": "map", "positions": "relative"},
+    "hybrid": {"stem": {"blocks": (1, 1), "width": 32}, "patch": (1, 1)},
+    "2d": {"positions": "2d", "positions_at": "layers", "norm": "after_pool", "pool": "gap"},
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("tokens.class_token", "cls_token"),
+        ("tokens.stem.stages.0.1.norm1.weight", "patch_embed.stem.stages.0.1.norm1.weight"),
+        ("tokens.stem.norm.weight", "patch_embed.stem.norm.weight"),
+        ("positions.3.table", "pos_embed.3.table"),
+        ("encoder.blocks.10.attention.qkv.bias", "blocks.10.attn.qkv.bias"),
+        ("encoder.blocks.0.attention.relative.table", "blocks.0.attn.relative.table"),
+        ("encoder.blocks.0.attention.out.lora_a", "blocks.0.attn.proj.lora_a"),
+        ("encoder.blocks.1.scale2.gain", "blocks.1.ls2.gamma"),
+        ("encoder.norm.bias", "norm.bias"),
+        ("pool.norm.bias", "fc_norm.bias"),
+        ("pool.probe", "attn_pool.latent"),
+        ("pool.mlp_norm.weight", "attn_pool.norm.weight"),
+        ("pool.mlp.down.weight", "attn_pool.mlp.fc2.weight"),
+        ("representation.layer.weight", "pre_logits.fc.weight"),
+        ("head.weight", "head.weight"),
+        ("model/net.encoder.blocks.0.mlp.up.weight", "model/net.blocks.0.mlp.fc1.weight"),
+        ("optimizer/exp_avg/encoder.norm.weight", "optimizer/exp_avg/norm.weight"),
+        ("average/net.mask", "average/net.mask"),
+    ],
+)
+def test_both_directions(old, new):
+    assert new_name(old) == new
+    assert old_name(new) == old
+    assert new_name(new) == new
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_name_has_one_of_before(kind):
+    config = ModelConfig(**{**SMALL, **ALL[kind]})
+    masked = MaskedPatchNetwork(build(config.model_copy(update={"num_classes": 0})), "color")
+    adapted = build(config)
+    add_lora(adapted, LoraConfig(rank=2, matrices="all"))
+    for net in (masked, adapted):
+        names = list(net.state_dict())
+        old = [old_name(name) for name in names]
+        assert len(set(old)) == len(names)
+        assert [new_name(name) for name in old] == names
+        assert new_names(old) == dict(zip(names, old, strict=True))
+
+
+def test_the_names_of_a_resnet_stay():
+    names = list(
+        build(ResNetConfig(kind="resnet", blocks=(1, 1), width=32, image_size=(32, 32), num_classes=5)).state_dict()
+    )
+    assert new_names(names) == {name: name for name in names}
+
+
+def test_a_file_of_two_times_is_left_as_it_is():
+    """So that the check against the network sees the tensor too many."""
+    assert new_names(["encoder.norm.weight", "norm.weight"]).keys() == {"encoder.norm.weight", "norm.weight"}
+
+
+@pytest.mark.parametrize(
+    "path", [OLD_FILES / "start.safetensors", OLD_FILES / "run" / "model.safetensors", BUNDLED_FILE], ids=str
+)
+def test_files_of_before_are_read_bit_for_bit(path):
+    weights = read_weights(path)
+    build(weights.card.model).load_state_dict(weights.state)
+    with safe_open(path, framework="pt") as file:
+        for name, tensor in weights.state.items():
+            assert torch.equal(tensor, file.get_tensor(old_name(name)).float())
+
+
+def test_a_tensor_of_a_later_name_in_a_file_of_before(tmp_path):
+    path = tmp_path / "both.safetensors"
+    config = ModelConfig(**SMALL)
+    state = {old_name(name): tensor for name, tensor in build(config).state_dict().items()}
+    card = Card(
+        model=config,
+        preprocess={"size": (32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3},
+        created_with="a test",
+        format=1,
+    )
+    save_file({**state, "norm.weight": torch.ones(32)}, path, metadata={"vitrail": card.model_dump_json()})
+    with pytest.raises(UserError, match="is missing"):
+        read_bundle(path)
