@@ -147,8 +147,8 @@ def test_files_of_others(tmp_path):
 
 
 def test_a_newer_format_says_to_upgrade(bundle, state):
-    rewrite(bundle, state, format=3, something_new=True)
-    with pytest.raises(UserError, match=r"format 3.*reads up to 2.*pip install --upgrade"):
+    rewrite(bundle, state, format=4, something_new=True)
+    with pytest.raises(UserError, match=r"format 4.*reads up to 3.*pip install --upgrade"):
         read_bundle(bundle)
 
 
