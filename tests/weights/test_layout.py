@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from vitrail.errors import UserError
-from vitrail.weights.formats.table import Form, Rule, Table, both
+from vitrail.weights.formats.table import MODULE, TENSOR, Form, Table
 from vitrail.weights.tensors import Tensors, source_of
 
 TABLE = Table(
-    [
-        *both("stages.{0}.{1}.conv", "block{0+1}/unit{1+1:02}/conv"),
-        Rule("blocks.{0}.qkv", ("q{0}", "k{0}", "v{0}")),
-        Rule("head", ("kernel",), Form(lambda t: t.T, lambda t: t.T)),
-        Rule("swapped.{0}.{1}", ("by.{1}.{0}",)),
-    ]
+    (MODULE, {"stages.{0}.{1}.conv": "block{0+1}/unit{1+1:02}/conv"}),
+    (TENSOR, {"blocks.{0}.qkv": ("q{0}", "k{0}", "v{0}"), "swapped.{0}.{1}": "by.{1}.{0}"}),
+    ({"": ("", Form(lambda t: t.T, lambda t: t.T))}, {"head": "kernel"}),
 )
 OURS = {
     "stages.0.11.conv.weight": torch.arange(3.0),

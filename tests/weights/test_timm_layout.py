@@ -240,7 +240,7 @@ def test_no_architecture_of_timm_is_read_wrongly(tmp_path):
         except UserError:
             continue
         read.append(name)
-        assert_same_settings(name, model, foreign.model)
+        assert_same_settings(name, model, foreign.card.model)
     sizes = ("tiny_patch16", "small_patch16", "base_patch16", "base_patch32", "large_patch16", "huge_patch14")
     others = {"deit_base_patch16_384", "deit3_base_patch16_224", "flexivit_base", "test_vit", "resnetv2_50x1_bit"}
     others |= {"vit_base_patch14_reg4_dinov2", "vit_base_patch16_reg4_gap_256", "vit_small_r26_s32_224"}

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,7 +13,7 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError
-from vitrail.interrupt import Interrupted, taken_signals
+from vitrail.interrupt import Interrupts
 from vitrail.models.build import build_with
 from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import TRAINED_ON, Card, digest_tensor, read_trained_on
@@ -70,7 +65,7 @@ def convert(
     for change in changes:
         console.print(f"changed to what {form.library} fixes: {escape(change)}")
     try:
-        with _terminable(), staged(path, form.folder) as place:
+        with Interrupts() as signals, signals.at_once(), staged(path, form.folder) as place:
             written = replace(weights, card=form.adopted(card))
             state = _halved(weights.state, source) if half else weights.state
             form.write(place, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
@@ -84,35 +79,6 @@ def convert(
     if left := ", ".join(thing for thing, there in form.lost(card).items() if there):
         console.print(f"left out, since {form.owner} layout has no place for it: {escape(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
-
-
-class _Terminated(BaseException):
-    """No Exception: those that libraries raise while they load weights are taken for their verdict on the weights."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and a closed terminal as an exception, so that what is half written is removed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise _Terminated(number)
-
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
-        yield
-        return
-    before: dict[int, Any] = {one: signal.signal(one, stop) for one in taken_signals() if one != signal.SIGINT}
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # an exception, too, even while a library is imported
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    except _Terminated as ended:
-        raise Interrupted(ended.number) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _digests(weights: Weights) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,26 +24,16 @@ State = Mapping[str, Tensor]
 Expressed = tuple[NetworkConfig, State]
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """A foreign file in our terms, with what it says about its preprocessing and classes."""
+class Foreign(NamedTuple):
+    """What a file of another library holds, in our terms."""
 
-    model: NetworkConfig
+    card: Card
     state: dict[str, Tensor]
-    preprocess: Preprocess
-    classes: tuple[str, ...] = ()
-    licence: str = ""
     assumed: str = ""  # what the file does not say and the reader had to take for granted
 
-    def card(self, source: str) -> Card:
-        return Card(
-            model=self.model,
-            preprocess=self.preprocess,
-            classes=self.classes,
-            source=source,
-            licence=self.licence,
-            created_with=created_with(),
-        )
+
+def card_of(model: NetworkConfig, preprocess: Preprocess, **told: Any) -> Card:
+    return Card(model=model, preprocess=preprocess, created_with=created_with(), **told)
 
 
 def lost(card: Card) -> dict[str, object]:

@@ -7,7 +7,7 @@ and no preprocessing of their own: every network of this family takes squashed i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,18 @@ from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig,
 from vitrail.errors import UserError
 from vitrail.weights.bundle import Card
 from vitrail.weights.formats import base, timm
-from vitrail.weights.formats.base import Foreign, Format, lacking, ours_alone, prefix_rows, translate, ungridded
+from vitrail.weights.formats.base import (
+    Foreign,
+    Format,
+    card_of,
+    lacking,
+    ours_alone,
+    prefix_rows,
+    translate,
+    ungridded,
+)
 from vitrail.weights.formats.shapes import State, guessed_square, resnet_config, vit_config
-from vitrail.weights.formats.table import SAME, Form, Rule, Table
+from vitrail.weights.formats.table import SAME, TENSOR, Form, Group, Kind, Table
 from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
 from vitrail.weights.tensors import Tensors
 
@@ -28,110 +37,100 @@ LIBRARY = "Google's code"
 
 # ---- tensors. flax multiplies from the other side: inputs come first in its kernels, and heads have their own axis.
 
-DENSE = Form(lambda t: t.flatten(1).T, lambda t: t.T)  # (in, out) <-> (out, in)
-CONV = Form(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))  # (h, w, in, out) <-> (out, in, h, w)
 FLAT = Form(lambda t: t.flatten(), lambda t: t)
 WIDE = Form(lambda t: t.flatten(), lambda t: t.reshape(1, 1, 1, -1))
-POINT = Form(lambda t: t.flatten(0, 2).T, lambda t: t.T[None, None])  # a 1x1 convolution that we have as a matrix
+DENSE: Kind = {  # (in, out) <-> (out, in)
+    ".weight": ("/kernel", Form(lambda t: t.flatten(1).T, lambda t: t.T)),
+    ".bias": ("/bias", SAME),
+}
+POINT: Kind = {  # a 1x1 convolution that we have as a matrix
+    ".weight": ("/kernel", Form(lambda t: t.flatten(0, 2).T, lambda t: t.T[None, None])),
+    ".bias": ("/bias", FLAT),
+}
+CONV: Kind = {  # (h, w, in, out) <-> (out, in, h, w)
+    ".weight": ("/kernel", Form(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0)))
+}
+CONV_BIAS: Kind = {**CONV, ".bias": ("/bias", SAME)}
+NORM: Kind = {".weight": ("/scale", SAME), ".bias": ("/bias", SAME)}
+GROUP_NORM: Kind = {".weight": ("/scale", FLAT), ".bias": ("/bias", FLAT)}
+WIDE_NORM: Kind = {".weight": ("/scale", WIDE), ".bias": ("/bias", WIDE)}
+TF_NORM: Kind = {".weight": ("/gamma", FLAT), ".bias": ("/beta", FLAT)}
 
 ATTENTION, MLP = "MultiHeadDotProductAttention", "MlpBlock"
 BLOCK = "Transformer/encoderblock_{0}"
-UNIT, UNIT_02 = "block{0+1}/unit{1+1}", "block{0+1}/unit{1+1:02}"
 INPUT_TABLE, TABLE = "Transformer/posembed_input/pos_embedding", "pos_embedding"  # vision_transformer's, big_vision's
 # Old flax counts all modules of a block together, newer flax each kind: the numbers of attention, MLP, second norm.
 OLD, NEW = (1, 3, 2), (0, 0, 1)
 
 
-def _dense(ours: str, theirs: str) -> list[Rule]:
-    return [Rule(f"{ours}.weight", (f"{theirs}/kernel",), DENSE), Rule(f"{ours}.bias", (f"{theirs}/bias",))]
-
-
-def _norm(ours: str, theirs: str, form: Form = SAME, words: Sequence[str] = ("scale", "bias")) -> list[Rule]:
-    leaves = zip(("weight", "bias"), words, strict=True)
-    return [Rule(f"{ours}.{leaf}", (f"{theirs}/{word}",), form) for leaf, word in leaves]
-
-
-def _conv(ours: str, theirs: str) -> Rule:
-    return Rule(f"{ours}.weight", (f"{theirs}/kernel",), CONV)
-
-
 def vit_table(heads: int, positions: str, numbers: tuple[int, int, int] = NEW) -> Table:
-    split = Form(lambda t: t.flatten(1).T, lambda t: t.T.reshape(t.shape[1], heads, -1))  # (D, heads, D/heads)
-    split_bias = Form(lambda t: t.flatten(), lambda t: t.reshape(heads, -1))
-    merge = Form(lambda t: t.flatten(0, -2).T, lambda t: t.T.reshape(heads, -1, len(t)))  # (heads, D/heads, D)
+    split: Kind = {  # (D, heads, D/heads)
+        ".weight": ("/kernel", Form(lambda t: t.flatten(1).T, lambda t: t.T.reshape(t.shape[1], heads, -1))),
+        ".bias": ("/bias", Form(lambda t: t.flatten(), lambda t: t.reshape(heads, -1))),
+    }
+    merge: Kind = {  # (heads, D/heads, D)
+        ".weight": ("/out/kernel", Form(lambda t: t.flatten(0, -2).T, lambda t: t.T.reshape(heads, -1, len(t)))),
+        ".bias": ("/out/bias", SAME),
+    }
+    attention, mlp = f"{BLOCK}/{ATTENTION}_{numbers[0]}", f"{BLOCK}/{MLP}_{numbers[1]}"
+    pool, pool_mlp = f"MAPHead_0/{ATTENTION}_0", f"MAPHead_0/{MLP}_0"
+    inputs = {
+        "blocks.{0}.attn.qkv": [f"{attention}/{part}" for part in ("query", "key", "value")],
+        "attn_pool.q": f"{pool}/query",
+        "attn_pool.kv": [f"{pool}/key", f"{pool}/value"],
+    }
+    norms = {
+        "blocks.{0}.norm1": f"{BLOCK}/LayerNorm_0",
+        "blocks.{0}.norm2": f"{BLOCK}/LayerNorm_{numbers[2]}",
+        "norm": "Transformer/encoder_norm",
+        "attn_pool.norm": "MAPHead_0/LayerNorm_0",
+    }
+    dense = {
+        "blocks.{0}.mlp.fc1": f"{mlp}/Dense_0",
+        "blocks.{0}.mlp.fc2": f"{mlp}/Dense_1",
+        "attn_pool.mlp.fc1": f"{pool_mlp}/Dense_0",
+        "attn_pool.mlp.fc2": f"{pool_mlp}/Dense_1",
+        "pre_logits.fc": "pre_logits",
+        "head": "head",
+    }
+    stage, unit = "patch_embed.stem.stages.{0}.{1}", "block{0+1}/unit{1+1}"
+    return Table(
+        (TENSOR, {"cls_token": "cls", "pos_embed.table": positions, "attn_pool.latent": "MAPHead_0/probe"}),
+        (CONV_BIAS, {"patch_embed.proj": "embedding"}),
+        (split, inputs),
+        (merge, {"blocks.{0}.attn.proj": attention, "attn_pool.proj": pool}),
+        (NORM, norms),
+        (DENSE, dense),
+        (CONV, {"patch_embed.stem.root": "conv_root"}),
+        (GROUP_NORM, {"patch_embed.stem.norm": "gn_root", f"{stage}.shortcut_norm": f"{unit}/gn_proj"}),
+        *_unit(stage, unit, GROUP_NORM),
+    )
 
-    def projections(ours: str, theirs: str, parts: Sequence[str]) -> list[Rule]:
-        kernels, biases = (tuple(f"{theirs}/{part}/{leaf}" for part in parts) for leaf in ("kernel", "bias"))
-        return [Rule(f"{ours}.weight", kernels, split), Rule(f"{ours}.bias", biases, split_bias)]
 
-    def output(ours: str, theirs: str) -> list[Rule]:
-        return [Rule(f"{ours}.weight", (f"{theirs}/out/kernel",), merge), Rule(f"{ours}.bias", (f"{theirs}/out/bias",))]
-
-    ours, attention, pool = "blocks.{0}", f"{BLOCK}/{ATTENTION}_{numbers[0]}", f"MAPHead_0/{ATTENTION}_0"
-    rules = [
-        Rule("cls_token", ("cls",)),
-        Rule("pos_embed.table", (positions,)),
-        _conv("patch_embed.proj", "embedding"),
-        Rule("patch_embed.proj.bias", ("embedding/bias",)),
-        *_norm(f"{ours}.norm1", f"{BLOCK}/LayerNorm_0"),
-        *projections(f"{ours}.attn.qkv", attention, ("query", "key", "value")),
-        *output(f"{ours}.attn.proj", attention),
-        *_norm(f"{ours}.norm2", f"{BLOCK}/LayerNorm_{numbers[2]}"),
-        *_dense(f"{ours}.mlp.fc1", f"{BLOCK}/{MLP}_{numbers[1]}/Dense_0"),
-        *_dense(f"{ours}.mlp.fc2", f"{BLOCK}/{MLP}_{numbers[1]}/Dense_1"),
-        *_norm("norm", "Transformer/encoder_norm"),
-        Rule("attn_pool.latent", ("MAPHead_0/probe",)),
-        *projections("attn_pool.q", pool, ("query",)),
-        *projections("attn_pool.kv", pool, ("key", "value")),
-        *output("attn_pool.proj", pool),
-        *_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-        *_dense("attn_pool.mlp.fc1", f"MAPHead_0/{MLP}_0/Dense_0"),
-        *_dense("attn_pool.mlp.fc2", f"MAPHead_0/{MLP}_0/Dense_1"),
-        *_dense("pre_logits.fc", "pre_logits"),
-        *_dense("head", "head"),
-        _conv("patch_embed.stem.root", "conv_root"),
-        *_norm("patch_embed.stem.norm", "gn_root", FLAT),
-        *_norm("patch_embed.stem.stages.{0}.{1}.shortcut_norm", f"{UNIT}/gn_proj", FLAT),
-        *_unit("patch_embed.stem.stages.{0}.{1}", UNIT, FLAT),
-    ]
-    return Table(rules)
+FLAX_WORDS = ("conv_proj", "conv{}", "gn{}", "123")
+TF_WORDS = ("a/proj/standardized_conv2d", "{}/standardized_conv2d", "{}/group_norm", "abc")
 
 
-def _unit(ours: str, theirs: str, form: Form) -> list[Rule]:
-    rules = [_conv(f"{ours}.shortcut", f"{theirs}/conv_proj")]
-    for index in (1, 2, 3):
-        rules += [_conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")]
-        rules += _norm(f"{ours}.norm{index}", f"{theirs}/gn{index}", form)
-    return rules
+def _unit(ours: str, theirs: str, norm: Kind, words: tuple[str, str, str, str] = FLAX_WORDS) -> list[Group]:
+    """A block of a ResNet. `words`: for its shortcut, its convolutions, their norms, and what stands for 1, 2 and 3."""
+    shortcut, convolution, norm_name, places = words
+    convolutions = {f"{ours}.conv{n}": f"{theirs}/{convolution.format(p)}" for n, p in enumerate(places, start=1)}
+    norms = {f"{ours}.norm{n}": f"{theirs}/{norm_name.format(p)}" for n, p in enumerate(places, start=1)}
+    return [(CONV, {**convolutions, f"{ours}.shortcut": f"{theirs}/{shortcut}"}), (norm, norms)]
 
 
 BIG_VISION_RESNET = Table(
-    [
-        _conv("root", "root_block/conv_root"),
-        *_unit("stages.{0}.{1}", UNIT_02, WIDE),
-        *_norm("norm", "norm-pre-head", WIDE),
-        *_dense("head", "head"),
-    ]
+    (CONV, {"root": "root_block/conv_root"}),
+    (WIDE_NORM, {"norm": "norm-pre-head"}),
+    (DENSE, {"head": "head"}),
+    *_unit("stages.{0}.{1}", "block{0+1}/unit{1+1:02}", WIDE_NORM),
 )
-
-
-def _released_unit(ours: str, theirs: str) -> list[Rule]:
-    rules = [_conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")]
-    for index, letter in enumerate("abc", start=1):
-        rules += [_conv(f"{ours}.conv{index}", f"{theirs}/{letter}/standardized_conv2d")]
-        rules += _norm(f"{ours}.norm{index}", f"{theirs}/{letter}/group_norm", FLAT, ("gamma", "beta"))
-    return rules
-
-
 # BiT's own files, which hold the names of TensorFlow modules.
 RELEASED_RESNET = Table(
-    [
-        _conv("root", "resnet/root_block/standardized_conv2d"),
-        *_released_unit("stages.{0}.{1}", f"resnet/{UNIT_02}"),
-        *_norm("norm", "resnet/group_norm", FLAT, ("gamma", "beta")),
-        Rule("head.weight", ("resnet/head/conv2d/kernel",), POINT),
-        Rule("head.bias", ("resnet/head/conv2d/bias",), FLAT),
-    ]
+    (CONV, {"root": "resnet/root_block/standardized_conv2d"}),
+    (TF_NORM, {"norm": "resnet/group_norm"}),
+    (POINT, {"head": "resnet/head/conv2d"}),
+    *_unit("stages.{0}.{1}", "resnet/block{0+1}/unit{1+1:02}", TF_NORM, TF_WORDS),
 )
 
 # ---- settings
@@ -177,7 +176,7 @@ def _read_vit(source: Tensors, image_size: Size | None) -> Foreign:
 
     model, state = translate(source, table, configure)
     assumed = guessed_square(model, [], image_size) if learned else ""
-    return Foreign(model, state, preprocess_for(model), assumed=assumed)
+    return Foreign(card_of(model, preprocess_for(model)), state, assumed)
 
 
 def _read_resnet(source: Tensors, image_size: Size | None) -> Foreign:
@@ -192,7 +191,7 @@ def _read_resnet(source: Tensors, image_size: Size | None) -> Foreign:
 
     model, state = translate(source, RELEASED_RESNET if released else BIG_VISION_RESNET, configure)
     assumed = "" if image_size else "images of 224x224, since its weights fit any"
-    return Foreign(model, state, preprocess_for(model), assumed=assumed)
+    return Foreign(card_of(model, preprocess_for(model)), state, assumed)
 
 
 NUMBERED = re.compile(rf"(.*/encoderblock_\d+)/(LayerNorm|{ATTENTION}|{MLP})_(\d{{1,9}})(/.*)")

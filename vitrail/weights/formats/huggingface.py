@@ -17,6 +17,7 @@ from vitrail.weights.formats import preprocessor_config
 from vitrail.weights.formats.base import (
     Foreign,
     Format,
+    card_of,
     in_order,
     joined,
     lacking,
@@ -29,7 +30,7 @@ from vitrail.weights.formats.base import (
 from vitrail.weights.formats.preprocessor_config import BIT, VIT, Processor
 from vitrail.weights.formats.shapes import State, resnet_config, vit_config
 from vitrail.weights.formats.sidefile import Settings, side
-from vitrail.weights.formats.table import Rule, Table, both, bottleneck, concatenate
+from vitrail.weights.formats.table import MODULE, TENSOR, WEIGHT, Table, bottleneck, concatenate
 from vitrail.weights.reference_models import Reference, import_library, loading
 from vitrail.weights.tensors import Tensors
 
@@ -42,48 +43,46 @@ PREFIXES = ("vit.", "dinov2_with_registers.", "dinov2.", "bit.")  # what a class
 MARKS = ("embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight")
 MASK = "embeddings.mask_token"  # of masked pre-training; nothing reads it afterwards
 
-# Parts of attention: query, key, value, out. transformers 5 has shorter names inside; it writes the old ones unless
-# told otherwise.
-OLD = ("attention.attention.query", "attention.attention.key", "attention.attention.value", "attention.output.dense")
-NEW = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj")
-# The second norm and the MLP, after a first norm.
-OLD_VIT = ("layernorm_before", "layernorm_after", "intermediate.dense", "output.dense")
-NEW_VIT = ("layernorm_before", "layernorm_after", "mlp.fc1", "mlp.fc2")
-DINO = ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
-
 
 def vit_table(kind: str, new: bool = False) -> Table:
-    block = "layers.{0}" if new and kind == "vit" else "encoder.layer.{0}"
-    *parts, out = NEW if new else OLD
-    norm1, norm2, fc1, fc2 = DINO if kind != "vit" else NEW_VIT if new else OLD_VIT
-    ours = "blocks.{0}"
-    rules = [
-        Rule("cls_token", ("embeddings.cls_token",)),
-        Rule("reg_token", ("embeddings.register_tokens",)),
-        Rule("pos_embed.table", ("embeddings.position_embeddings",)),
-        *both("patch_embed.proj", "embeddings.patch_embeddings.projection"),
-        *both(f"{ours}.norm1", f"{block}.{norm1}"),
-        *both(f"{ours}.attn.qkv", *(f"{block}.{part}" for part in parts)),
-        *both(f"{ours}.attn.proj", f"{block}.{out}"),
-        Rule(f"{ours}.ls1.gamma", (f"{block}.layer_scale1.lambda1",)),
-        *both(f"{ours}.norm2", f"{block}.{norm2}"),
-        *both(f"{ours}.mlp.fc1", f"{block}.{fc1}"),
-        *both(f"{ours}.mlp.fc2", f"{block}.{fc2}"),
-        Rule(f"{ours}.ls2.gamma", (f"{block}.layer_scale2.lambda1",)),
-        *both("norm", "layernorm"),
-        *both("pre_logits.fc", "pooler.dense"),
-        *both("head", "classifier"),
+    """`new`: the names inside transformers 5, which writes the old ones unless told otherwise."""
+    dino = kind != "vit"
+    block = "layers.{0}" if new and not dino else "encoder.layer.{0}"
+    old = [
+        "attention.attention.query",
+        "attention.attention.key",
+        "attention.attention.value",
+        "attention.output.dense",
     ]
-    return Table(rules)
+    *qkv, proj = [f"{block}.attention.{part}_proj" for part in "qkvo"] if new else [f"{block}.{name}" for name in old]
+    norm1, norm2 = ("norm1", "norm2") if dino else ("layernorm_before", "layernorm_after")
+    fc1, fc2 = ("mlp.fc1", "mlp.fc2") if dino or new else ("intermediate.dense", "output.dense")
+    modules = {
+        "patch_embed.proj": "embeddings.patch_embeddings.projection",
+        "blocks.{0}.norm1": f"{block}.{norm1}",
+        "blocks.{0}.attn.qkv": qkv,
+        "blocks.{0}.attn.proj": proj,
+        "blocks.{0}.norm2": f"{block}.{norm2}",
+        "blocks.{0}.mlp.fc1": f"{block}.{fc1}",
+        "blocks.{0}.mlp.fc2": f"{block}.{fc2}",
+        "norm": "layernorm",
+        "pre_logits.fc": "pooler.dense",
+        "head": "classifier",
+    }
+    tensors = {
+        "cls_token": "embeddings.cls_token",
+        "reg_token": "embeddings.register_tokens",
+        "pos_embed.table": "embeddings.position_embeddings",
+        "blocks.{0}.ls1.gamma": f"{block}.layer_scale1.lambda1",
+        "blocks.{0}.ls2.gamma": f"{block}.layer_scale2.lambda1",
+    }
+    return Table((MODULE, modules), (TENSOR, tensors))
 
 
 RESNET_TABLE = Table(
-    [
-        Rule("root.weight", ("embedder.convolution.weight",)),
-        *bottleneck("stages.{0}.{1}", "encoder.stages.{0}.layers.{1}", "downsample.conv"),
-        *both("norm", "norm"),
-        *both("head", "classifier.1"),  # after a module that flattens
-    ]
+    (WEIGHT, {"root": "embedder.convolution"}),
+    (MODULE, {"norm": "norm", "head": "classifier.1"}),  # after a module that flattens
+    *bottleneck("stages.{0}.{1}", "encoder.stages.{0}.layers.{1}"),
 )
 
 # ---- settings
@@ -211,17 +210,15 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
     else:
         model, state = _read_vit(tensors, settings, kind, image_size)
         unsaid = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
-    preprocess = processor.preprocess(model.image_size, model.channels)
     resized = "" if kind == "bit" else processor.resized(model.image_size, any_size=kind != "vit")
     classes = in_order(config.get("id2label"), model.num_classes)
-    return Foreign(
+    card = card_of(
         model,
-        state,
-        preprocess,
-        () if classes == made_up_names(model.num_classes) else classes,
+        processor.preprocess(model.image_size, model.channels),
+        classes=() if classes == made_up_names(model.num_classes) else classes,
         licence=str(config.get("license") or ""),
-        assumed=joined("" if processor.found else unsaid, resized),
     )
+    return Foreign(card, state, joined("" if processor.found else unsaid, resized))
 
 
 def _check_kind(config: Mapping[str, Any], where: str) -> str:

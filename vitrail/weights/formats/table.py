@@ -25,29 +25,25 @@ class Form(NamedTuple):
 
 
 SAME = Form(lambda t: t, lambda t: t)
-POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution that we have as a matrix
+
+# The tensors of one kind of module: how our name ends -> how theirs ends, and how the tensor lies there.
+Kind = Mapping[str, tuple[str, Form]]
+TENSOR: Kind = {"": ("", SAME)}
+WEIGHT: Kind = {".weight": (".weight", SAME)}
+MODULE: Kind = {".weight": (".weight", SAME), ".bias": (".bias", SAME)}
+
+# Modules of one kind: our name -> theirs. Several of theirs are stacked in ours, as query, key and value.
+Group = tuple[Kind, Mapping[str, str | Sequence[str]]]
 
 
-class Rule(NamedTuple):
-    """One kind of tensor: our name and theirs. Several of theirs are stacked in ours, as query, key and value."""
-
-    ours: str
-    theirs: tuple[str, ...]
-    form: Form = SAME
-
-
-def both(ours: str, *theirs: str) -> list[Rule]:
-    """Weight and bias of a module that torch calls by the same words there."""
-    return [Rule(f"{ours}.{leaf}", tuple(f"{name}.{leaf}" for name in theirs)) for leaf in ("weight", "bias")]
-
-
-def bottleneck(ours: str, theirs: str, shortcut: str) -> list[Rule]:
-    """A block of a ResNet, with convolutions and norms that are called the same there."""
-    rules = [Rule(f"{ours}.shortcut.weight", (f"{theirs}.{shortcut}.weight",))]
-    for index in (1, 2, 3):
-        rules.append(Rule(f"{ours}.conv{index}.weight", (f"{theirs}.conv{index}.weight",)))
-        rules += both(f"{ours}.norm{index}", f"{theirs}.norm{index}")
-    return rules
+def bottleneck(ours: str, theirs: str) -> list[Group]:
+    """A block of a ResNet, of which timm and transformers have the names."""
+    convolutions = {f"{ours}.conv{index}": f"{theirs}.conv{index}" for index in (1, 2, 3)}
+    norms = {f"{ours}.norm{index}": f"{theirs}.norm{index}" for index in (1, 2, 3)}
+    return [
+        (WEIGHT, convolutions | {f"{ours}.shortcut": f"{theirs}.downsample.conv"}),
+        (MODULE, norms | {f"{ours}.shortcut_norm": f"{theirs}.downsample.norm"}),
+    ]
 
 
 # Part of a tensor's name to the thing that no network of vitrail has.
@@ -76,11 +72,26 @@ UNSUPPORTED = {
 }
 BLOCK = "blocks.{0}"
 
+
+class Rule(NamedTuple):
+    ours: str
+    theirs: tuple[str, ...]
+    form: Form
+
+
 Place = tuple[Rule, tuple[int, ...]]  # a rule, and the numbers of its placeholders
 
 
 class Table:
-    def __init__(self, rules: Sequence[Rule]):
+    def __init__(self, *groups: Group):
+        rules = [
+            Rule(
+                ours + end, tuple(name + their_end for name in ([theirs] if isinstance(theirs, str) else theirs)), form
+            )
+            for kind, names in groups
+            for ours, theirs in names.items()
+            for end, (their_end, form) in kind.items()
+        ]
         self._theirs = [(_pattern(name), rule, part) for rule in rules for part, name in enumerate(rule.theirs)]
         self._ours = [(_pattern(rule.ours), rule) for rule in rules]
 
@@ -144,6 +155,10 @@ class Table:
                 raise without_bias(source.where)
             if missing:
                 raise UserError(f"{source.where}: tensor '{source.called(_fill(missing[0], numbers))}' is missing")
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def without_bias(where: str) -> UserError:

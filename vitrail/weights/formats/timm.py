@@ -20,6 +20,7 @@ from vitrail.weights.bundle import Card
 from vitrail.weights.formats.base import (
     Foreign,
     Format,
+    card_of,
     in_order,
     joined,
     lacking,
@@ -30,48 +31,38 @@ from vitrail.weights.formats.base import (
 )
 from vitrail.weights.formats.shapes import State, guessed_square, resnet_config, vit_config
 from vitrail.weights.formats.sidefile import Settings, side, size_of
-from vitrail.weights.formats.table import Form, Rule, Table, both, bottleneck
+from vitrail.weights.formats.table import MODULE, SAME, TENSOR, WEIGHT, Form, Table, bottleneck
 from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
 from vitrail.weights.tensors import Tensors, read_json
 
 # ---- tensors
 
-POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution that we have as a matrix
 MARK = "patch_embed.proj.weight"  # no other layout has a tensor of this name
 RESNET_MARK = "stages.0.blocks.0.conv1.weight"
-STEM, STEM_ONLY = (
-    "patch_embed.backbone.stem",
-    "patch_embed.backbone",
-)  # where a hybrid has its root: without stages, 2nd
+STEM, STEM_ONLY = "patch_embed.backbone.stem", "patch_embed.backbone"  # a hybrid's root, with stages and without
 
 
 def vit_table(stem: str) -> Table:
     """Nearly all of our names are timm's own."""
+    block = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    pool = ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")
     alike = ["patch_embed.proj", "norm", "fc_norm", "head"]
-    alike += [f"blocks.{{0}}.{name}" for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")]
-    alike += [f"attn_pool.{name}" for name in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")]
-    alone = ("cls_token", "reg_token", "attn_pool.latent", "blocks.{0}.ls1.gamma", "blocks.{0}.ls2.gamma")
-    unit = "patch_embed.backbone.stages.{0}.blocks.{1}"
-    rules = [
-        *(rule for name in alike for rule in both(name, name)),
-        *(Rule(name, (name,)) for name in alone),
-        Rule("pos_embed.table", ("pos_embed",)),
-        Rule("patch_embed.stem.root.weight", (f"{stem}.conv.weight",)),
-        *both("patch_embed.stem.norm", f"{stem}.norm"),
-        *bottleneck("patch_embed.stem.stages.{0}.{1}", unit, "downsample.conv"),
-        *both("patch_embed.stem.stages.{0}.{1}.shortcut_norm", f"{unit}.downsample.norm"),
-    ]
-    return Table(rules)
+    alike += [f"blocks.{{0}}.{name}" for name in block] + [f"attn_pool.{name}" for name in pool]
+    alone = ["cls_token", "reg_token", "attn_pool.latent", "blocks.{0}.ls1.gamma", "blocks.{0}.ls2.gamma"]
+    return Table(
+        (TENSOR, {**dict(zip(alone, alone, strict=True)), "pos_embed.table": "pos_embed"}),
+        (MODULE, {**dict(zip(alike, alike, strict=True)), "patch_embed.stem.norm": f"{stem}.norm"}),
+        (WEIGHT, {"patch_embed.stem.root": f"{stem}.conv"}),
+        *bottleneck("patch_embed.stem.stages.{0}.{1}", "patch_embed.backbone.stages.{0}.blocks.{1}"),
+    )
 
 
+POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution that we have as a matrix
 RESNET_TABLE = Table(
-    [
-        Rule("root.weight", ("stem.conv.weight",)),
-        *bottleneck("stages.{0}.{1}", "stages.{0}.blocks.{1}", "downsample.conv"),
-        *both("norm", "norm"),
-        Rule("head.weight", ("head.fc.weight",), POINT),
-        Rule("head.bias", ("head.fc.bias",)),
-    ]
+    (WEIGHT, {"root": "stem.conv"}),
+    (MODULE, {"norm": "norm"}),
+    ({".weight": (".weight", POINT), ".bias": (".bias", SAME)}, {"head": "head.fc"}),
+    *bottleneck("stages.{0}.{1}", "stages.{0}.blocks.{1}"),
 )
 
 # ---- settings
@@ -202,14 +193,9 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
         if classes or not names or not model.num_classes
         else f"classes without names, since its label_names are not {model.num_classes} names",
     )
-    return Foreign(
-        model,
-        state,
-        _preprocess(Settings(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, where), model),
-        classes,
-        licence=str(trained.get("license") or ""),
-        assumed=joined(*notes),
-    )
+    preprocess = _preprocess(Settings(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, where), model)
+    card = card_of(model, preprocess, classes=classes, licence=str(trained.get("license") or ""))
+    return Foreign(card, state, joined(*notes))
 
 
 VIT_UNSAID = "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
