@@ -87,6 +87,8 @@ def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str)
             assumed = "; ".join(filter(None, (tensors.note, found.assumed)))
             card = found.card.model_copy(update={"source": f"{source} ({assumed})" if assumed else source})
             return Weights(card, found.state, card.source, layout, file, assumed, tensors)
+    for form in formats().values():
+        form.refuse(tensors)
     *others, last = [form.owner for form in formats().values() if form.read]
     raise UserError(f"'{file}' holds no network that vitrail can read: not its own, {', '.join(others)} or {last}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -38,14 +38,11 @@ class Tensors:
 
     def named(self, names: Mapping[str, str]) -> Tensors:
         """Only these, under other names: new name to present name."""
-        return Tensors(
-            self.where,
-            self.folder,
-            {new: self.shapes[old] for new, old in names.items()},
-            {new: self.dtypes[old] for new, old in names.items()},
-            self.fetch,
-            {new: self.stored[old] for new, old in names.items()},
-            self.note,
+        return replace(
+            self,
+            shapes={new: self.shapes[old] for new, old in names.items()},
+            dtypes={new: self.dtypes[old] for new, old in names.items()},
+            stored={new: self.stored[old] for new, old in names.items()},
         )
 
     def without_prefix(self, *prefixes: str) -> Tensors:

@@ -63,6 +63,7 @@ class Format:
     lost: Callable[[Card], Mapping[str, object]] = lost  # what it has no place for, and whether the card has it
     suffix: str = ""  # of the one file that is written; none: it is a folder
     matches: Callable[[Tensors], bool] = lambda _: False
+    refuse: Callable[[Tensors], object] = lambda _: None  # says what it knows of a file that none of them matches
     read: Callable[[Tensors, tuple[int, int] | None], Foreign] | None = None
     # A network of another library with the tensors of a file that was read, or those that it finds in what was written.
     reference: Callable[[Path, Card, Tensors | None], Reference] | None = None
@@ -135,19 +136,30 @@ def in_order(names: Any, count: int) -> tuple[str, ...]:
     return tuple(str(name) for name in names) if fits else ()
 
 
-def lacking(thing: str, library: str) -> str:
-    """A reason why `library` cannot express a network, which is the subject of the sentence."""
-    return f"has {thing}, which the networks of {library} do not have"
+def first(reasons: Mapping[str, object]) -> str | None:
+    """The first reason why a network cannot be expressed that is there; the network is the subject of the sentence."""
+    return next((reason for reason, there in reasons.items() if there), None)
 
 
-def ours_alone(model: ModelConfig, library: str) -> str | None:
-    """What this network has of the things that no other library's networks have."""
+def lacking(library: str, things: Mapping[str, object]) -> dict[str, object]:
+    return {f"has {thing}, which the networks of {library} do not have": there for thing, there in things.items()}
+
+
+def ours_alone(model: ModelConfig, library: str) -> dict[str, object]:
+    """What no other library's networks have."""
     things = {
         "attention along rows and columns": model.axial,
         "relative positions": model.positions == "relative",
         "positions at every layer": model.positions_at != "stem",
     }
-    return next((lacking(thing, library) for thing, there in things.items() if there), None)
+    return lacking(library, things)
+
+
+def uncropped(spec: Preprocess, library: str, otherwise: str) -> dict[str, object]:
+    """Crops of a shape that the preprocessing of other libraries does not make."""
+    size = "x".join(map(str, spec.size))
+    reason = f"takes {size} images cut from pictures that keep their aspect, and {library} {otherwise}"
+    return {reason: spec.resize == "short_side" and spec.size[0] != spec.size[1]}
 
 
 def ungridded(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:

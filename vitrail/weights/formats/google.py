@@ -22,6 +22,7 @@ from vitrail.weights.formats.base import (
     Foreign,
     Format,
     card_of,
+    first,
     lacking,
     ours_alone,
     prefix_rows,
@@ -226,18 +227,15 @@ def cannot(card: Card) -> str | None:
     if isinstance(model, ResNetConfig):
         return None
     things = {
-        "register tokens": model.registers > 0,
+        "register tokens": model.registers,
         "LayerScale": model.layer_scale is not None,
         "a norm after pooling": model.norm == "after_pool",
         "a class token beside pooling of the patches": model.class_token and model.pool != "token",
         "attention pooling over a convolutional stem": model.stem and model.pool == "map",
         "fixed positions over a convolutional stem": model.stem and model.positions == "sincos",
     }
-    if strange := ours_alone(model, LIBRARY):
-        return strange
-    if model.positions == "none":
-        return f"has no positions, and the networks of {LIBRARY} all have some"
-    return next((lacking(thing, LIBRARY) for thing, there in things.items() if there), None)
+    none = {f"has no positions, and the networks of {LIBRARY} all have some": model.positions == "none"}
+    return first(ours_alone(model, LIBRARY) | none | lacking(LIBRARY, things))
 
 
 def write(path: Path, card: Card, state: State) -> None:

@@ -18,12 +18,14 @@ from vitrail.weights.formats.base import (
     Foreign,
     Format,
     card_of,
+    first,
     in_order,
     joined,
     lacking,
     ours_alone,
     prefix_rows,
     translate,
+    uncropped,
     ungridded,
     write_folder,
 )
@@ -188,12 +190,13 @@ def made_up_names(count: int) -> tuple[str, ...]:
 
 
 def matches(source: Tensors) -> bool:
-    if any(prefix + mark in source.shapes for mark in MARKS for prefix in ("", *PREFIXES)):
-        return True
+    return any(prefix + mark in source.shapes for mark in MARKS for prefix in ("", *PREFIXES))
+
+
+def refuse(source: Tensors) -> None:
     config = source.beside("config.json")
     if config and isinstance(config.get("model_type"), str):
         _check_kind(config, source.where)
-    return False
 
 
 def read(source: Tensors, image_size: Size | None = None) -> Foreign:
@@ -210,11 +213,12 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
     else:
         model, state = _read_vit(tensors, settings, kind, image_size)
         unsaid = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
+    preprocess = processor.preprocess(model.image_size, model.channels)
     resized = "" if kind == "bit" else processor.resized(model.image_size, any_size=kind != "vit")
     classes = in_order(config.get("id2label"), model.num_classes)
     card = card_of(
         model,
-        processor.preprocess(model.image_size, model.channels),
+        preprocess,
         classes=() if classes == made_up_names(model.num_classes) else classes,
         licence=str(config.get("license") or ""),
     )
@@ -304,37 +308,34 @@ POOLING = {"token": "class token", "gap": "mean of the patches", "map": "attenti
 
 
 def cannot(card: Card) -> str | None:
-    model, spec = card.model, card.preprocess
-    if spec.resize == "short_side" and spec.size[0] != spec.size[1]:
-        size = "x".join(map(str, spec.size))
-        return f"takes {size} images cut from pictures that keep their aspect, and transformers cuts squares alone"
+    model, reasons = card.model, uncropped(card.preprocess, LIBRARY, "cuts squares alone")
     if isinstance(model, ResNetConfig):
-        return None
-    if strange := ours_alone(model, LIBRARY):
-        return strange
-    if model.stem:
-        return lacking("a convolutional stem", LIBRARY)
-    if model.pool != "token":
-        return f"reads the {POOLING[model.pool]}, and the ViT of {LIBRARY} the class token alone"
-    if model.norm == "after_pool":
-        return lacking("a norm after pooling", LIBRARY)
-    if model.positions == "none":
-        return f"has no positions, and the networks of {LIBRARY} all have some"
-    if model.representation and model.num_classes:
-        return lacking("a representation layer before the classifier", LIBRARY)
-    return _dinov2_cannot(model) if kind_of(model) != "vit" else None
-
-
-def _dinov2_cannot(model: ModelConfig) -> str | None:
-    if model.layer_scale is None:
-        return f"has register tokens without LayerScale, and {LIBRARY} has them only together with LayerScale"
-    if model.num_classes or model.representation:
-        return lacking("LayerScale with a classifier or representation layer on the class token", LIBRARY)
-    if model.mlp_dim % model.width:
-        return f"has an MLP of {model.mlp_dim}, and in the DINOv2 of {LIBRARY} it is a whole multiple of the width"
-    if model.image_size[0] != model.image_size[1] or model.patch[0] != model.patch[1]:
-        return f"takes images or patches that are not square, which the DINOv2 of {LIBRARY} does not"
-    return None
+        return first(reasons)
+    square = model.image_size[0] == model.image_size[1] and model.patch[0] == model.patch[1]
+    pooler = "a representation layer before the classifier"
+    classifies = "LayerScale with a classifier or representation layer on the class token"
+    dinov2 = {
+        f"has register tokens without LayerScale, and {LIBRARY} has them only together with LayerScale": (
+            model.layer_scale is None
+        ),
+        **lacking(LIBRARY, {classifies: model.num_classes or model.representation}),
+        f"has an MLP of {model.mlp_dim}, and in the DINOv2 of {LIBRARY} it is a whole multiple of the width": (
+            model.mlp_dim % model.width
+        ),
+        f"takes images or patches that are not square, which the DINOv2 of {LIBRARY} does not": not square,
+    }
+    return first(
+        {
+            **reasons,
+            **ours_alone(model, LIBRARY),
+            **lacking(LIBRARY, {"a convolutional stem": model.stem}),
+            f"reads the {POOLING[model.pool]}, and the ViT of {LIBRARY} the class token alone": model.pool != "token",
+            **lacking(LIBRARY, {"a norm after pooling": model.norm == "after_pool"}),
+            f"has no positions, and the networks of {LIBRARY} all have some": model.positions == "none",
+            **lacking(LIBRARY, {pooler: model.representation and model.num_classes}),
+            **({} if kind_of(model) == "vit" else dinov2),
+        }
+    )
 
 
 def write(folder: Path, card: Card, state: State) -> None:
@@ -407,6 +408,7 @@ FORMAT = Format(
     adopted,
     differs=lambda card: ["its crop can lie one pixel beside ours"] * (card.preprocess.resize == "short_side"),
     matches=matches,
+    refuse=refuse,
     read=read,
     reference=reference,
     compared_with="transformers",

@@ -21,11 +21,13 @@ from vitrail.weights.formats.base import (
     Foreign,
     Format,
     card_of,
+    first,
     in_order,
     joined,
     lacking,
     ours_alone,
     translate,
+    uncropped,
     ungridded,
     write_folder,
 )
@@ -312,23 +314,22 @@ def adopted(card: Card) -> Card:
 
 
 def cannot(card: Card) -> str | None:
-    model, spec = card.model, card.preprocess
-    if spec.resize == "short_side" and spec.size[0] != spec.size[1]:
-        size = "x".join(map(str, spec.size))
-        return f"takes {size} images cut from pictures that keep their aspect, and timm scales those otherwise"
+    model, reasons = card.model, uncropped(card.preprocess, "timm", "scales those otherwise")
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
-        named = (model.blocks, model.width / STEM_WIDTH) in BIT
         shape = f"has blocks {model.blocks} from {model.width} channels on"
-        return None if named else f"{shape}, and of BiT's ResNets timm has {known} alone"
-    if strange := ours_alone(model, "timm"):
-        return strange
-    if model.representation:
-        return lacking("a representation layer", "timm")
-    if model.stem and (model.stem.blocks not in STEMS or model.stem.width != STEM_WIDTH):
+        reasons[f"{shape}, and of BiT's ResNets timm has {known} alone"] = (
+            model.blocks,
+            model.width / STEM_WIDTH,
+        ) not in BIT
+        return first(reasons)
+    reasons |= ours_alone(model, "timm") | lacking("timm", {"a representation layer": model.representation})
+    if model.stem:
         shape = f"has a stem of {model.stem.width} channels with blocks {model.stem.blocks}"
-        return f"{shape}, and timm has stems of {STEM_WIDTH} channels with blocks {', '.join(map(str, STEMS))} alone"
-    return None
+        known = f"{STEM_WIDTH} channels with blocks {', '.join(map(str, STEMS))}"
+        named = model.stem.blocks in STEMS and model.stem.width == STEM_WIDTH
+        reasons[f"{shape}, and timm has stems of {known} alone"] = not named
+    return first(reasons)
 
 
 def write(folder: Path, card: Card, state: State) -> None:
