@@ -5,10 +5,8 @@ Importing this does not import torch, so that a command can read a card at once.
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -25,7 +23,7 @@ from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, vali
 from vitrail.errors import Note, UserError
 from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
-from vitrail.weights.safetensors_file import Header, load, load_floats, read_header
+from vitrail.weights.safetensors_file import Header, load, load_floats, read_header, replace_metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -290,13 +288,4 @@ def replace_card(path: str | Path, card: Card) -> None:
         }
         sums = Checksums(**checksum)
     document = sealed(card.model_copy(update={"format": FORMAT}).model_dump_json(), header.kinds, sums)
-    try:
-        with open(path, "rb") as file, whole_file(Path(path)) as temporary, temporary.open("wb") as new:
-            values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            values["__metadata__"] = {KEY: document}
-            text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
-            text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-            new.write(len(text).to_bytes(8, "little") + text)
-            shutil.copyfileobj(file, new, 1 << 24)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror or error}") from error
+    replace_metadata(path, {KEY: document})

@@ -6,16 +6,19 @@ Importing this does not import torch.
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from vitrail import strict_json
+from vitrail.atomic import whole_file
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -130,3 +133,17 @@ def load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in sorted(names)}
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read '{path}': {error}") from None
+
+
+def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    """Give a file other texts in its header; its tensors stay as they are, to the byte."""
+    try:
+        with open(path, "rb") as file, whole_file(path) as temporary, temporary.open("wb") as new:
+            values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            values["__metadata__"] = metadata
+            text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+            new.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, new, 1 << 24)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror or error}") from error

@@ -215,8 +215,7 @@ def _renumbered(names: Iterable[str]) -> dict[str, str]:
 def adopted(card: Card) -> Card:
     model = card.model
     if isinstance(model, ResNetConfig):
-        plain = ResNetConfig(**model.model_dump(include={"kind", "blocks", "width", "image_size", "num_classes"}))
-        fixed = {key: getattr(plain, key) for key in ("norm_eps", "weight_eps", "weight_eps_in")}
+        fixed = {key: ResNetConfig.model_fields[key].default for key in ("norm_eps", "weight_eps", "weight_eps_in")}
     else:
         fixed = {**CONSTANTS, "stem": model.stem and StemConfig(blocks=model.stem.blocks, width=model.stem.width)}
     return card.model_copy(update={"model": model.model_copy(update=fixed)})

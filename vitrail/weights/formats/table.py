@@ -126,23 +126,24 @@ class Table:
 
     def theirs(self, ours: str) -> str:
         """What they call a tensor of ours, or the first of those that it stacks."""
-        for pattern, rule in self._ours:
-            if match := pattern.fullmatch(ours):
-                return _fill(rule.theirs[0], _numbers(rule.ours, match))
-        return ours
+        place = self._place_of_ours(ours)
+        return _fill(place[0].theirs[0], place[1]) if place else ours
 
     def write(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our tensors in their names and shapes."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in state.items():
-            found = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
-            rule, match = next(found, (None, None))
-            if rule is None or match is None:
+            place = self._place_of_ours(name)
+            if place is None:
                 raise UserError(f"the layout to write has no place for '{name}'")
-            numbers = _numbers(rule.ours, match)
+            rule, numbers = place
             for theirs, part in zip(rule.theirs, tensor.chunk(len(rule.theirs)), strict=True):
                 tensors[_fill(theirs, numbers)] = rule.form.write(part).contiguous()
         return tensors
+
+    def _place_of_ours(self, name: str) -> Place | None:
+        found = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
+        return next(((rule, _numbers(rule.ours, match)) for rule, match in found), None)
 
     def _check_whole(self, source: Tensors, found: Mapping[Place, Mapping[int, Tensor]]) -> None:
         """No stack lacks a part, and what one block of the encoder has, the others have too."""

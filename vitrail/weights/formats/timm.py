@@ -186,18 +186,17 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
         told.append(size_of(trained["input_size"][1:], where))  # channels, height, width
     vit = MARK in source.shapes
     model, state = (_read_vit if vit else _read_resnet)(source, config, args, told, image_size)
-    names = config.get("label_names") or trained.get("label_names")
-    classes = in_order(names, model.num_classes)
-    notes = (
+    names, count = config.get("label_names") or trained.get("label_names"), model.num_classes
+    classes = in_order(names, count)
+    misnamed = f"classes without names, since its label_names are not {count} names"
+    assumed = joined(
         "" if config else VIT_UNSAID if vit else RESNET_UNSAID,
         guessed_square(model, told, image_size),
-        ""
-        if classes or not names or not model.num_classes
-        else f"classes without names, since its label_names are not {model.num_classes} names",
+        misnamed if names and count and not classes else "",
     )
-    preprocess = _preprocess(Settings(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, where), model)
+    preprocess = _preprocess(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, model, where)
     card = card_of(model, preprocess, classes=classes, licence=str(trained.get("license") or ""))
-    return Foreign(card, state, joined(*notes))
+    return Foreign(card, state, assumed)
 
 
 VIT_UNSAID = "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
@@ -282,9 +281,9 @@ TIMM_DEFAULTS = {
 }
 
 
-def _preprocess(trained: Settings, model: NetworkConfig) -> Preprocess:
-    told = TIMM_DEFAULTS | {key: value for key, value in trained.values.items() if value is not None}
-    mode, fraction, where = told["crop_mode"], told["crop_pct"], trained.where
+def _preprocess(trained: Mapping[str, Any], model: NetworkConfig, where: str) -> Preprocess:
+    told = Settings(TIMM_DEFAULTS | {key: value for key, value in trained.items() if value is not None}, where)
+    mode, fraction = told.get("crop_mode"), told.get("crop_pct")
     if mode not in ("center", "squash") or (mode == "squash" and fraction != 1):
         raise UserError(
             f"{where} was trained with crop mode '{mode}' and crop_pct {fraction}, "
@@ -294,9 +293,9 @@ def _preprocess(trained: Settings, model: NetworkConfig) -> Preprocess:
         "size": model.image_size,
         "resize": "short_side" if mode == "center" else "squash",
         "crop_fraction": fraction,
-        "interpolation": told["interpolation"],
-        "mean": Settings(told, where).per_channel("mean", model.channels),
-        "std": Settings(told, where).per_channel("std", model.channels),
+        "interpolation": told.get("interpolation"),
+        "mean": told.per_channel("mean", model.channels),
+        "std": told.per_channel("std", model.channels),
     }
     return validate(Preprocess, values, f"{where} preprocessing")
 
@@ -317,18 +316,13 @@ def cannot(card: Card) -> str | None:
     model, reasons = card.model, uncropped(card.preprocess, "timm", "scales those otherwise")
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
-        shape = f"has blocks {model.blocks} from {model.width} channels on"
-        reasons[f"{shape}, and of BiT's ResNets timm has {known} alone"] = (
-            model.blocks,
-            model.width / STEM_WIDTH,
-        ) not in BIT
-        return first(reasons)
+        named, shape = (model.blocks, model.width / STEM_WIDTH) in BIT, f"has blocks {model.blocks} from {model.width}"
+        return first(reasons | {f"{shape} channels on, and of BiT's ResNets timm has {known} alone": not named})
     reasons |= ours_alone(model, "timm") | lacking("timm", {"a representation layer": model.representation})
-    if model.stem:
-        shape = f"has a stem of {model.stem.width} channels with blocks {model.stem.blocks}"
-        known = f"{STEM_WIDTH} channels with blocks {', '.join(map(str, STEMS))}"
-        named = model.stem.blocks in STEMS and model.stem.width == STEM_WIDTH
-        reasons[f"{shape}, and timm has stems of {known} alone"] = not named
+    if stem := model.stem:
+        known, named = ", ".join(map(str, STEMS)), stem.blocks in STEMS and stem.width == STEM_WIDTH
+        shape = f"has a stem of {stem.width} channels with blocks {stem.blocks}"
+        reasons[f"{shape}, and timm has stems of {STEM_WIDTH} channels with blocks {known} alone"] = not named
     return first(reasons)
 
 
