@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from vitrail.errors import UserError
+from vitrail.weights import formats
 from vitrail.weights.formats.table import MODULE, TENSOR, Form, Table
 from vitrail.weights.tensors import Tensors, source_of
 
@@ -66,3 +68,12 @@ def test_parts_that_are_missing_or_do_not_fit():
 def test_what_has_no_place():
     with pytest.raises(UserError, match=r"no place for 'pos_embed.rows'"):
         TABLE.write({"pos_embed.rows": torch.zeros(1)})
+
+
+def test_every_layout_is_a_module_and_a_name_in_one_list():
+    """The command line takes the names of the list, and files of other libraries are tried in its order."""
+    modules = [path for path in Path(formats.__file__).parent.glob("*.py") if "\nFORMAT = " in path.read_text()]
+    assert {path.stem for path in modules} == set(formats.FORMATS) == set(get_args(formats.FormatName))
+    assert list(formats.formats()) == list(formats.FORMATS)
+    with pytest.raises(UserError, match=r"no layout 'tim': .*did you mean 'timm'"):
+        formats.format_named("tim")
