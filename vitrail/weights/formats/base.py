@@ -16,11 +16,10 @@ from vitrail.config import ModelConfig, NetworkConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pos_embed import added_positions
 from vitrail.weights.bundle import Answering, Card, check_tensors, created_with
-from vitrail.weights.formats.table import Table
+from vitrail.weights.formats.table import State, Table
 from vitrail.weights.reference_models import Reference
 from vitrail.weights.tensors import Tensors
 
-State = Mapping[str, Tensor]
 Expressed = tuple[NetworkConfig, State]
 
 

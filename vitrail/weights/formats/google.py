@@ -29,8 +29,8 @@ from vitrail.weights.formats.base import (
     translate,
     ungridded,
 )
-from vitrail.weights.formats.shapes import State, guessed_square, resnet_config, vit_config
-from vitrail.weights.formats.table import SAME, TENSOR, Form, Group, Kind, Table
+from vitrail.weights.formats.shapes import guessed_square, resnet_config, vit_config
+from vitrail.weights.formats.table import SAME, TENSOR, Form, Group, Kind, State, Table
 from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
 from vitrail.weights.tensors import Tensors
 

@@ -30,9 +30,9 @@ from vitrail.weights.formats.base import (
     write_folder,
 )
 from vitrail.weights.formats.preprocessor_config import BIT, VIT, Processor
-from vitrail.weights.formats.shapes import State, resnet_config, vit_config
+from vitrail.weights.formats.shapes import resnet_config, vit_config
 from vitrail.weights.formats.sidefile import Settings, side
-from vitrail.weights.formats.table import MODULE, TENSOR, WEIGHT, Table, bottleneck, concatenate
+from vitrail.weights.formats.table import MODULE, TENSOR, WEIGHT, State, Table, bottleneck, concatenate
 from vitrail.weights.reference_models import Reference, import_library, loading
 from vitrail.weights.tensors import Tensors
 

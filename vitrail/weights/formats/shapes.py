@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, Size, StemConfig, validate
 from vitrail.errors import UserError
-from vitrail.weights.formats.table import without_bias
-
-State = Mapping[str, Tensor]
+from vitrail.weights.formats.table import State, without_bias
 
 
 def vit_config(

@@ -13,6 +13,8 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.weights.tensors import Tensors
 
+State = Mapping[str, Tensor]
+
 # {0} stands for a number as we count, from zero; {0+1} counts from one, {0+1:02} writes it with two digits.
 NUMBER = re.compile(r"\{(\d)(\+1)?(:02)?\}")
 
@@ -129,7 +131,7 @@ class Table:
         place = self._place_of_ours(ours)
         return _fill(place[0].theirs[0], place[1]) if place else ours
 
-    def write(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def write(self, state: State) -> dict[str, Tensor]:
         """Our tensors in their names and shapes."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in state.items():

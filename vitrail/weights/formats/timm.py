@@ -31,9 +31,9 @@ from vitrail.weights.formats.base import (
     ungridded,
     write_folder,
 )
-from vitrail.weights.formats.shapes import State, guessed_square, resnet_config, vit_config
+from vitrail.weights.formats.shapes import guessed_square, resnet_config, vit_config
 from vitrail.weights.formats.sidefile import Settings, side, size_of
-from vitrail.weights.formats.table import MODULE, SAME, TENSOR, WEIGHT, Form, Table, bottleneck
+from vitrail.weights.formats.table import MODULE, SAME, TENSOR, WEIGHT, Form, State, Table, bottleneck
 from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
 from vitrail.weights.tensors import Tensors, read_json
 
