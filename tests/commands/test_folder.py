@@ -31,8 +31,8 @@ from vitrail.training import trainer
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_bundle, read_card, replace_card
+from vitrail.weights.formats import format_named
 from vitrail.weights.output_path import free_place, staged
-from vitrail.weights.write import TARGETS
 from vitrail.workflows import finish, probing
 from vitrail.workflows.run_folder import check_free, claimed, take_place
 from vitrail.workflows.train_run import train
@@ -560,8 +560,8 @@ def test_files_are_written_with_the_users_umask(start, photos, tiny, tmp_path, q
         explain(tmp_path / "run", out=tmp_path / "explained", console=quiet)
         card, state = read_bundle(tmp_path / "run" / "model.safetensors")
         for to, name in (("timm", "timm"), ("huggingface", "hf"), ("google", "g.npz"), ("vitrail", "v.safetensors")):
-            with staged(tmp_path / name, TARGETS[to].folder) as place:
-                TARGETS[to].write(place, TARGETS[to].adopted(card), state)
+            with staged(tmp_path / name, format_named(to).folder) as place:
+                format_named(to).write(place, format_named(to).adopted(card), state)
     finally:
         os.umask(before)
     written = [path for path in tmp_path.rglob("*") if not path.is_dir()]

@@ -18,9 +18,9 @@ from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.models.flops import parameters
 from vitrail.models.variants import configure
-from vitrail.weights import to_timm
 from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
 from vitrail.weights.bundle import Card, read_card
+from vitrail.weights.formats import timm as timm_format
 from vitrail.workflows.choose import Facts, choose_backbone
 from vitrail.workflows.start import find_start, is_open, random_start
 from vitrail.workflows.train_run import train
@@ -114,7 +114,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = ModelConfig(width=48, depth=1, mlp_dim=96, heads=3, patch=(8, 8), image_size=(16, 16), num_classes=7)
     torch.manual_seed(0)
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
-    to_timm.write(folder, card, build(model).state_dict())
+    timm_format.write(folder, card, build(model).state_dict())
     asked: list[str] = []
 
     def snapshot_download(repo_id: str, *, local_files_only: bool = False, **_: object) -> str:

@@ -27,9 +27,9 @@ from vitrail.weights.bundle import (
     write_bundle,
 )
 from vitrail.weights.checksum import tensors_checksum
+from vitrail.weights.formats import format_named
 from vitrail.weights.names import BUNDLED_FILE
 from vitrail.weights.read import read_weights
-from vitrail.weights.write import TARGETS
 
 DIGESTS = np.random.default_rng(0).integers(0, 2**64, 300, np.uint64)
 
@@ -119,12 +119,12 @@ def test_weights_that_are_not_numbers_are_refused_in_every_layout(tmp_path, layo
     model = ModelConfig(**{**SMALL, "gelu": "erf", "norm_eps": 1e-6})
     card, state = card_of(model, classes=tuple("abcde")), random_state(model)
     if layout == "huggingface":
-        card = TARGETS["huggingface"].adopted(card)
+        card = format_named("huggingface").adopted(card)
     state["blocks.1.mlp.fc1.weight"][3, 4] = value
     place = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
-    if TARGETS[layout].folder:
+    if format_named(layout).folder:
         place.mkdir()
-    TARGETS[layout].write(place, card, state)
+    format_named(layout).write(place, card, state)
     with pytest.raises(UserError, match=r"NaN|infinite"):
         read_weights(place)
     with pytest.raises(UserError, match=r"NaN|infinite"):
@@ -149,9 +149,9 @@ def test_digests_of_training_images_are_one_more_tensor_that_only_vitrail_keeps(
     card, state = read_bundle(file)
     for layout in ("timm", "google"):
         place = tmp_path / {"google": "a.npz"}.get(layout, layout)
-        if TARGETS[layout].folder:
+        if format_named(layout).folder:
             place.mkdir()
-        TARGETS[layout].write(place, TARGETS[layout].adopted(card), state)
+        format_named(layout).write(place, format_named(layout).adopted(card), state)
     assert TRAINED_ON not in load_file(tmp_path / "timm" / "model.safetensors")
     assert TRAINED_ON not in np.load(tmp_path / "a.npz")
 

@@ -18,7 +18,7 @@ from vitrail.commands.convert import describe
 from vitrail.config import ModelConfig, StemConfig
 from vitrail.models.variants import configure
 from vitrail.weights import reference_models as peers
-from vitrail.weights.layout import Layout
+from vitrail.weights.formats.table import Table
 from vitrail.weights.read import read_weights
 
 pytest.importorskip("timm")
@@ -145,13 +145,13 @@ def test_overwrite(tmp_path, convert, ours, to):
 @pytest.mark.parametrize("to", ["timm", "huggingface", "google"])
 def test_a_network_that_answers_otherwise_is_not_kept(tmp_path, convert, ours, monkeypatch, to):
     """The check is real: with two tensors exchanged on the way, nothing is written."""
-    write = Layout.write
+    write = Table.write
 
-    def wrong(self, state, heads):
+    def wrong(self, state):
         first, second = "blocks.0.norm1.weight", "blocks.0.norm2.weight"
-        return write(self, {**state, first: state[second], second: state[first]}, heads)
+        return write(self, {**state, first: state[second], second: state[first]})
 
-    monkeypatch.setattr(Layout, "write", wrong)
+    monkeypatch.setattr(Table, "write", wrong)
     source = ours()
     code, _, error = convert(source, tmp_path / PLACES[to].format("target"), "--to", to)
     assert code == 2 and "answer otherwise" in error

@@ -68,6 +68,15 @@ def test_what_a_file_tells(name, told):
     assert ("images of 224x224" in weights.assumed) == ("bit" in name)
 
 
+def test_a_config_beside_it_that_is_of_another_network(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "convnext"}')
+    (tmp_path / "vit.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
+    assert read_weights(tmp_path / "vit.npz", image_size=(16, 16)).layout == "google"
+    np.savez(tmp_path / "vit.npz", other=np.zeros(3, "f"))
+    with pytest.raises(UserError, match="is a 'convnext' model of transformers"):
+        read_weights(tmp_path / "vit.npz")
+
+
 def test_waves_need_a_size_that_no_tensor_shows():
     path = str(FIXTURES / "bigvision_gap_sincos.npz")
     with pytest.raises(UserError, match=r"no table of positions.*--image-size HxW, or image_size=\(height, width\)"):

@@ -8,8 +8,9 @@ import torch
 from tests.weights.configs import SMALL, card_of, outputs, pixels_for, random_state
 from vitrail.config import ModelConfig
 from vitrail.report.provenance import provenance
-from vitrail.weights.bundle import read_bundle, read_card, read_header, write_bundle
+from vitrail.weights.bundle import read_bundle, read_card, write_bundle
 from vitrail.weights.read import read_weights
+from vitrail.weights.safetensors_file import read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 

@@ -18,9 +18,10 @@ from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.report.provenance import provenance
-from vitrail.weights import to_timm
-from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_header, read_trained_on, write_bundle
+from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_trained_on, write_bundle
+from vitrail.weights.formats import timm
 from vitrail.weights.read import read_weights
+from vitrail.weights.safetensors_file import read_header
 from vitrail.workflows.train_test_overlap import Trained, trained_before
 
 
@@ -190,7 +191,7 @@ def test_an_index_of_shards_that_names_no_file_is_refused(tmp_path, name):
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, '{"num_labels": 1e999}', '{"num_labels": NaN}'])
 def test_side_files_that_are_no_json_are_refused(whole, tmp_path, text):
     model = ModelConfig(**{**SMALL, "gelu": "erf"})
-    to_timm.write(tmp_path, to_timm.adopted(card_of(model)), random_state(model))
+    timm.write(tmp_path, timm.adopted(card_of(model)), random_state(model))
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError):
         read_weights(tmp_path)

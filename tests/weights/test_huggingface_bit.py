@@ -14,9 +14,8 @@ from tests.weights.test_written import assert_same as assert_same_as_ours
 from vitrail.config import ResNetConfig
 from vitrail.errors import UserError
 from vitrail.models.variants import configure
-from vitrail.weights import to_huggingface
+from vitrail.weights.formats import huggingface
 from vitrail.weights.read import read_weights
-from vitrail.weights.reference_models import transformers_folder
 
 pytestmark = pytest.mark.slow  # networks of transformers are built
 
@@ -153,9 +152,9 @@ def resnet(**options) -> ResNetConfig:
 )
 def test_transformers_loads(tmp_path, model):
     card, state = card_of(model, classes=tuple("abc") if model.num_classes == 3 else ()), random_state(model)
-    assert to_huggingface.cannot(card) is None and to_huggingface.adopted(card) == card
-    to_huggingface.write(tmp_path, card, state)
-    assert_same_as_ours(transformers_folder(tmp_path, card), card, state)
+    assert huggingface.cannot(card) is None and huggingface.adopted(card) == card
+    huggingface.write(tmp_path, card, state)
+    assert_same_as_ours(huggingface.reference(tmp_path, card, None), card, state)
     kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     _, report = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -175,7 +174,7 @@ def test_a_network_of_real_size(tmp_path, randomise, logits):
 
 def test_constants_that_transformers_fixes():
     model = resnet(weight_eps=1e-10, pool_padding="none", norm_eps=1e-6, weight_eps_in="deviation")
-    assert to_huggingface.adopted(card_of(model)).model == resnet()
+    assert huggingface.adopted(card_of(model)).model == resnet()
     narrow = card_of(resnet()).preprocess.model_copy(update={"resize": "short_side"})
     card = card_of(resnet()).model_copy(update={"preprocess": narrow})
-    assert "takes 50x72 images cut from pictures that keep their aspect" in to_huggingface.cannot(card)
+    assert "takes 50x72 images cut from pictures that keep their aspect" in huggingface.cannot(card)

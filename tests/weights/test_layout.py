@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import get_args
+
 import pytest
 import torch
 
 from vitrail.errors import UserError
-from vitrail.weights.layout import Form, Layout, Rule, both
+from vitrail.weights import formats
+from vitrail.weights.formats.table import MODULE, TENSOR, Form, Table
+from vitrail.weights.tensors import Tensors, source_of
 
-LAYOUT = Layout(
-    [
-        *both("stages.{0}.{1}.conv", "block{0+1}/unit{1+1:02}/conv"),
-        Rule("blocks.{0}.qkv", ("q{0}", "k{0}", "v{0}")),
-        Rule("head", ("kernel",), Form(lambda t: t.T, lambda t, _: t.T)),
-        Rule("swapped.{0}.{1}", ("by.{1}.{0}",)),
-    ]
+TABLE = Table(
+    (MODULE, {"stages.{0}.{1}.conv": "block{0+1}/unit{1+1:02}/conv"}),
+    (TENSOR, {"blocks.{0}.qkv": ("q{0}", "k{0}", "v{0}"), "swapped.{0}.{1}": "by.{1}.{0}"}),
+    ({"": ("", Form(lambda t: t.T, lambda t: t.T))}, {"head": "kernel"}),
 )
 OURS = {
     "stages.0.11.conv.weight": torch.arange(3.0),
@@ -28,32 +30,50 @@ THEIRS = {
 }  # fmt: skip
 
 
+def it(tensors: dict[str, torch.Tensor]) -> Tensors:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return source_of("it", Path(), shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
+
+
+def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return TABLE.read(it(tensors), tensors)
+
+
 def test_there_and_back():
-    written = LAYOUT.write(OURS, heads=1)
+    written = TABLE.write(OURS)
     assert set(written) == THEIRS
     assert written["kernel"].shape == (3, 2) and written["kernel"].is_contiguous()
     assert written["k7"].flatten().tolist() == [2, 3]
-    read = LAYOUT.read(written, "it")
-    assert read.keys() == OURS.keys()
-    assert all(torch.equal(tensor, OURS[name]) for name, tensor in read.items())
+    back = read(written)
+    assert back.keys() == OURS.keys()
+    assert all(torch.equal(tensor, OURS[name]) for name, tensor in back.items())
 
 
 @pytest.mark.parametrize(
     "name", ["block1/unit1/conv.weight", "block0/unit01/conv.weight", "block01/unit01/conv.weight"]
 )
 def test_numbers_written_otherwise_are_other_names(name):
-    assert LAYOUT.place(name) is None
+    assert TABLE.place(name) is None
     with pytest.raises(UserError, match=f"it has a tensor '{name}'"):
-        LAYOUT.read({name: torch.zeros(1)}, "it")
+        read({name: torch.zeros(1)})
 
 
 def test_parts_that_are_missing_or_do_not_fit():
     with pytest.raises(UserError, match="it: tensor 'v3' is missing"):
-        LAYOUT.read({"q3": torch.zeros(1), "k3": torch.zeros(1)}, "it")
+        read({"q3": torch.zeros(1), "k3": torch.zeros(1)})
     with pytest.raises(UserError, match=r"it: tensor 'q3' has shape \(1, 2\), which does not fit"):
-        LAYOUT.read({"q3": torch.zeros(1, 2), "k3": torch.zeros(1), "v3": torch.zeros(1)}, "it")
+        read({"q3": torch.zeros(1, 2), "k3": torch.zeros(1), "v3": torch.zeros(1)})
 
 
 def test_what_has_no_place():
     with pytest.raises(UserError, match=r"no place for 'pos_embed.rows'"):
-        LAYOUT.write({"pos_embed.rows": torch.zeros(1)}, heads=1)
+        TABLE.write({"pos_embed.rows": torch.zeros(1)})
+
+
+def test_every_layout_is_a_module_and_a_name_in_one_list():
+    """The command line takes the names of the list, and files of other libraries are tried in its order."""
+    modules = [path for path in Path(formats.__file__).parent.glob("*.py") if "\nFORMAT = " in path.read_text()]
+    assert {path.stem for path in modules} == set(formats.FORMATS) == set(get_args(formats.FormatName))
+    assert list(formats.formats()) == list(formats.FORMATS)
+    with pytest.raises(UserError, match=r"no layout 'tim': .*did you mean 'timm'"):
+        formats.format_named("tim")

@@ -13,9 +13,9 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.weights import tensors
-from vitrail.weights.bundle import read_header
 from vitrail.weights.pickles import pickle_source
 from vitrail.weights.read import read_weights
+from vitrail.weights.safetensors_file import read_header
 from vitrail.weights.tensors import npz_source
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "google_vit_gap.npz"

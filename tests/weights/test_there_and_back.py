@@ -16,8 +16,8 @@ from tests.weights.configs import card_of, outputs, pixels_for, random_state, re
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.weights.bundle import Card
+from vitrail.weights.formats import format_named
 from vitrail.weights.read import Weights, read_weights
-from vitrail.weights.write import TARGETS, check_expressible
 
 pytestmark = pytest.mark.slow  # many networks, each written and read
 FILES = {"vitrail": "model.safetensors", "google": "model.npz"}
@@ -27,7 +27,7 @@ UNSAID = {"dropout", "drop_path", "head_bias"}  # of training, which no other la
 def back(card: Card, state: dict[str, torch.Tensor], to: str) -> Weights:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILES.get(to, "")
-        TARGETS[to].write(path, TARGETS[to].adopted(card), state)
+        format_named(to).write(path, format_named(to).adopted(card), state)
         return read_weights(str(path), image_size=card.model.image_size)
 
 
@@ -70,13 +70,13 @@ def test_vision_transformers(to, data):
     model, seed = data.draw(LIKELY[to]), data.draw(st.integers(0, 9))
     card = card_of(model, classes=tuple(f"c{index}" for index in range(model.num_classes)))
     try:
-        check_expressible(card, to, adopt=True)
+        format_named(to).check_expressible(card, adopt=True)
     except UserError as error:
         assert "cannot express this network" in str(error) and "\n" not in str(error)
         return
     state = random_state(model, seed)
     weights = back(card, state, to)
-    adopted = TARGETS[to].adopted(card)
+    adopted = format_named(to).adopted(card)
     if keeps_its_tensors(model, to):
         assert weights.state.keys() == state.keys()
         assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
@@ -94,9 +94,9 @@ def test_vision_transformers(to, data):
 @given(model=resnets())
 def test_resnets(to, model):
     state, card = random_state(model), card_of(model)
-    assert to == "huggingface" or TARGETS[to].adopted(card).model == model
+    assert to == "huggingface" or format_named(to).adopted(card).model == model
     weights = back(card, state, to)
-    assert weights.card.model == TARGETS[to].adopted(card).model
+    assert weights.card.model == format_named(to).adopted(card).model
     assert weights.card.classes == ()
     assert weights.state.keys() == state.keys()
     assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
@@ -126,7 +126,7 @@ def test_reading_does_not_import_a_compiler(tmp_path):
     dinov2 = model.model_copy(update={"registers": 2, "layer_scale": 0.5})
     for to, network in (("timm", dinov2), ("huggingface", dinov2), ("google", model)):
         (tmp_path / to).mkdir()
-        TARGETS[to].write(tmp_path / to / FILES.get(to, ""), card_of(network), random_state(network))
+        format_named(to).write(tmp_path / to / FILES.get(to, ""), card_of(network), random_state(network))
     specs = [str(tmp_path / to) for to in ("timm", "huggingface", "google")]
     code = (
         "import sys; from vitrail.weights.read import read_weights\n"

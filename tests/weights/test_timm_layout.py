@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from vitrail.errors import UserError
-from vitrail.weights import timm as layout
+from vitrail.weights.formats import timm as layout
 from vitrail.weights.read import read_weights
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.tensors import source_of
 
 timm = pytest.importorskip("timm")
 from timm.models import save_for_hf  # noqa: E402
@@ -209,10 +209,10 @@ def test_a_gated_mlp(tmp_path, randomise):
         read_weights(str(tmp_path))
 
 
-def as_source(tensors, where="'model'"):
-    """Tensors as a file would tell of them, without one."""
+def as_source(tensors, folder, where="'model'"):
+    """Tensors as a file in `folder` would tell of them, without one."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Tensors(where, shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors, {name: name for name in shapes})
+    return source_of(where, folder, shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
 
 
 def names_of_family() -> list[str]:
@@ -237,11 +237,11 @@ def test_no_architecture_of_timm_is_read_wrongly(tmp_path):
         model = built(name)
         save_config_for_hf(model, tmp_path / "config.json")
         try:
-            foreign = layout.read(as_source(model.state_dict()), json.loads((tmp_path / "config.json").read_text()))
+            foreign = layout.read(as_source(model.state_dict(), tmp_path))
         except UserError:
             continue
         read.append(name)
-        assert_same_settings(name, model, foreign.model)
+        assert_same_settings(name, model, foreign.card.model)
     sizes = ("tiny_patch16", "small_patch16", "base_patch16", "base_patch32", "large_patch16", "huge_patch14")
     others = {"deit_base_patch16_384", "deit3_base_patch16_224", "flexivit_base", "test_vit", "resnetv2_50x1_bit"}
     others |= {"vit_base_patch14_reg4_dinov2", "vit_base_patch16_reg4_gap_256", "vit_small_r26_s32_224"}

@@ -13,8 +13,8 @@ from tests.weights.configs import card_of, outputs, pixels_for, random_state
 from vitrail.config import ModelConfig, ResNetConfig, StemConfig
 from vitrail.data.transforms import normalise, prepare
 from vitrail.models.variants import configure
-from vitrail.weights import to_google, to_huggingface, to_timm
-from vitrail.weights.reference_models import timm_folder, timm_npz, transformers_folder
+from vitrail.weights.formats import google, huggingface
+from vitrail.weights.formats import timm as timm_format
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -27,10 +27,10 @@ def small(**options) -> ModelConfig:
     return ModelConfig(**{**SMALL, **options})
 
 
-def assert_same(run, card, state):
+def assert_same(reference, card, state):
     pixels = pixels_for(card.model)
     with torch.inference_mode():
-        found = run(pixels)
+        found = reference.run(pixels)
     expected = outputs(card.model, state, pixels)
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -60,10 +60,10 @@ def assert_same(run, card, state):
 )
 def test_timm_loads_vision_transformers(tmp_path, options):
     card = card_of(small(**options), classes=() if options.get("num_classes") == 0 else tuple("abcde"), licence="MIT")
-    assert to_timm.cannot(card) is None and to_timm.adopted(card) == card
+    assert timm_format.cannot(card) is None and timm_format.adopted(card) == card
     state = random_state(card.model)
-    to_timm.write(tmp_path, card, state)
-    assert_same(timm_folder(tmp_path), card, state)
+    timm_format.write(tmp_path, card, state)
+    assert_same(timm_format.reference(tmp_path, card, None), card, state)
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     data = timm.data.resolve_data_config({}, model=model)
     assert tuple(data["input_size"][1:]) == card.model.image_size and data["crop_mode"] == "squash"
@@ -84,9 +84,9 @@ def test_timm_loads_vision_transformers(tmp_path, options):
 def test_timm_loads_networks_of_real_size(tmp_path, name, options):
     model = configure(name, 10, **options)
     card, state = card_of(model), random_state(model)
-    assert to_timm.cannot(card) is None and to_timm.adopted(card) == card
-    to_timm.write(tmp_path, card, state)
-    assert_same(timm_folder(tmp_path), card, state)
+    assert timm_format.cannot(card) is None and timm_format.adopted(card) == card
+    timm_format.write(tmp_path, card, state)
+    assert_same(timm_format.reference(tmp_path, card, None), card, state)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_timm_loads_networks_of_real_size(tmp_path, name, options):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_timm_has_not(model, words):
-    assert words in to_timm.cannot(card_of(model))
+    assert words in timm_format.cannot(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_what_timm_has_not(model, words):
 def test_transformers_loads(tmp_path, options):
     model = small(**options)
     card = card_of(model, classes=tuple("abcde")[: model.num_classes])
-    assert to_huggingface.cannot(card) is None and to_huggingface.adopted(card) == card
+    assert huggingface.cannot(card) is None and huggingface.adopted(card) == card
     state = random_state(model)
-    to_huggingface.write(tmp_path, card, state)
-    assert_same(transformers_folder(tmp_path, card), card, state)
+    huggingface.write(tmp_path, card, state)
+    assert_same(huggingface.reference(tmp_path, card, None), card, state)
     kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     _, report = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True)
     invented = set(report["missing_keys"]) | set(report["unexpected_keys"])
@@ -159,7 +159,7 @@ def test_transformers_loads(tmp_path, options):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_transformers_has_not(model, words):
-    assert words in to_huggingface.cannot(card_of(model))
+    assert words in huggingface.cannot(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_what_transformers_has_not(model, words):
 )
 def test_timms_own_reader_takes_our_npz(tmp_path, model):
     card, state = card_of(model), random_state(model)
-    assert to_google.cannot(card) is None and to_google.adopted(card).model == model
-    to_google.write(tmp_path / "vit.npz", card, state)
-    form = to_google.expressed(model, state)[0]
-    assert_same(timm_npz(tmp_path / "vit.npz", card.model_copy(update={"model": form})), card, state)
+    assert google.cannot(card) is None and google.adopted(card).model == model
+    google.write(tmp_path / "vit.npz", card, state)
+    form = google.expressed(model, state)[0]
+    assert_same(google.reference(tmp_path / "vit.npz", card.model_copy(update={"model": form}), None), card, state)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_timms_own_reader_takes_our_npz(tmp_path, model):
 def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
     """timm computes with its own epsilons: ours with those of timm is what it must equal."""
     card, state = card_of(model), random_state(model)
-    to_google.write(tmp_path / "x.npz", card, state)
-    assert_same(timm_npz(tmp_path / "x.npz", card), to_timm.adopted(card), state)
+    google.write(tmp_path / "x.npz", card, state)
+    assert_same(google.reference(tmp_path / "x.npz", card, None), timm_format.adopted(card), state)
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,18 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_google_has_not(model, words):
-    assert words in to_google.cannot(card_of(model))
+    assert words in google.cannot(card_of(model))
 
 
 def test_constants_are_named():
     card = card_of(small(gelu="erf", norm_eps=1e-12))
-    assert to_google.adopted(card).model == small()
+    assert google.adopted(card).model == small()
     hybrid = card_of(small(stem=StemConfig(**TIMM_STEM), image_size=(64, 64)))
-    assert to_google.adopted(hybrid).model.stem == StemConfig()
+    assert google.adopted(hybrid).model.stem == StemConfig()
     resnet = ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=2, pool_padding="none")
-    assert to_timm.adopted(card_of(resnet)).model == resnet.model_copy(update={**TIMM_STEM, "pool_padding": "zeros"})
+    assert timm_format.adopted(card_of(resnet)).model == resnet.model_copy(
+        update={**TIMM_STEM, "pool_padding": "zeros"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_constants_are_named():
 def test_transformers_makes_the_same_pixels(tmp_path, options):
     card = card_of(small(num_classes=0))
     card = card.model_copy(update={"preprocess": card.preprocess.model_copy(update=options)})
-    to_huggingface.write(tmp_path, card, random_state(card.model))
+    huggingface.write(tmp_path, card, random_state(card.model))
     image = np.random.default_rng(0).integers(0, 256, (50, 75, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     found = processor(images=Image.fromarray(image), return_tensors="pt")["pixel_values"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from vitrail.cli.options import ImageSize
+from vitrail.weights.formats import FormatName
 
 
 def convert(
@@ -12,7 +11,7 @@ def convert(
     target: str,
     /,
     *,
-    to: Literal["vitrail", "timm", "huggingface", "google"],
+    to: FormatName,
     image_size: ImageSize | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,25 +13,26 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError, reason_of
-from vitrail.interrupt import Interrupted, taken_signals
+from vitrail.interrupt import Interrupts
+from vitrail.models.build import build_with
 from vitrail.terminal import escape, make_console
-from vitrail.weights import google, to_google, to_timm
-from vitrail.weights.bundle import TRAINED_ON, Answering, Card, digest_tensor, read_bundle, read_trained_on
+from vitrail.weights.bundle import TRAINED_ON, Card, digest_tensor, read_trained_on
+from vitrail.weights.formats import FormatName, format_named
+from vitrail.weights.formats.base import Format
 from vitrail.weights.output_path import free_place, staged
-from vitrail.weights.read import Weights, read_tensors, read_weights
-from vitrail.weights.reference_models import NoPeer, Run, Unloadable, ours, timm_folder, timm_npz, transformers_folder
-from vitrail.weights.write import RECORD, TARGETS, LayoutName, check_expressible
+from vitrail.weights.read import Weights, read_weights
+from vitrail.weights.reference_models import NoReference, Run, Unloadable, loading
+from vitrail.weights.tensors import Tensors
 
 TOLERANCE = 1e-4  # of the largest logit
 COMPARED_AT = 224  # pixels a side, the most that a ResNet is compared at: its weights fit any size
-OWNERS = {"vitrail": "vitrail's", "timm": "timm's", "huggingface": "transformers'", "google": "Google's"}
 MOST_TOKENS, MOST_PIXELS = 4096, 1024 * 1024  # of an image that networks are compared on
 
 
 def convert(
     source: str,
     target: str,
-    to: LayoutName,
+    to: FormatName,
     *,
     image_size: Size | None = None,
     allow_pickle: bool = False,
@@ -57,60 +53,32 @@ def convert(
     weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
     if licence is not None:
         weights = replace(weights, card=weights.card.model_copy(update={"licence": licence}))
-    card, plan = weights.card, TARGETS[to]
-    console.print(f"read {escape(source)}: weights in {OWNERS[weights.layout]} layout")
+    card, origin, form = weights.card, format_named(weights.layout), format_named(to)
+    console.print(f"read {escape(source)}: weights in {origin.owner} layout")
     for line in describe(card):
         console.print(escape(line))
     if weights.assumed:
         console.print(f"assumed: {escape(weights.assumed)}")
-    changes = check_expressible(card, to, adopt_constants)
+    changes = form.check_expressible(card, adopt_constants)
     pixels = _pixels(card.model)
-    _compare(console, "as read", weights.layout, weights.file, card, weights.state, pixels)
+    _compare(console, "as read", origin, weights, pixels, weights.file, weights.tensors)
     for change in changes:
-        console.print(f"changed to what {plan.library} fixes: {escape(change)}")
-    if to == "huggingface" and card.preprocess.resize == "short_side":
-        console.print("changed to what transformers fixes: its crop can lie one pixel beside ours")
+        console.print(f"changed to what {form.library} fixes: {escape(change)}")
     try:
-        with _terminable(), staged(path, plan.folder) as place:
+        with Interrupts() as signals, signals.at_once(), staged(path, form.folder) as place:
+            written = replace(weights, card=form.adopted(card))
             state = _halved(weights.state, source) if half else weights.state
-            plan.write(place, plan.adopted(card), {**state, **(_digests(weights) if to == "vitrail" else {})})
-            _check_written(console, place, to, weights, pixels)
+            form.write(place, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
+            _check_written(console, form, place, weights, written, pixels)
             if half and pixels is not None:
-                _tell_rounding(console, place, weights, pixels)
+                cost, largest = _difference(_ours(read_weights(place), pixels), _ours(weights, pixels))
+                most = f"(the largest output is {largest:.2g})"
+                console.print(f"cost of half precision: outputs differ by up to {cost:.1e} {most}")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {reason_of(error)}") from None
-    if left := _left_out(card, to):
-        console.print(f"left out, since {OWNERS[to]} layout has no place for it: {escape(', '.join(left))}")
+    if left := ", ".join(thing for thing, there in form.lost(card).items() if there):
+        console.print(f"left out, since {form.owner} layout has no place for it: {escape(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
-
-
-class _Terminated(BaseException):
-    """No Exception: those that libraries raise while they load weights are taken for their verdict on the weights."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and a closed terminal as an exception, so that what is half written is removed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise _Terminated(number)
-
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
-        yield
-        return
-    before: dict[int, Any] = {one: signal.signal(one, stop) for one in taken_signals() if one != signal.SIGINT}
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # an exception, too, even while a library is imported
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    except _Terminated as ended:
-        raise Interrupted(ended.number) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _digests(weights: Weights) -> dict[str, Tensor]:
@@ -176,100 +144,65 @@ def _pixels(model: NetworkConfig) -> Tensor | None:
     return torch.randn(2, model.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def _check_written(console: Console, place: Path, to: LayoutName, weights: Weights, pixels: Tensor | None) -> None:
-    """What was written, against the target's library and against what it was made from."""
-    card, state = weights.card, weights.state
-    written = TARGETS[to].adopted(card)
-    _compare(console, "as written", to, place, written, state, pixels)
-    if written.model != card.model and pixels is not None:
-        cost = _difference(ours(written, state), ours(card, state), pixels)[0]
-        console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
-    if written.preprocess != card.preprocess:
-        console.print("cost of the changed preprocessing: images alone can show it, see vitrail evaluate")
-    if to == "google":
-        _check_identical(place, written, weights)
-        console.print("read back: every tensor is the same, bit for bit")
-
-
-def _tell_rounding(console: Console, place: Path, weights: Weights, pixels: Tensor) -> None:
-    """What half precision changes, from what was written."""
-    cost, largest = _difference(ours(*read_bundle(place)), ours(weights.card, weights.state), pixels)
-    console.print(f"cost of half precision: outputs differ by up to {cost:.1e} (the largest output is {largest:.2g})")
-
-
 def _compare(
-    console: Console, when: str, layout: str, path: Path, card: Card, state: Mapping[str, Tensor], pixels: Tensor | None
+    console: Console,
+    when: str,
+    form: Format,
+    weights: Weights,
+    pixels: Tensor | None,
+    path: Path,
+    tensors: Tensors | None,
 ) -> None:
     """Our network beside that of the library whose layout this is, from a file that was read or a folder that was
     written; where both can run, they must agree."""
-    library = LIBRARIES.get(layout)
-    if library is None:
+    if form.reference is None:
         return
     try:
         if pixels is None:
-            raise NoPeer("images of this size would take long here")
-        difference, largest = _difference(_peer(layout, path, card), ours(card, state), pixels)
-    except NoPeer as reason:
-        if isinstance(reason, Unloadable) and layout != "google":  # whose files timm is not at home with
+            raise NoReference("images of this size would take long here")
+        theirs = form.reference(path, weights.card, tensors)
+        with loading(theirs.library, "run"):
+            found = _outputs(theirs.run, pixels)
+    except NoReference as reason:
+        if isinstance(reason, Unloadable) and form.must_load:
             raise UserError(f"{reason}; nothing is written") from None
-        console.print(f"{when}: not compared with {library}: {escape(str(reason))}")
+        console.print(f"{when}: not compared with {form.compared_with}: {escape(str(reason))}")
         return
-    if layout == "google" and to_timm.adopted(card).model != card.model:
-        words = "has other constants than Google's code, and differs by"
-    elif difference <= TOLERANCE * largest:
-        words = "gives the same outputs, within"
-    else:
-        raise UserError(f"{library} and vitrail answer otherwise, by {difference:.1e}; nothing is written")
-    console.print(f"{when}: {library} {words} {difference:.1e} (the largest output is {largest:.2g})")
+    difference, largest = _difference(found, _ours(weights, pixels))
+    if not theirs.differs and difference > TOLERANCE * largest:
+        raise UserError(f"{form.compared_with} and vitrail answer otherwise, by {difference:.1e}; nothing is written")
+    words = theirs.differs or "gives the same outputs, within"
+    console.print(f"{when}: {form.compared_with} {words} {difference:.1e} (the largest output is {largest:.2g})")
 
 
-LIBRARIES = {"timm": "timm", "huggingface": "transformers", "google": "timm (reading Google's file)"}
+def _check_written(
+    console: Console, form: Format, place: Path, weights: Weights, written: Weights, pixels: Tensor | None
+) -> None:
+    """What was written, against the target's library and against what it was made from."""
+    _compare(console, "as written", form, written, pixels, place, None)
+    if written.card.model != weights.card.model and pixels is not None:
+        cost = _difference(_ours(written, pixels), _ours(weights, pixels))[0]
+        console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
+    if written.card.preprocess != weights.card.preprocess:
+        console.print("cost of the changed preprocessing: images alone can show it, see vitrail evaluate")
+    if form.expressed:
+        read = read_weights(str(place), image_size=written.card.model.image_size).state
+        expected = form.expressed(written.card.model, written.state)[1]
+        same = read.keys() == expected.keys()
+        if not same or not all(torch.equal(tensor, expected[name]) for name, tensor in read.items()):
+            raise UserError("what was written does not read back the same; nothing is written")
+        console.print("read back: every tensor is the same, bit for bit")
 
 
-def _peer(layout: str, path: Path, card: Card) -> Run:
-    if layout == "google":
-        return timm_npz(path, card)
-    folder, tensors = (path, None) if path.is_dir() else (path.parent, read_tensors(path))
-    if layout == "huggingface":
-        return transformers_folder(folder, card, tensors)
-    return timm_folder(folder, tensors, None if tensors is None else card.model)
+def _ours(weights: Weights, pixels: Tensor) -> Tensor:
+    return _outputs(build_with(weights.card.model, weights.state).eval(), pixels)
 
 
 @torch.inference_mode()
-def _difference(one: Run, other: Run, pixels: Tensor) -> tuple[float, float]:
-    """The largest difference of two networks' outputs, and the largest output."""
-    first, second = one(pixels), other(pixels)
-    return (first - second).abs().max().item(), second.abs().max().item()
+def _outputs(run: Run, pixels: Tensor) -> Tensor:
+    return run(pixels)
 
 
-def _check_identical(place: Path, card: Card, weights: Weights) -> None:
-    """A file of Google's, read back: the same tensors, bit for bit, in the form that its layout has them."""
-    read = read_weights(str(place), image_size=card.model.image_size)
-    expected = to_google.expressed(card.model, weights.state)[1]
-    same = read.state.keys() == expected.keys()
-    if not same or not all(torch.equal(tensor, expected[name]) for name, tensor in read.state.items()):
-        raise UserError("what was written does not read back the same; nothing is written")
-
-
-def _left_out(card: Card, to: LayoutName) -> list[str]:
-    """What the card says that the target has no place for."""
-    has = {
-        "preprocessing": card.preprocess != google.preprocess_for(card.model),
-        "class names": bool(card.classes),
-        "the licence": bool(card.licence),
-        RECORD: bool(card.recipe or card.data or card.metrics),
-    }
-    model, foreign = card.model, to != "vitrail"
-    dropped = isinstance(model, ModelConfig) and (model.dropout or model.drop_path)
-    others = {
-        "the temperature and thresholds of its answers": foreign and card.answering != Answering(),
-        "the background colour": foreign and set(card.preprocess.background) != {255},
-        "dropout and drop_path, which matter to training alone": foreign and dropped,
-        "the image size (give it with --image-size when reading)": to == "google" and _not_told(model),
-    }
-    return [thing for thing in TARGETS[to].drops if has[thing]] + [thing for thing, there in others.items() if there]
-
-
-def _not_told(model: NetworkConfig) -> bool:
-    """Whether the size is another than one would read off the weights alone."""
-    return model.image_size[0] != model.image_size[1] if isinstance(model, ModelConfig) else True
+def _difference(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The largest difference of outputs, and the largest of the latter."""
+    return (one - other).abs().max().item(), other.abs().max().item()

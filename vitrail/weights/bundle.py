@@ -5,17 +5,13 @@ Importing this does not import torch, so that a command can read a card at once.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import reprlib
-import shutil
-import stat
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
@@ -26,7 +22,6 @@ from pydantic import (
     FailFast,
     Field,
     PlainSerializer,
-    StrictInt,
     ValidationError,
     model_validator,
 )
@@ -36,9 +31,10 @@ from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
 from vitrail.config.answering import Answering
-from vitrail.errors import Note, UserError, reason_of
+from vitrail.errors import Note, UserError
 from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
+from vitrail.weights.safetensors_file import Header, load, load_floats, read_header, replace_metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,15 +43,9 @@ FORMAT = 3  # from 2 on, a file has checksums; from 3 on, tensors of Vision Tran
 KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
 TRAINED_ON = "vitrail.trained_on"  # the tensor of the digests of training images, which no network has
 DIGEST = 8  # bytes of each
-MAX_HEADER = 32_000_000  # bytes; a million class names fit in, and what is read takes some ten times the memory
-MAX_TENSORS = 100_000
-MAX_AXES = 8  # of a tensor
-MAX_PARTS = 2_000_000  # lists, objects and what they hold in a header
 FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
 CALLED = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float64": "F64"}
 CALLED |= {"torch.uint8": "U8"}
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # kinds of numbers that weights are; their bytes
-
 
 Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], FailFast()]
 
@@ -156,82 +146,6 @@ def created_with() -> str:
     return f"vitrail {vitrail.__version__}, torch {metadata.version('torch').partition('+')[0]}"
 
 
-class Header(NamedTuple):
-    """The start of any safetensors file."""
-
-    metadata: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, str]
-
-    @property
-    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {name: (self.dtypes[name], shape) for name, shape in self.shapes.items()}
-
-
-def check_regular(path: str | Path) -> None:
-    """A pipe or a device would be waited for, or read without end."""
-    mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UserError(f"'{path}' is not a file with contents of its own, but a pipe, a socket or a device")
-
-
-def read_header(path: str | Path) -> Header:
-    """The header of a safetensors file, read without its tensors; a file cut short is found here."""
-    try:
-        check_regular(path)
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not size:
-                raise UserError(f"'{path}' is empty")
-            if size < 8 or length > min(size - 8, MAX_HEADER):
-                long = f" (a header of {length:,} bytes)" if length > MAX_HEADER else ""
-                raise UserError(f"'{path}' is not a safetensors file, or it was cut short{long}")
-            text = file.read(length)
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
-    except ValueError as error:  # a name that no file can have, as an index of shards may hold
-        raise UserError(f"cannot read a file called {str(path)!r}: {error}") from None
-    if sum(map(text.count, (b"{", b"[", b","))) > MAX_PARTS:  # before it takes memory
-        raise UserError(f"'{path}' has a header of more than {MAX_PARTS:,} parts, and no weights need so many")
-    try:
-        values = strict_json.loads(text)
-    except ValueError:
-        raise UserError(f"'{path}' is not a safetensors file: its header is not JSON") from None
-    if isinstance(values, dict) and len(values) > MAX_TENSORS:
-        raise UserError(f"'{path}' has {len(values):,} tensors, and no network has more than {MAX_TENSORS:,}")
-    try:
-        told = values.pop("__metadata__", {})
-        tensors = {name: _Tensor.model_validate(about) for name, about in values.items()}
-        if not all(isinstance(value, str) for value in told.values()):
-            raise ValueError("metadata is text")
-    except (AttributeError, TypeError, ValueError):  # pydantic's is a ValueError
-        raise UserError(f"'{path}' is not a safetensors file: its header does not describe tensors") from None
-    end = 0
-    for name, about in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
-        first, last = about.data_offsets
-        if first != end or last < first:
-            raise UserError(f"'{path}' is damaged: its tensors overlap or leave a gap, at '{name}'")
-        length_fits = about.dtype not in DTYPES or math.prod(about.shape) * DTYPES[about.dtype] == last - first
-        if not length_fits or min(about.shape, default=0) < 0:
-            raise UserError(f"'{path}' is damaged: tensor '{name}' does not have the length that its shape needs")
-        end = last
-    if 8 + length + end != size:
-        raise UserError(f"'{path}' is damaged: {size:,} bytes where its header promises {8 + length + end:,}")
-    shapes = {name: about.shape for name, about in tensors.items()}
-    return Header(told, shapes, {name: about.dtype for name, about in tensors.items()})
-
-
-class _Tensor(BaseModel):
-    """What a header says of a tensor."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    dtype: str = Field(strict=True)
-    shape: tuple[StrictInt, ...] = Field(max_length=MAX_AXES)
-    data_offsets: tuple[StrictInt, StrictInt]
-
-
 def read_card(path: str | Path) -> Card:
     """What a vitrail weights file says about itself, without reading the weights."""
     return _document(read_header(path), path)[0]
@@ -282,7 +196,7 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
             Note,
             stacklevel=2,
         )
-    tensors = _floats(path, header, set(stored.values()))
+    tensors = load_floats(path, header, set(stored.values()))
     if sums is not None and tensors_checksum(tensors) != sums.weights:
         raise _damaged(path, "tensors")
     return card, {name: tensors[old].float() for name, old in stored.items()}
@@ -297,7 +211,7 @@ def read_trained_on(path: str | Path) -> np.ndarray:
         return np.empty(0, np.uint64)
     if header.dtypes[TRAINED_ON] != "U8" or header.shapes[TRAINED_ON][1:] != (DIGEST,):
         raise UserError(f"'{path}' is damaged: its tensor '{TRAINED_ON}' is not of digests")
-    found = _load(path, {TRAINED_ON})
+    found = load(path, {TRAINED_ON})
     if sums is not None and tensors_checksum(found) != sums.trained_on:
         raise _damaged(path, f"tensor '{TRAINED_ON}'")
     return found[TRAINED_ON].numpy().view(">u8")[:, 0].astype(np.uint64)
@@ -309,30 +223,6 @@ def digest_tensor(digests: np.ndarray) -> Tensor:
 
     rows = np.unique(digests.astype(np.uint64)).astype(">u8")[:, None]
     return torch.from_numpy(rows.view(np.uint8).reshape(-1, DIGEST))
-
-
-def load_float32(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file in float32; files may hold half precision, and nothing but floats."""
-    header = read_header(path)
-    return {name: tensor.float() for name, tensor in _floats(path, header, header.shapes.keys()).items()}
-
-
-def _floats(path: str | Path, header: Header, names: Collection[str]) -> dict[str, Tensor]:
-    strange = sorted({header.dtypes[name] for name in names} - DTYPES.keys())
-    if strange:
-        raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(DTYPES))}")
-    return _load(path, names)
-
-
-def _load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Some of the tensors of a safetensors file, as they are."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in sorted(names)}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"cannot read '{path}': {error}") from None
 
 
 def check_tensors(
@@ -410,18 +300,9 @@ def replace_card(path: str | Path, card: Card) -> None:
     if sums is None:
         seen = header.shapes.keys() & {TRAINED_ON}
         checksum = {
-            name: tensors_checksum(_load(path, names)) if names else ""
+            name: tensors_checksum(load(path, names)) if names else ""
             for name, names in (("weights", header.shapes.keys() - seen), ("trained_on", seen))
         }
         sums = Checksums(**checksum)
     document = sealed(_json(card.model_copy(update={"format": FORMAT})), header.kinds, sums)
-    try:
-        with open(path, "rb") as file, whole_file(Path(path)) as temporary, temporary.open("wb") as new:
-            values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            values["__metadata__"] = {KEY: document}
-            text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
-            text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-            new.write(len(text).to_bytes(8, "little") + text)
-            shutil.copyfileobj(file, new, 1 << 24)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {reason_of(error)}") from error
+    replace_metadata(path, {KEY: document})

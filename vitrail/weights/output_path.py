@@ -12,15 +12,15 @@ from pathlib import Path
 
 from vitrail.atomic import whole_file
 from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.weights.formats import format_named
 from vitrail.weights.names import local_path
-from vitrail.weights.write import TARGETS, LayoutName
 
 # What a converted folder may hold, with the pages that `vitrail evaluate` puts beside the weights; a folder with
 # anything else in it is not ours to replace.
 WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json|evaluation.*\.html")
 
 
-def free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Path:
+def free_place(source: str, target: str, to: str, overwrite: bool) -> Path:
     """Where to write, once nothing stands there that should stay."""
     path = given_path(target)
     with os_errors_as(f"cannot write '{target}'"):  # such as a name that is too long
@@ -28,11 +28,11 @@ def free_place(source: str, target: str, to: LayoutName, overwrite: bool) -> Pat
     return path
 
 
-def _check_free(source: Path | None, path: Path, target: str, to: LayoutName, overwrite: bool) -> None:
-    folder = TARGETS[to].folder
+def _check_free(source: Path | None, path: Path, target: str, to: str, overwrite: bool) -> None:
+    suffix = format_named(to).suffix
+    folder = not suffix
     if not path.name or path.name == "..":
         raise UserError(f"'{target}' is no name for what is written: give one")
-    suffix = {"vitrail": ".safetensors", "google": ".npz"}.get(to, "")
     if not folder and path.suffix != suffix:
         raise UserError(f"--to {to} writes one file: give it a name that ends in {suffix}, not '{target}'")
     if folder and path.suffix in (".safetensors", ".npz", ".bin", ".pth", ".pt"):

@@ -33,7 +33,7 @@ def pickle_source(file: Path, where: str) -> Tensors:
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
         return {name: tensors[name].detach().float().clone() for name in names}
 
-    return source_of(where, shapes, dtypes, fetch, note)
+    return source_of(where, file.parent, shapes, dtypes, fetch, note)
 
 
 def _opened(file: Path, where: str) -> Any:

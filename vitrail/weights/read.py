@@ -6,20 +6,19 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean, did_you_mean_path, os_errors_as, reason_of
-from vitrail.weights import google, huggingface, timm
-from vitrail.weights.bundle import KEY, Card, check_regular, created_with, read_bundle, read_header
-from vitrail.weights.foreign import Foreign, joined, read_json
+from vitrail.weights.bundle import KEY, Card, read_bundle
+from vitrail.weights.formats import formats
 from vitrail.weights.hub import download
 from vitrail.weights.names import BUNDLED, HUB, bundled_file, local_path
 from vitrail.weights.pickles import pickle_source
-from vitrail.weights.tensors import Tensors, npz_source, safetensors_source
+from vitrail.weights.safetensors_file import check_regular, read_header
+from vitrail.weights.tensors import Tensors, npz_source, read_json, safetensors_source
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -35,6 +34,7 @@ class Weights:
     layout: str  # vitrail, timm, huggingface or google
     file: Path  # what holds the tensors, or the index of the files that do
     assumed: str  # what the file does not say and the reader had to take for granted
+    tensors: Tensors | None = None  # a foreign file's own, under the names they have there
 
     def __post_init__(self) -> None:
         """Whatever they are read from, every weight is a number: a network with NaN answers anything."""
@@ -67,49 +67,30 @@ def read_weights(spec: str | Path, *, image_size: Size | None = None, pickle: bo
     if kind == "pickle" and not pickle:
         raise _pickle_error(file)
     if kind == "npz":
-        return _weights(google.read(npz_source(file, where), image_size), "google", file, source)
-    if kind == "pickle":
-        return _foreign(pickle_source(file, where), file, image_size, source)
-    shards = _shards(file)
-    for shard in shards:
-        if KEY in read_header(shard).metadata:
-            return _bundle(shard, image_size, source)
-    return _foreign(safetensors_source(shards, where), file, image_size, source)
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file that `read_weights` took, under the names they have there."""
-    where = f"'{file}'"
-    return (pickle_source(file, where) if _kind(file) == "pickle" else safetensors_source(_shards(file), where)).load()
+        tensors = npz_source(file, where)
+    elif kind == "pickle":
+        tensors = pickle_source(file, where)
+    else:
+        shards = _shards(file)
+        for shard in shards:
+            if KEY in read_header(shard).metadata:
+                return _bundle(shard, image_size, source)
+        tensors = safetensors_source(shards, where)
+    return _foreign(tensors, file, image_size, source)
 
 
 def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str) -> Weights:
-    """Weights in the names of timm or transformers."""
-    config = _config_beside(file)
-    if timm.MARK in tensors.shapes or timm.RESNET_MARK in tensors.shapes:
-        settings = config if config and ("architecture" in config or "pretrained_cfg" in config) else None
-        return _weights(timm.read(tensors, settings, image_size), "timm", file, source, tensors.note)
-    if any(prefix + mark in tensors.shapes for mark in huggingface.MARKS for prefix in ("", *huggingface.PREFIXES)):
-        if config is None:
-            raise UserError(f"'{file}' is in transformers' layout, which needs its config.json beside it")
-        foreign = huggingface.read(tensors, config, file.parent, image_size)
-        return _weights(foreign, "huggingface", file, source, tensors.note)
-    if config and isinstance(config.get("model_type"), str):
-        huggingface.check_kind(config, tensors.where)
-    raise UserError(f"'{file}' holds no network that vitrail can read: not its own, timm's, transformers' or Google's")
-
-
-def _weights(foreign: Foreign, layout: str, file: Path, source: str, taken: str = "") -> Weights:
-    assumed = joined(taken, foreign.assumed)
-    card = Card(
-        model=foreign.model,
-        preprocess=foreign.preprocess,
-        classes=foreign.classes,
-        source=f"{source} ({assumed})" if assumed else source,
-        licence=foreign.licence,
-        created_with=created_with(),
-    )
-    return Weights(card, foreign.state, card.source, layout, file, assumed)
+    """Weights in the layout of another library."""
+    for layout, form in formats().items():
+        if form.read and form.matches(tensors):
+            found = form.read(tensors, image_size)
+            assumed = "; ".join(filter(None, (tensors.note, found.assumed)))
+            card = found.card.model_copy(update={"source": f"{source} ({assumed})" if assumed else source})
+            return Weights(card, found.state, card.source, layout, file, assumed, tensors)
+    for form in formats().values():
+        form.refuse(tensors)
+    *others, last = [form.owner for form in formats().values() if form.read]
+    raise UserError(f"'{file}' holds no network that vitrail can read: not its own, {', '.join(others)} or {last}")
 
 
 def _bundle(path: Path, image_size: Size | None, source: str) -> Weights:
@@ -185,8 +166,3 @@ def _pickle_error(file: Path) -> UserError:
         f"'{file}' is a pickle, which can run any code when opened: if you trust it, turn it into a safe file with "
         "vitrail convert SRC DST --to vitrail --allow-pickle"
     )
-
-
-def _config_beside(file: Path) -> dict[str, Any] | None:
-    config = file.with_name("config.json")
-    return read_json(config) if config.exists() else None

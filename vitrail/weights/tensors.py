@@ -1,11 +1,11 @@
-"""The tensors of a file, told by its header: nothing of their contents is read before the network is known to fit."""
+"""The tensors of a file and what stands beside it: no contents are read before the network is known to fit."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import UserError
-from vitrail.weights.bundle import DTYPES, MAX_TENSORS, load_float32, read_header
+from vitrail import strict_json
+from vitrail.errors import UserError, reason_of
+from vitrail.weights.safetensors_file import FLOATS, MAX_TENSORS, check_regular, load_floats, read_header
 
+MAX_SIDE_FILE = 32_000_000  # bytes; a config.json with the names of 20,000 classes has one
 NUMPY = {"f4": "F32", "f2": "F16", "f8": "F64", "V2": "BF16"}  # numpy has no name for bfloat16
 # Weights hardly compress. An archive that unpacks to more than this many times its size is no weights file.
 MOST_COMPRESSED, ALWAYS_FINE = 20, 100_000_000
@@ -27,6 +29,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "teacher.")
 @dataclass(frozen=True)
 class Tensors:
     where: str  # what messages call it
+    folder: Path  # where it lies
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     fetch: Callable[[Collection[str]], dict[str, Tensor]]  # the contents of these, by the names in the file
@@ -35,19 +38,22 @@ class Tensors:
 
     def named(self, names: Mapping[str, str]) -> Tensors:
         """Only these, under other names: new name to present name."""
-        return Tensors(
-            self.where,
-            {new: self.shapes[old] for new, old in names.items()},
-            {new: self.dtypes[old] for new, old in names.items()},
-            self.fetch,
-            {new: self.stored[old] for new, old in names.items()},
-            self.note,
+        return replace(
+            self,
+            shapes={new: self.shapes[old] for new, old in names.items()},
+            dtypes={new: self.dtypes[old] for new, old in names.items()},
+            stored={new: self.stored[old] for new, old in names.items()},
         )
 
     def without_prefix(self, *prefixes: str) -> Tensors:
         """Names with the first of these prefixes that they begin with taken off."""
         found = {name: next((p for p in prefixes if name.startswith(p)), "") for name in self.shapes}
         return self.named({name.removeprefix(prefix): name for name, prefix in found.items()})
+
+    def beside(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of that name in the same folder."""
+        path = self.folder / name
+        return read_json(path) if path.exists() else None
 
     def called(self, name: str) -> str:
         """What the file would call a tensor that it lacks: with the prefix of the one whose name is closest."""
@@ -67,7 +73,7 @@ class Tensors:
             raise UserError(f"{self.where} tells of a tensor larger than any can be") from None
 
     def check_floats(self) -> None:
-        strange = sorted(set(self.dtypes.values()) - DTYPES.keys())
+        strange = sorted(set(self.dtypes.values()) - FLOATS.keys())
         if strange:
             raise UserError(f"{self.where} holds {strange[0]} numbers, and weights are floats of 16, 32 or 64 bits")
 
@@ -77,8 +83,24 @@ class Tensors:
         return {name: found[stored] for name, stored in self.stored.items()}
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        check_regular(path)
+        if path.stat().st_size > MAX_SIDE_FILE:
+            raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
+        values = strict_json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"'{path}' is not a JSON document with keys")
+    return values
+
+
 def source_of(
     where: str,
+    folder: Path,
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     fetch: Callable[[Collection[str]], dict[str, Tensor]],
@@ -86,22 +108,25 @@ def source_of(
 ) -> Tensors:
     if len(shapes) > MAX_TENSORS:
         raise UserError(f"{where} has {len(shapes):,} tensors, and no network has more than {MAX_TENSORS:,}")
-    tensors = Tensors(where, shapes, dtypes, fetch, {name: name for name in shapes}, note)
+    tensors = Tensors(where, folder, shapes, dtypes, fetch, {name: name for name in shapes}, note)
     while prefix := next((p for p in WRAPPERS if shapes and all(name.startswith(p) for name in tensors.shapes)), ""):
         tensors = tensors.named({name.removeprefix(prefix): name for name in tensors.shapes})
     return tensors
 
 
-def safetensors_source(files: Collection[Path], where: str) -> Tensors:
+def safetensors_source(files: Sequence[Path], where: str) -> Tensors:
     """A safetensors file, or the shards of one."""
     headers = {file: read_header(file) for file in files}
     shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
     dtypes = {name: dtype for header in headers.values() for name, dtype in header.dtypes.items()}
 
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
-        return {name: tensor for file in files for name, tensor in load_float32(file).items() if name in names}
+        found: dict[str, Tensor] = {}
+        for file, header in headers.items():
+            found |= load_floats(file, header, header.shapes.keys() & names)
+        return {name: tensor.float() for name, tensor in found.items()}
 
-    return source_of(where, shapes, dtypes, fetch)
+    return source_of(where, files[0].parent, shapes, dtypes, fetch)
 
 
 def npz_source(file: Path, where: str) -> Tensors:
@@ -131,7 +156,7 @@ def npz_source(file: Path, where: str) -> Tensors:
         except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise UserError(f"cannot read {where}: {error}") from None
 
-    return source_of(where, shapes, dtypes, fetch)
+    return source_of(where, file.parent, shapes, dtypes, fetch)
 
 
 def _array_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitrail.data.quarantine import TITLES as QUARANTINE_TITLES
 from vitrail.errors import UserError, reason_of
 from vitrail.spreadsheet import csv_table
-from vitrail.weights.bundle import MAX_HEADER
+from vitrail.weights.safetensors_file import read_metadata
 
 ANSWERS, EXCLUDED, MODEL_CARD = "answers.csv", "excluded.csv", "model_card.md"
 EXCLUDED_TITLES = ("name", "reason")
@@ -43,11 +43,8 @@ def refuse_others(paths: Iterable[tuple[Path, str]], advice: str) -> None:
 def has_our_header(path: Path) -> bool:
     """Whether it is a safetensors file with a document of ours; it may be cut short after its header."""
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= MAX_HEADER else {}
-        return any(key.startswith("vitrail") for key in header["__metadata__"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return any(key.startswith("vitrail") for key in read_metadata(path))
+    except UserError:
         return False
 
 

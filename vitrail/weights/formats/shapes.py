@@ -1,56 +1,15 @@
-"""What the readers of foreign layouts share: the network that tensors show, and the values of their side files."""
+"""The config of a network, as far as the shapes of its tensors show it."""
 
 from __future__ import annotations
 
 import math
 import re
-import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from vitrail import strict_json
-from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, Size, StemConfig, validate
-from vitrail.errors import UserError, reason_of
-from vitrail.weights.bundle import check_regular, check_tensors
-from vitrail.weights.layout import Layout, without_bias
-from vitrail.weights.tensors import Tensors
-
-State = Mapping[str, Tensor]
-MAX_SIDE_FILE = 32_000_000  # bytes; a config.json with the names of 20,000 classes has one
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A foreign file in our terms, with what it says about its preprocessing and classes."""
-
-    model: NetworkConfig
-    state: dict[str, Tensor]
-    preprocess: Preprocess
-    classes: tuple[str, ...] = ()
-    licence: str = ""
-    assumed: str = ""  # what the file does not say and the reader had to take for granted
-
-
-def translate(
-    source: Tensors,
-    layout: Layout,
-    configure: Callable[[State], NetworkConfig],
-    adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
-) -> tuple[NetworkConfig, dict[str, Tensor]]:
-    """Our config and our tensors. All is tried on shapes first: the contents are read only when everything fits.
-
-    `configure` reads the config off the shapes; `adjust` changes tensors once they have our names.
-    """
-    blank = adjust(layout.read(source.blank(), source.where, source.called))
-    source.check_floats()
-    config = configure(blank)
-    shapes = {name: tuple(tensor.shape) for name, tensor in blank.items()}
-    check_tensors(shapes, config, source.where, lambda name: source.called(layout.theirs(name)))
-    return config, adjust(layout.read(source.load(), source.where))
+from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, Size, StemConfig, validate
+from vitrail.errors import UserError
+from vitrail.weights.formats.table import State, without_bias
 
 
 def vit_config(
@@ -165,10 +124,6 @@ def guessed_square(model: NetworkConfig, told: Sequence[Size], asked: Size | Non
     return f"images of {height}x{width}, since positions do not tell rows from columns"
 
 
-def joined(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
-
-
 def _stages(state: State, start: str, where: str) -> tuple[int, ...]:
     """Blocks of each stage of a ResNet."""
     start = re.escape(start)
@@ -185,45 +140,3 @@ def _count(state: State, pattern: str) -> int:
 
 def _length(state: State, name: str) -> int:
     return state[name].shape[1] if name in state and state[name].ndim == 3 else 0
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        check_regular(path)
-        if path.stat().st_size > MAX_SIDE_FILE:
-            raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
-        values = strict_json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise UserError(f"'{path}' is not a JSON document with keys")
-    return values
-
-
-def size_of(value: Any, where: str) -> Size:
-    """224 or [224, 320] as (height, width)."""
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else ()
-    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        raise UserError(f"{where}: {reprlib.repr(value)} is not a size in pixels")
-    return pair[0], pair[1]
-
-
-def pick(word: Any, known: Mapping[Any, str], what: str, where: str) -> str:
-    """Our word for one of theirs."""
-    if not isinstance(word, str | int) or word not in known:
-        raise UserError(f"{where} has {what} '{word}', and vitrail knows {', '.join(map(str, known))}")
-    return known[word]
-
-
-def per_channel(values: Any, channels: int, where: str) -> tuple[float, ...]:
-    """A mean or deviation for each channel; one value that all channels share is repeated."""
-    numbers = isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
-    if not values or not numbers:
-        raise UserError(f"{where}: {reprlib.repr(values)} is not a value for each channel")
-    if len(values) != channels and len(set(values)) == 1:
-        return (values[0],) * channels
-    if len(values) != channels:
-        raise UserError(f"{where}: its preprocessing has {len(values)} channels and its network {channels}")
-    return tuple(values)

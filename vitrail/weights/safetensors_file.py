@@ -1,0 +1,149 @@
+"""Any safetensors file: its header, the one part that is parsed here, and some or all of its tensors.
+
+A header is small and checked whole before a tensor is read, since what it says may be wrong by damage or by intent.
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+from vitrail import strict_json
+from vitrail.atomic import whole_file
+from vitrail.errors import UserError, reason_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_HEADER = 32_000_000  # bytes; a million class names fit in, and what is read takes some ten times the memory
+MAX_TENSORS = 100_000
+MAX_AXES = 8  # of a tensor
+MAX_PARTS = 2_000_000  # lists, objects and what they hold in a header
+FLOATS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}  # the types that weights have; bytes of a number
+
+
+class Header(NamedTuple):
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+    @property
+    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {name: (self.dtypes[name], shape) for name, shape in self.shapes.items()}
+
+
+class _Tensor(BaseModel):
+    """What a header says of a tensor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: str = Field(strict=True)
+    shape: tuple[StrictInt, ...] = Field(max_length=MAX_AXES)
+    data_offsets: tuple[StrictInt, StrictInt]
+
+
+def check_regular(path: str | Path) -> None:
+    """A pipe or a device would be waited for, or read without end."""
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UserError(f"'{path}' is not a file with contents of its own, but a pipe, a socket or a device")
+
+
+def read_header(path: str | Path) -> Header:
+    """The header, checked against the length of the file: one that was cut short is found without its tensors."""
+    metadata, tensors, start, size = _parse(path)
+    end = 0
+    for name, about in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        first, last = about.data_offsets
+        if first != end or last < first:
+            raise UserError(f"'{path}' is damaged: its tensors overlap or leave a gap, at '{name}'")
+        length_fits = about.dtype not in FLOATS or math.prod(about.shape) * FLOATS[about.dtype] == last - first
+        if not length_fits or min(about.shape, default=0) < 0:
+            raise UserError(f"'{path}' is damaged: tensor '{name}' does not have the length that its shape needs")
+        end = last
+    if start + end != size:
+        raise UserError(f"'{path}' is damaged: {size:,} bytes where its header promises {start + end:,}")
+    shapes = {name: about.shape for name, about in tensors.items()}
+    return Header(metadata, shapes, {name: about.dtype for name, about in tensors.items()})
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The texts in the header, also of a file that was cut short after it."""
+    return _parse(path)[0]
+
+
+def _parse(path: str | Path) -> tuple[dict[str, str], dict[str, _Tensor], int, int]:
+    """Metadata and tensors as the header describes them, where tensors begin, and how long the file is."""
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if not size:
+                raise UserError(f"'{path}' is empty")
+            if size < 8 or length > min(size - 8, MAX_HEADER):
+                long = f" (a header of {length:,} bytes)" if length > MAX_HEADER else ""
+                raise UserError(f"'{path}' is not a safetensors file, or it was cut short{long}")
+            text = file.read(length)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
+    except ValueError as error:  # a name that no file can have, as an index of shards may hold
+        raise UserError(f"cannot read a file called {str(path)!r}: {error}") from None
+    if sum(map(text.count, (b"{", b"[", b","))) > MAX_PARTS:  # before it takes memory
+        raise UserError(f"'{path}' has a header of more than {MAX_PARTS:,} parts, and no weights need so many")
+    try:
+        values: Any = strict_json.loads(text)
+    except ValueError:
+        raise UserError(f"'{path}' is not a safetensors file: its header is not JSON") from None
+    if isinstance(values, dict) and len(values) > MAX_TENSORS:
+        raise UserError(f"'{path}' has {len(values):,} tensors, and no network has more than {MAX_TENSORS:,}")
+    try:
+        metadata = values.pop("__metadata__", {})
+        tensors = {name: _Tensor.model_validate(about) for name, about in values.items()}
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("metadata is text")
+    except (AttributeError, TypeError, ValueError):  # pydantic's is a ValueError
+        raise UserError(f"'{path}' is not a safetensors file: its header does not describe tensors") from None
+    return metadata, tensors, 8 + length, size
+
+
+def load_floats(path: str | Path, header: Header, names: Collection[str]) -> dict[str, Tensor]:
+    """Some of the tensors, which must be floats, in the precision in which they are stored."""
+    strange = sorted({header.dtypes[name] for name in names} - FLOATS.keys())
+    if strange:
+        raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(FLOATS))}")
+    return load(path, names)
+
+
+def load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Some of the tensors, as they are."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in sorted(names)}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read '{path}': {error}") from None
+
+
+def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    """Give a file other texts in its header; its tensors stay as they are, to the byte."""
+    try:
+        with open(path, "rb") as file, whole_file(path) as temporary, temporary.open("wb") as new:
+            values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            values["__metadata__"] = metadata
+            text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+            new.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, new, 1 << 24)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {reason_of(error)}") from error
