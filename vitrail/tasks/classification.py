@@ -82,8 +82,8 @@ class Classification(CrossEntropy):
         self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
     ) -> Examples:
         probabilities = softmax(logits)
-        suspects = suspected_labels(probabilities, labels)
         wrong, unsure = confident_mistakes(logits, labels, MISTAKES), least_certain(logits, UNCERTAIN)
+        suspects = suspected_labels(probabilities, labels)
         predicted = probabilities.argmax(axis=1)
 
         def of(rows: np.ndarray, named: np.ndarray) -> list[Example]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.config.answering import Answering
 from vitrail.distributed import Ranks
+from vitrail.metrics.scores import Scores
 from vitrail.metrics.significance import Paired
 from vitrail.tasks.result import Baseline, Examples, Result
 
@@ -47,6 +48,7 @@ class Loss:
     right: Tensor
 
 
+Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
 Objective = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind
 
 
@@ -83,7 +85,7 @@ class PredictionTask(Task, Protocol):
     """A task whose network predicts something of an image, which can be scored, tuned, compared and reported.
 
     Logits are (N, K), in arrays with the labels beside them as the data has them. Scores and tuning are of its own
-    kind; whoever calls hands them back and looks at no more of them than `metrics.scores.Scores` has.
+    kind; whoever calls hands them back and looks at no more of them than every kind has.
     """
 
     columns: tuple[str, ...]  # of the table with the prediction for every image
@@ -101,8 +103,7 @@ class PredictionTask(Task, Protocol):
     def labels_of(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The labels to score against, where the data has more than the task can predict."""
 
-    def score(self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering) -> Any:
-        """The scores, a `metrics.scores.Scores`."""
+    def score(self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering) -> Scores: ...
 
     def examples(
         self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
@@ -132,9 +133,6 @@ class PredictionTask(Task, Protocol):
 
     def result(self, scores: Any, baseline: Baseline | None = None) -> Result:
         """The scores in words and tables; `baseline`: what else scores how much on these images."""
-
-
-Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
 
 
 class Sums:

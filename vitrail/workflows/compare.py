@@ -164,8 +164,7 @@ def _scores(task: PredictionTask, out: Outputs, card: Card, classes: Sequence[st
         theirs = [answering.thresholds[card.classes.index(name)] for name in classes]
         answering = answering.model_copy(update={"thresholds": tuple(theirs)})
     labels = task.labels_of(out.values, out.labels)
-    scores: Scores = task.score(out.values.numpy(), labels.numpy(), classes, answering)
-    return scores
+    return task.score(out.values.numpy(), labels.numpy(), classes, answering)
 
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
