@@ -32,10 +32,10 @@ LONG_FILES = {  # over 300 lines; none over 450
     "data/decode.py",
     "models/vit.py",
     "data/files.py",
-    "data/loader/loader.py",
     "data/pack.py",
-    "weights/bundle.py",
-    "workflows/resolve.py",
+    "weights/formats/google.py",
+    "weights/formats/huggingface.py",
+    "weights/formats/timm.py",
     "workflows/run_folder.py",
     "workflows/train_run.py",
 }

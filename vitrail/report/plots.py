@@ -31,8 +31,7 @@ def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]
     """Loss (with the learning rate in a strip below) and what else was measured on validation images against steps: one
     SVG per panel, so that a narrow page can stack them. A panel without data is left out."""
     panels = []
-    losses, rates = _series(history, "loss"), _series(history, "lr")
-    held_out = _series(history, "val_loss")
+    losses, rates, held_out = (_series(history, key) for key in ("loss", "lr", "val_loss"))
     keys = dict.fromkeys([*METRICS, *(key for row in history for key in row if key.startswith("val_"))])
     measured = {key: _series(history, key) for key in keys if key != "val_loss"}
     last = max([1, *(steps[-1] for steps, _ in (losses, held_out, *measured.values()) if steps.size)])
