@@ -40,7 +40,7 @@ LONG_FILES = {  # over 300 lines; none over 450
     "workflows/run_folder.py",
     "workflows/train_run.py",
 }
-LONG_FUNCTIONS = {"cli/train.py train": 82, "workflows/train_run.py train": 83}  # over 80 lines
+LONG_FUNCTIONS: dict[str, int] = {}  # over 80 lines
 MANY_ARGUMENTS = {  # over 9; in `cli` each is an option of a command, and not counted
     "commands/convert.py convert": 10,
     "commands/evaluate.py evaluate": 11,
@@ -64,6 +64,13 @@ def name_of(path: Path) -> str:
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Without its docstring, which lists the parameters of what is public."""
+    first = function.body[0]
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return function.end_lineno - function.lineno + 1 - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -125,7 +132,7 @@ def test_files_functions_and_arguments_are_few_or_known_to_be_many():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 name = f"{name_of(path)} {node.name}"
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                long[name] = max(long.get(name, 0), node.end_lineno - node.lineno + 1)
+                long[name] = max(long.get(name, 0), lines_of(node))
                 if room(path) != "cli":
                     many[name] = max(many.get(name, 0), len([a for a in arguments if a.arg not in ("self", "cls")]))
     for found, limit, known in (

@@ -108,8 +108,8 @@ class Interrupts:
         self._before.clear()
 
     def _catch(self, number: int, _: FrameType | None) -> None:
-        # While a process is forked, Python may run this with the signal blocked, and an exception from here would be lost
-        # on its way: the signal comes again once it is let through.
+        # While a process is forked, Python may run this with the signal blocked, and an exception from here would be
+        # lost on its way: the signal comes again once it is let through.
         if hasattr(signal, "pthread_sigmask") and number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             signal.pthread_kill(threading.get_ident(), number)
             return
