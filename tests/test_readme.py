@@ -11,13 +11,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import vitrail as vitrail_module
 from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
 from tests.small import SMALL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-EXPLAIN, DEPLOYING = ((ROOT / "docs" / name).read_text() for name in ("explain.md", "deploying.md"))
+EXPLAIN, DEPLOYING, PYTHON = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("explain", "deploying", "python"))
 PAGES = README + (ROOT / "docs" / "data.md").read_text() + EXPLAIN + DEPLOYING
 COMMANDS = [
     line.removeprefix("$ ")
@@ -99,10 +100,29 @@ def test_the_python_example_runs(place):
 
 
 @pytest.mark.slow
-def test_the_python_example_of_explanations_runs(place):
+def test_the_python_page_runs(place, monkeypatch):
+    """Its examples are one script, in order."""
+    monkeypatch.setenv(processes.UNDRAWN, "1")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PYTHON, re.S))
+    assert all(f"vitrail.{name}(" in code for name in vitrail_module.__all__)
+    small = f"overrides={[*SMALL, 'train.steps=2']!r}"
+    code = code.replace('out="runs/photos", epochs=20', f'out="runs/page", {small}').replace(
+        "runs/own", "runs/page-own"
+    )
+    assert small in code
+    printed = said(place, code)
+    assert re.search(r"of \d images", printed) and "model.safetensors" in printed
+    assert (place / "explained" / "photos" / "explain.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_python_example_of_explanations_runs(place, monkeypatch):
+    monkeypatch.setenv(processes.UNDRAWN, "1")
     (code,) = re.findall(r"```python\n(.*?)```", EXPLAIN, re.S)
     assert vitrail("train", "photos/", "--out", "runs/explained", *QUICK, cwd=place).returncode == 0
-    assert "px" in said(place, code.replace("runs/photos", "runs/explained"))
+    assert "px" in said(
+        place, code.replace("runs/photos", "runs/explained").replace("explained/photos", "explained/own")
+    )
 
 
 @pytest.mark.slow

@@ -248,7 +248,8 @@ def test_the_public_api_is_lazy_and_complete(photos, tmp_path, quiet):
     assert vitrail.create("Ti/8", num_classes=4, image_size=16)(torch.zeros(1, 3, 16, 16)).shape == (1, 4)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         vitrail.trian  # noqa: B018
-    assert set(vitrail.__all__) == {"create", "fit", "load", "train"}
+    public = {"create", "embed", "evaluate", "explain", "fit", "load", "predict", "train"}
+    assert set(vitrail.__all__) == public
     for _ in range(2):  # the module that holds it must not take its name
         vitrail.train(photos, out=tmp_path / "o", overrides=[*SMALL, "train.steps=1"], overwrite=True, console=quiet)
 

@@ -12,11 +12,12 @@ from vitrail.config import DataConfig, Size
 from vitrail.data.dataset import Dataset, Samples
 from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path
-from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.classifier import Classifier, loaded
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.models.flops import macs, parameters
+from vitrail.models.variants import size_of
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.report.provenance import provenance
@@ -34,11 +35,11 @@ LONGEST_NAME = 100  # of data in the name of a report: file systems have a limit
 
 
 def evaluate(
-    weights: str | Path,
+    weights: str | Path | Classifier,
     data: str | Path,
     *,
     split: str | None = None,
-    image_size: Size | None = None,
+    image_size: int | Size | None = None,
     report: str | Path | None = None,
     quarantine: str | Path | None = None,
     target_accuracy: float | None = None,
@@ -47,21 +48,58 @@ def evaluate(
     device: str = "auto",
     console: Console | None = None,
 ) -> Scores:
-    """Measure `weights` on the images in `data` and write a report beside the weights.
+    """Measure weights on labelled images: print the scores, write a report, and beside it a table of the predictions
+    and a model card.
 
-    Without `split`: the test images where there are some, else the validation images. A plain folder of classes is
-    used whole, unless it is the very data the weights were trained on: then only the part training never saw.
-    `target_accuracy` asks for the threshold above which so many answers are right. With `write`, what was tuned goes
-    into the weights file: the temperature, that threshold, or the thresholds of several labels.
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
+    data
+        Anything `train` takes. Images that the weights were trained on are left out.
+    split
+        "train", "val", "test", "all" or "real". If None, the test images where there are some, else the validation
+        images; a plain folder of classes is used whole, unless the weights were trained on it: then the part that
+        training never saw.
+    image_size
+        A side in pixels, or (height, width), for weights of other libraries that do not state it.
+    report
+        The HTML file to write; by default one beside the weights, named after the data.
+    quarantine
+        A list of images to leave out, as `vitrail check` writes it.
+    target_accuracy
+        Find the probability above which at least this fraction of predictions is correct, such as 0.95.
+    write
+        Write the fitted temperature, that threshold, or the thresholds of several labels into the weights file. It
+        needs the path of the weights.
+    follow_links
+        Whether links in folders are followed.
+    device
+        "cpu", "cuda", "mps", or "auto" for the best there is.
+    console
+        Where to print; by default the terminal.
+
+    Returns
+    -------
+    Scores
+        The numbers of the report: `headline` and its 95 % `interval`, `n`, `per_class`, and what is usual for the kind
+        of labels, such as `top1` and `confusion`. `to_dict()` gives plain values for JSON.
+
+    Examples
+    --------
+    >>> scores = vitrail.evaluate("runs/photos", "more_photos/")
+    >>> print(f"{scores.headline:.1%} of {scores.n} images")
     """
+    if write and isinstance(weights, Classifier):
+        raise UserError("write changes a weights file: give its path, not a loaded Classifier")
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
         console = console if console is not None and ranks.first else make_console()
         console.quiet = console.quiet or not ranks.first
-        classifier = load(weights, image_size=image_size, device=device)
-        card = classifier.card
-        path = given_path(report) if report is not None else _beside(weights, str(data), split)
-        again = _command(weights, data, split, image_size, quarantine, target_accuracy, follow_links)
-        _check(weights, classifier, path, target_accuracy, write, split)
+        classifier = loaded(weights, image_size, device)
+        card, spec = classifier.card, classifier.spec
+        path = given_path(report) if report is not None else _beside(spec, str(data), split)
+        again = _command(spec, data, split, image_size, quarantine, target_accuracy, follow_links)
+        _check(spec, classifier, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
             with scanning(console, interrupts) as scanned:
@@ -81,7 +119,7 @@ def evaluate(
             show_scores(console, found)
             show_tuning(console, found)
             answers = _answers(path)
-            facts = _facts(weights, dataset, card, found, again, answers.name)
+            facts = _facts(spec, dataset, card, found, again, answers.name)
             write_answers(answers, found, samples, card.answering)
             write_model_card(_card(path), facts)
             write_report(path, facts)
@@ -90,7 +128,7 @@ def evaluate(
                 f"and a model card, {escape(path.stem)}-card.md"
             )
             if write:
-                console.print(escape(write_answering(weights, card, found, samples)))
+                console.print(escape(write_answering(spec, card, found, samples)))
             return found.scores
 
         return ranks.share(tell)
@@ -135,7 +173,7 @@ def _command(
     weights: str | Path,
     data: str | Path,
     split: str | None,
-    image_size: Size | None,
+    image_size: int | Size | None,
     quarantine: str | Path | None,
     target_accuracy: float | None,
     follow_links: bool,
@@ -143,7 +181,7 @@ def _command(
     """What measures the same again."""
     options = {
         "--split": split,
-        "--image-size": "x".join(map(str, image_size)) if image_size else None,
+        "--image-size": "x".join(map(str, size_of(image_size))) if image_size else None,
         "--quarantine": quarantine,
         "--target-accuracy": target_accuracy,
     }

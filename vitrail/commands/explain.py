@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vitrail.config import ModelConfig, Size
+from vitrail.data.sources.images import image_paths
 from vitrail.errors import UserError, given_path, os_errors_as
-from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.classifier import Classifier, loaded
 from vitrail.interpret.attention import block_query, query, transformer
 from vitrail.interpret.filters import embedding_filters
 from vitrail.interpret.similarity import position_similarity
@@ -44,8 +45,8 @@ from vitrail.workflows.written import is_ours, refuse_others
 
 
 def explain(
-    weights: str | Path,
-    images: Sequence[str | Path] = (),
+    weights: str | Path | Classifier,
+    images: str | Path | Iterable[str | Path] = (),
     *,
     out: str | Path | None = None,
     layers: Sequence[int] | None = None,
@@ -54,17 +55,58 @@ def explain(
     rather_than: str | None = None,
     shown: int = SHOWN,
     measured: int = MEASURED,
-    image_size: Size | None = None,
+    image_size: int | Size | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Write explain.html, explain.json and figures/ into `out`; returns the numbers."""
+    """Show what a Vision Transformer looks at, on one page, and measure whether its maps can be trusted.
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
+    images
+        Files, folders, archives and tables; without any, only what the weights alone tell.
+    out
+        The folder that gets explain.html, explain.json and figures/; by default one in explained/, named after weights
+        and images.
+    layers
+        Numbers of the blocks whose heads are shown; by default the first, middle and last.
+    heads
+        Numbers of the heads that are shown; by default the first twelve.
+    why
+        The name of the class to explain; by default the predicted one.
+    rather_than
+        The name of the class to compare with; by default the likeliest other one.
+    shown
+        How many images get maps.
+    measured
+        How many images the maps are judged on: 0, or at least 10. Each takes 80 to 100 forward passes.
+    image_size
+        A side in pixels, or (height, width), for weights of other libraries that do not state it.
+    device
+        "cpu", "cuda", "mps", or "auto" for the best there is.
+    console
+        Where to print; by default the terminal.
+
+    Returns
+    -------
+    dict
+        The numbers of explain.json: "query", "grid", "findings" and "figures"; with images "attention_distance" and
+        "failed", and where maps are judged "trust" and "pasted".
+
+    Examples
+    --------
+    >>> numbers = vitrail.explain("runs/photos", "photos/", out="explained/photos", measured=16)
+    >>> print(*numbers["findings"], sep="\\n")
+    """
     console = console or make_console()
     if shown < 0:
         raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
     if measured and measured < FEWEST:
         raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
-    classifier = load(weights, image_size=image_size, device=device)
+    classifier, images = loaded(weights, image_size, device), image_paths(images)
+    weights = classifier.spec
     net = transformer(classifier.net)
     wanted = wanted_of(classifier, layers, heads, why, rather_than)
     options = {

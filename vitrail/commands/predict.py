@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vitrail.config import DataConfig, Size
 from vitrail.data.formats import READ_HERE
-from vitrail.data.sources.images import Images, find_images
+from vitrail.data.sources.images import Images, find_images, image_paths
 from vitrail.errors import UserError, check_whole
-from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, load
+from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, loaded
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import errors_of, run
 
@@ -33,52 +33,58 @@ class Row:
 
 
 class Embeddings(NamedTuple):
-    """Features of images, and of those without any the reason."""
+    """Features of images, and the reason for each image without any."""
 
     values: np.ndarray  # float32 (N, D)
-    files: list[str]  # (N,)
-    failures: list[tuple[str, str]]  # (file, reason)
+    files: list[str]  # the N images that could be read, in order
+    failures: list[tuple[str, str]]  # (file, reason) of the others
 
 
 def predict(
-    weights: str | Path,
-    images: str | Path | Sequence[str | Path],
+    weights: str | Path | Classifier,
+    images: str | Path | Iterable[str | Path],
     *,
     top: int = 1,
     threshold: float | None = None,
-    image_size: Size | None = None,
+    image_size: int | Size | None = None,
     follow_links: bool = True,
     device: str = "auto",
     workers: int | None = None,
 ) -> list[Row]:
-    """Label every image at some paths.
+    """Label every image at some paths. Nothing is printed.
 
     Parameters
     ----------
     weights
-        A file, a run folder, "bundled", or "hf-hub:owner/name".
+        A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
     images
         Files, folders, archives, tables and data sets: anything `train` takes, with labels or without.
     top
         How many classes to list for each image.
     threshold
-        Below this probability the label is "none of these"; if None, what `evaluate --write` found.
+        Below this probability the label is "none of these". If None, the threshold that `vitrail evaluate --write`
+        found for these weights; else 0, and 0.5 for weights that give an image any number of labels.
     image_size
-        (height, width), for weights of other libraries that do not state it.
+        A side in pixels, or (height, width), for weights of other libraries that do not state it.
     follow_links
         Whether links in folders are followed.
     device
-        "cpu", "cuda", or "auto".
+        "cpu", "cuda", "mps", or "auto" for the best there is.
     workers
         Processes that decode images, 0 for none beside this one; if None, by the number of images and cores.
 
     Returns
     -------
     list of Row
-        In order. An image that cannot be read has a row with the reason.
+        In order, each with `file`, `prediction` (label, probability, top, labels, probabilities) and `error`. For an
+        image that cannot be read `prediction` is None and `error` says why.
+
+    Examples
+    --------
+    >>> for row in vitrail.predict("runs/photos", "inbox/"):
+    ...     print(row.file, row.prediction.label if row.prediction else row.error)
     """
-    classifier = load(weights, image_size=image_size, device=device)
-    paths = [images] if isinstance(images, str | Path) else images
+    classifier, paths = loaded(weights, image_size, device), image_paths(images)
     rows = predict_rows(classifier, paths, top=top, threshold=threshold, follow_links=follow_links, workers=workers)
     return list(chain.from_iterable(rows))
 
@@ -106,21 +112,45 @@ def predict_rows(
 
 
 def embed(
-    weights: str | Path,
-    images: str | Path | Sequence[str | Path],
+    weights: str | Path | Classifier,
+    images: str | Path | Iterable[str | Path],
     *,
-    image_size: Size | None = None,
+    image_size: int | Size | None = None,
     follow_links: bool = True,
     device: str = "auto",
     workers: int | None = None,
 ) -> Embeddings:
-    """The features of every image at some paths: what the last layer of a classifier sees of it. For the parameters see
-    `predict`."""
-    classifier = load(weights, image_size=image_size, device=device)
-    found = _found([images] if isinstance(images, str | Path) else images, None, follow_links)
-    forward: Callable[[Tensor], Tensor] = classifier.net.forward_features  # type: ignore[assignment]
+    """Compute the features of every image at some paths: what the last layer of the classifier sees of it.
+
+    Parameters
+    ----------
+    weights
+        A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
+    images
+        Files, folders, archives, tables and data sets: anything `train` takes, with labels or without.
+    image_size
+        A side in pixels, or (height, width), for weights of other libraries that do not state it.
+    follow_links
+        Whether links in folders are followed.
+    device
+        "cpu", "cuda", "mps", or "auto" for the best there is.
+    workers
+        Processes that decode images, 0 for none beside this one; if None, by the number of images and cores.
+
+    Returns
+    -------
+    Embeddings
+        A tuple of three: `values`, float32 (N, D); `files`, the names of these N images, in order; `failures`, the name
+        and the reason for each image without features.
+
+    Examples
+    --------
+    >>> values, files, failures = vitrail.embed("runs/photos", "photos/")
+    """
+    classifier = loaded(weights, image_size, device)
+    found = _found(image_paths(images), None, follow_links)
     values, files, failures = [], [], []
-    for names, errors, features in _run(classifier, forward, found, workers):
+    for names, errors, features in _run(classifier, classifier.net.forward_features, found, workers):
         finite = features.isfinite().all(dim=-1).tolist()
         errors = [error or (None if sound else NOT_FINITE) for error, sound in zip(errors, finite, strict=True)]
         values.append(features.numpy()[[error is None for error in errors]])

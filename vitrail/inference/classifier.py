@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.config import DataConfig, Preprocess, Size
 from vitrail.data.decode import MAX_PIXELS, BadImage
-from vitrail.data.files import read_file
 from vitrail.data.formats import is_image_name
 from vitrail.data.loader.loader import ImageBatch
 from vitrail.data.loader.reader import Reader
-from vitrail.data.transforms import prepare
-from vitrail.errors import UserError, check_whole, reason_of
+from vitrail.data.transforms import normalise, prepare
+from vitrail.errors import UserError, check_whole
 from vitrail.inference.device import choose_device, device_of
+from vitrail.inference.given_images import IMAGE, GivenImages, Image
 from vitrail.inference.runner import run
-from vitrail.models.build import build_with
+from vitrail.models.build import Network, build_with
 from vitrail.models.variants import size_of
 from vitrail.tasks.table import prediction_task
 from vitrail.tasks.task import PredictionTask
@@ -36,45 +36,12 @@ if TYPE_CHECKING:
 
 NONE_OF_THESE = "none of these"
 NOT_FINITE = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
-_IMAGE = "an image is a path, bytes or a uint8 array"
-Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
-
-
-class GivenImages:
-    """Files, bytes and decoded images, for a Reader."""
-
-    def __init__(self, images: Sequence[Image], channels: int, first: int = 0) -> None:
-        """`first`: the number of the first one, among those that the user gave."""
-        for image in images:
-            if isinstance(image, np.ndarray):
-                _check_array(image, channels)
-            elif not isinstance(image, str | Path | bytes):
-                raise UserError(f"{_IMAGE}, not {type(image).__name__}")
-        self.images, self.first = images, first
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, index: int) -> str:
-        image = self.images[index]
-        return str(image) if isinstance(image, str | Path) else f"image {self.first + index}"
-
-    def read(self, index: int) -> bytes | np.ndarray:
-        image = self.images[index]
-        try:
-            return read_file(image) if isinstance(image, str | Path) else image
-        except (OSError, ValueError) as error:  # ValueError: a path that none can be
-            raise BadImage(reason_of(error)) from None
-
-    def labels_of(self, indices: np.ndarray) -> np.ndarray:
-        return np.zeros(len(indices), np.int64)
-
-    def weights_of(self, indices: np.ndarray) -> np.ndarray:
-        return np.ones(len(indices), np.float32)
 
 
 @dataclass(frozen=True)
 class Prediction:
+    """What a classifier says of one image."""
+
     label: str  # of any number of labels: all of them, with commas between
     probability: float  # of the first label; where none is given, of the likeliest class
     top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
@@ -84,32 +51,80 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The whole contract of a weights file: `net`, `preprocess`, `classes`, `card`."""
+    """A network with all that is needed to use it: what `vitrail.load` returns. Threads may share one.
 
-    net: nn.Module
+    Attributes
+    ----------
+    net
+        The torch module, in evaluation mode. It takes normalised pixels (B, C, H, W) and returns logits (B, classes).
+    card
+        What the weights file says about itself: the network's config, the recipe, the data, metrics, source, licence.
+    file
+        The weights file in vitrail's layout that it was read from; None for other layouts.
+    spec
+        What `vitrail.load` was asked for.
+    preprocess
+        How an image becomes the network's input: size, resize, interpolation, mean, std.
+    classes
+        The names of the classes in the order of the logits. Weights without names have "class 0", "class 1", ...
+
+    Examples
+    --------
+    >>> clf = vitrail.load("runs/photos")
+    >>> clf.predict(["new.jpg"])[0].label
+    """
+
+    net: Network
     card: Card
-    file: Path | None = None  # of vitrail, that it was read from
+    file: Path | None = None
+    spec: str | Path = "weights"
 
     @property
     def preprocess(self) -> Preprocess:
+        """How an image becomes the network's input: size, resize, interpolation, mean, std."""
         return self.card.preprocess
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names in the order of the logits; weights that came without have numbers for names."""
+        """The names of the classes in the order of the logits. Weights without names have "class 0", "class 1", ..."""
         return self.card.classes or tuple(f"class {index}" for index in range(self.card.model.num_classes))
 
     @property
     def task(self) -> PredictionTask:
+        """How logits become labels: one or any number for an image."""
         return prediction_task(self.card.task, self.card.model.num_classes)
 
     def predict(
         self, images: Iterable[Image], *, top: int = 5, threshold: float | None = None, batch_size: int = 32
     ) -> list[Prediction]:
-        """One Prediction per image, in order; below `threshold` the label is "none of these".
+        """Label images.
 
-        If not given, the threshold is the one that `vitrail evaluate --write` found for these weights; else 0, and 1/2
-        for weights that give an image any number of labels.
+        Parameters
+        ----------
+        images
+            Paths, bytes of image files, or uint8 arrays (height, width, channels); or one of these. An iterator is read
+            batch by batch.
+        top
+            How many classes to list for each image.
+        threshold
+            Below this probability the label is "none of these". If None, the threshold that `vitrail evaluate --write`
+            found for these weights; else 0, and 0.5 for weights that give an image any number of labels.
+        batch_size
+            How many images go through the network at once.
+
+        Returns
+        -------
+        list of Prediction
+            In order, each with label, probability, top, labels and probabilities.
+
+        Raises
+        ------
+        UserError
+            If an image cannot be read. `vitrail.predict` goes on instead.
+
+        Examples
+        --------
+        >>> clf.predict(["new.jpg"], top=2)[0].top
         """
         self.check_asked(top, threshold)
         found: list[Prediction] = []
@@ -121,10 +136,26 @@ class Classifier:
         return found
 
     def embed(self, images: Iterable[Image], *, batch_size: int = 32) -> np.ndarray:
-        """The features of images, what the classifier's last layer sees of them: float32 (N, D), in order."""
-        forward: Callable[[Tensor], Tensor] = self.net.forward_features  # type: ignore[assignment]
+        """Compute the features of images: what the last layer of the classifier sees of them.
+
+        Parameters
+        ----------
+        images
+            The same as for `predict`.
+        batch_size
+            How many images go through the network at once.
+
+        Returns
+        -------
+        ndarray of float32
+            (N, D), in order.
+
+        Examples
+        --------
+        >>> clf.embed(["new.jpg"]).shape
+        """
         found = []
-        for given, batch, features in self._run(forward, images, batch_size):
+        for given, batch, features in self._run(self.net.forward_features, images, batch_size):
             odd = (~features.isfinite().all(dim=-1)).nonzero()
             if len(odd):
                 raise UserError(f"{given.name(int(batch.sample[odd[0, 0]]))}: {NOT_FINITE}")
@@ -140,10 +171,7 @@ class Classifier:
     ) -> Iterator[tuple[GivenImages, ImageBatch, Tensor]]:
         """What `forward` gives for images, batch by batch; one that cannot be read is an error. An iterator is drawn
         from a batch at a time."""
-        if isinstance(images, str | Path | bytes | np.ndarray):
-            images = [images]  # one image, and not the characters of its name
-        if not isinstance(images, Iterable):
-            raise UserError(f"these are images, or one, and not {type(images).__name__}: {_IMAGE}")
+        images = _several(images)
         check_whole("batch_size", batch_size)
         if isinstance(images, Sequence):
             parts: Iterator[Sequence[Image]] = iter([images])
@@ -162,15 +190,67 @@ class Classifier:
                 yield given, batch, out
 
     def pixels(self, image: Image) -> Tensor:
-        """An image as the network's uint8 input (C, H, W)."""
+        """Read one image and resize it for the network; not yet normalised.
+
+        Parameters
+        ----------
+        image
+            A path, bytes, or a uint8 array (height, width, channels).
+
+        Returns
+        -------
+        Tensor of uint8
+            (C, H, W), on the CPU.
+
+        Examples
+        --------
+        >>> clf.pixels("new.jpg").shape
+        """
         given = GivenImages([image], self.preprocess.channels)
         try:
             return prepare(Reader(given, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
         except BadImage as error:
             raise UserError(f"{given.name(0)}: {error}") from None
 
+    def inputs(self, images: Iterable[Image]) -> Tensor:
+        """Prepare images for `net`: read, resized and normalised, on its device.
+
+        Parameters
+        ----------
+        images
+            The same as for `predict`. All are held in memory at once.
+
+        Returns
+        -------
+        Tensor of float32
+            (N, C, H, W).
+
+        Examples
+        --------
+        >>> logits = clf.net(clf.inputs(["new.jpg"]))
+        """
+        pixels = [self.pixels(image) for image in _several(images)]
+        if not pixels:
+            return torch.empty(0, self.preprocess.channels, *self.preprocess.size, device=device_of(self.net))
+        return normalise(torch.stack(pixels).to(device_of(self.net)), self.preprocess)
+
     def chances(self, logits: Tensor) -> Tensor:
-        """Probabilities (N, classes) of the network's logits, at the temperature of these weights."""
+        """Turn logits into probabilities, at the temperature of these weights.
+
+        Parameters
+        ----------
+        logits
+            (N, classes), as `net` returns them.
+
+        Returns
+        -------
+        Tensor of float32
+            (N, classes). Each row adds up to 1, except for weights that give an image any number of labels.
+
+        Examples
+        --------
+        >>> clf.chances(clf.net(clf.inputs(["new.jpg"])))
+        """
         logits = logits.float() / self.card.answering.temperature
         return self.task.probabilities(logits)
 
@@ -201,9 +281,26 @@ class Classifier:
 
 
 def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:
-    """Weights from a file, a folder, `bundled` or `hf-hub:owner/name`, ready to predict.
+    """Load weights with their preprocessing and class names, ready to predict.
 
-    `image_size`, a side or (height, width), is for foreign weights that do not say theirs.
+    Parameters
+    ----------
+    spec
+        A weights file, a run folder, "bundled", or "hf-hub:owner/name". Files of timm, transformers and the original
+        code are read, too.
+    image_size
+        A side in pixels, or (height, width), for weights of other libraries that do not state it.
+    device
+        "cpu", "cuda", "mps", or "auto" for the best there is.
+
+    Returns
+    -------
+    Classifier
+        With the methods predict, embed, pixels, inputs and chances, and net, preprocess, classes and card.
+
+    Examples
+    --------
+    >>> clf = vitrail.load("runs/photos", device="auto")
     """
     path = local_path(spec)
     if path is not None and is_image_name(path.name) and path.is_file():
@@ -212,13 +309,26 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     weights = read_weights(spec, image_size=None if image_size is None else size_of(image_size))
     net = build_with(weights.card.model, weights.state)
     own = weights.file if weights.layout == "vitrail" else None
-    return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own)
+    return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own, spec)
 
 
-def _check_array(image: np.ndarray, channels: int) -> None:
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels or not image.size:
-        shape = "x".join(map(str, image.shape))
-        raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
+def loaded(
+    weights: str | Path | Classifier, image_size: int | Size | None = None, device: str | torch.device = "auto"
+) -> Classifier:
+    """The Classifier of `weights`, which may be one already: that is used as it is."""
+    if not isinstance(weights, Classifier):
+        return load(weights, image_size=image_size, device=device)
+    if image_size is not None or device != "auto":
+        raise UserError("a loaded Classifier has its image_size and device: give them to vitrail.load instead")
+    return weights
+
+
+def _several(images: Iterable[Image]) -> Iterable[Image]:
+    if isinstance(images, str | Path | bytes | np.ndarray):
+        return [images]  # one image, and not the characters of its name
+    if not isinstance(images, Iterable):
+        raise UserError(f"these are images, or one, and not {type(images).__name__}: {IMAGE}")
+    return images
 
 
 def _may_start_processes() -> bool:

@@ -56,7 +56,7 @@ class Extractor:
 
     def __init__(self, classifier: Classifier, console: Console, interrupts: Interrupts, ranks: Ranks) -> None:
         self.net, self.spec = classifier.net, classifier.preprocess
-        self.forward: Callable[[Tensor], Tensor] = self.net.forward_features  # type: ignore[assignment]
+        self.forward: Callable[[Tensor], Tensor] = self.net.forward_features
         self.console, self.interrupts, self.ranks = console, interrupts, ranks
         self.cache = FeatureCache.of(self.net, self.spec, device_of(self.net))
 

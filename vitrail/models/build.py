@@ -30,5 +30,28 @@ def build_with(config: NetworkConfig, state: Mapping[str, Tensor]) -> Network:
 
 
 def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> Network:
-    """A network by name with fresh weights: `create("S/16", num_classes=10, image_size=(224, 320), pool="gap")`."""
+    """Build a network with fresh weights, initialised as in the paper.
+
+    Parameters
+    ----------
+    name
+        A size and a patch, such as "S/16"; a hybrid, such as "R50+B/16"; a ResNet, such as "R50x1". `vitrail models`
+        lists them.
+    num_classes
+        How many logits the network has; 0 for none, so that it returns features.
+    image_size
+        In pixels: a side, or (height, width).
+    options
+        Fields of the network's config by their names, such as pool="gap" or registers=4.
+
+    Returns
+    -------
+    torch.nn.Module
+        A VisionTransformer or a ResNet, on the CPU and in training mode. It takes normalised pixels (B, C, H, W) and
+        returns logits (B, num_classes).
+
+    Examples
+    --------
+    >>> net = vitrail.create("S/16", num_classes=10, image_size=(224, 320), pool="gap")
+    """
     return build(configure(name, num_classes, image_size, **options))

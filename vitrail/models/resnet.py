@@ -6,7 +6,7 @@ norm that follows a convolution in the stem, before the convolution in BiT), in 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 import torch.nn.functional as F
@@ -127,6 +127,8 @@ class PreActivation(nn.Module):
 
 
 class ResNet(nn.Module):
+    trace: Never  # it has none; this lets type checkers pass `create(...).trace(...)`, which is for Vision Transformers
+
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = config

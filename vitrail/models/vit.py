@@ -73,7 +73,22 @@ class VisionTransformer(nn.Module):
         return self.head(self.forward_features(pixels))
 
     def forward_features(self, pixels: Tensor) -> Tensor:
-        """The vector before the classifier, (B, D)."""
+        """Compute the features of images: the vector that the classifier reads.
+
+        Parameters
+        ----------
+        pixels
+            Normalised pixels (B, C, H, W).
+
+        Returns
+        -------
+        Tensor
+            (B, D), where D is the width of the network, or of its representation layer.
+
+        Examples
+        --------
+        >>> features = net.forward_features(torch.zeros(1, 3, 224, 224))
+        """
         x = self.patch_embed(pixels)  # (B, N, D)
         x = self.add_prefix_tokens(x)  # (B, T, D)
         x = self.add_positions(x)
@@ -103,8 +118,26 @@ class VisionTransformer(nn.Module):
         return self.fc_norm(x)
 
     def trace(self, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
-        """Attention and tokens of chosen blocks (all, if none are named; -1 is the last), beside logits that do not
-        change by one bit."""
+        """Run the network and record the attention and the tokens of chosen blocks.
+
+        Parameters
+        ----------
+        pixels
+            Normalised pixels (B, C, H, W).
+        layers
+            Numbers of blocks, from 0; -1 is the last one. If None, all blocks.
+
+        Returns
+        -------
+        Trace
+            `logits`, the same to the bit as without a trace; `attention`, by block (B, heads, T, T), where row i says
+            how much token i takes from each token; `tokens`, by block (B, T, D). Tokens are the class token, registers
+            and patches in raster order.
+
+        Examples
+        --------
+        >>> last = net.trace(pixels, layers=[-1]).attention[len(net.blocks) - 1]
+        """
         from vitrail.models.trace import trace
 
         return trace(self, pixels, layers)

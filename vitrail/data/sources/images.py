@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,19 @@ class Images:
     def subset(self, rows: Sequence[int]) -> Images:
         known = {new: self.unreadable[old] for new, old in enumerate(rows) if old in self.unreadable}
         return replace(self, place=self.place[rows], keys=Texts.of(self.keys[row] for row in rows), unreadable=known)
+
+
+def image_paths(images: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """What a program gives as images, as a list of paths."""
+    one = isinstance(images, str | Path | bytes) or not isinstance(images, Iterable)
+    paths: list[Any] = [images] if one else [*images]  # type: ignore[misc]
+    for path in paths:
+        if not isinstance(path, str | Path):
+            raise UserError(
+                f"images are paths here, not {type(path).__name__}; for images in memory there are the methods of "
+                "vitrail.load(WEIGHTS)"
+            )
+    return paths
 
 
 def find_images(paths: Sequence[str | Path], notes: list[str] | None = None, follow: bool = True) -> Images:

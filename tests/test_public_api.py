@@ -1,0 +1,207 @@
+"""The eight functions that a user's program calls, and that no page of the documentation needs more."""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tests.commands.conftest import draw
+from tests.commands.conftest import vitrail as command
+from vitrail.config import Preprocess
+from vitrail.errors import UserError
+from vitrail.inference.classifier import Classifier
+from vitrail.models.build import create
+from vitrail.models.vit import VisionTransformer
+from vitrail.terminal import make_console
+from vitrail.weights.bundle import Card, write_bundle
+
+ROOT = Path(__file__).parents[1]
+QUIET = make_console(quiet=True)
+PUBLIC = ("create", "embed", "evaluate", "explain", "fit", "load", "predict", "train")
+METHODS = (
+    *(getattr(Classifier, name) for name in ("predict", "embed", "pixels", "inputs", "chances")),
+    *(getattr(VisionTransformer, name) for name in ("forward_features", "trace")),
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    net = create("Ti/8", 2, 16, depth=2)
+    torch.nn.init.normal_(net.head.weight, std=0.3)
+    spec = Preprocess(size=(16, 16))
+    card = Card(model=net.config, preprocess=spec, classes=("egret", "heron"), created_with="a test")
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    write_bundle(path, net.state_dict(), card)
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "photos"
+    draw(root / "heron", (200, 60, 60), 6)
+    draw(root / "egret", (60, 60, 200), 6)
+    return root
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    """Five images, of which one cannot be read."""
+    draw(tmp_path / "inbox", (200, 60, 60), 5)
+    (tmp_path / "inbox" / "002.png").write_bytes(b"nothing")
+    return tmp_path / "inbox"
+
+
+def test_importing_vitrail_imports_nothing_heavy():
+    code = "import sys, vitrail; dir(vitrail); print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_names_are_these_and_no_others():
+    assert tuple(vitrail.__all__) == PUBLIC
+    assert set(dir(vitrail)) == {*PUBLIC, "__version__"}
+    assert all(callable(getattr(vitrail, name)) for name in PUBLIC)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        vitrail.trian  # noqa: B018
+
+
+def test_the_package_says_that_it_has_types():
+    assert (ROOT / "vitrail" / "py.typed").is_file()
+    assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "function", [*(getattr(vitrail, name) for name in PUBLIC), *METHODS], ids=lambda function: function.__qualname__
+)
+def test_every_parameter_is_documented(function):
+    sections = re.split(r"^(\w+)\n-+\n", inspect.getdoc(function) or "", flags=re.M)
+    found = dict(zip(sections[1::2], sections[2::2], strict=True))
+    named = re.findall(r"^(\w+)$", found["Parameters"], re.M)
+    assert named == [name for name in inspect.signature(function).parameters if name != "self"]
+    assert found["Returns"].strip()
+    if function not in (vitrail.train, vitrail.fit):  # their examples are whole: docs/python.md
+        assert ">>> " in found["Examples"]
+
+
+def test_the_properties_of_a_classifier_are_documented():
+    named = re.findall(r"^(\w+)$", inspect.getdoc(Classifier), re.M)
+    assert {"net", "card", "preprocess", "classes"} <= set(named)
+    assert all(inspect.getdoc(getattr(Classifier, name)) for name in ("preprocess", "classes"))
+
+
+@pytest.mark.slow
+def test_predict_gives_the_rows_of_the_command(weights, inbox, capfd):
+    rows = vitrail.predict(weights, inbox, top=2, device="cpu")
+    assert capfd.readouterr() == ("", "")
+    printed = [
+        json.loads(line) for line in command("predict", weights, inbox, "--top", 2, "--json").stdout.splitlines()
+    ]
+    assert [row.file for row in rows] == [line["file"] for line in printed]
+    assert [row.error for row in rows] == [line.get("error") for line in printed]
+    assert [row.error is None for row in rows] == [row.prediction is not None for row in rows]
+    assert sum(row.prediction is None for row in rows) == 1
+    for row, line in zip(rows, printed, strict=True):
+        if row.prediction is not None:
+            assert (row.prediction.label, row.prediction.probability) == (line["label"], line["probability"])
+            assert [name for name, _ in row.prediction.top] == [one["label"] for one in line["top"]]
+
+
+def test_a_loaded_classifier_stands_for_its_weights(weights, inbox, tmp_path):
+    clf = vitrail.load(weights)
+    assert vitrail.predict(clf, inbox) == vitrail.predict(weights, inbox, device="cpu")
+    ours, theirs = vitrail.embed(clf, inbox), vitrail.embed(weights, inbox, device="cpu")
+    assert np.array_equal(ours.values, theirs.values) and ours[1:] == theirs[1:]
+    assert ours.values.dtype == np.float32 and ours.values.shape == (4, 192) and len(ours.failures) == 1
+    for given in ({"device": "cpu"}, {"image_size": 16}):
+        with pytest.raises(UserError, match=r"vitrail\.load"):
+            vitrail.predict(clf, inbox, **given)
+    with pytest.raises(UserError, match="path"):
+        vitrail.evaluate(clf, inbox, write=True, console=QUIET)
+
+
+def test_images_are_paths_one_or_many(weights, inbox):
+    clf = vitrail.load(weights)
+    files = sorted(inbox.glob("*.png"))
+    assert vitrail.predict(clf, (file for file in files)) == vitrail.predict(clf, inbox)
+    assert vitrail.predict(clf, str(files[0])) == vitrail.predict(clf, files[:1])
+    for images in (np.zeros((16, 16, 3), np.uint8), b"bytes", [b"bytes"], 3):
+        with pytest.raises(UserError, match="images are paths here"):
+            vitrail.predict(clf, images)
+
+
+def test_inputs_are_what_predict_gives_the_network(weights, inbox):
+    clf = vitrail.load(weights)
+    files = [inbox / "000.png", inbox / "001.png"]
+    inputs = clf.inputs(files)
+    assert inputs.shape == (2, 3, 16, 16) and torch.equal(inputs[:1], clf.inputs(files[0]))
+    assert clf.inputs([]).shape == (0, 3, 16, 16)
+    likeliest = clf.chances(clf.net(inputs)).max(-1).values.tolist()
+    assert likeliest == pytest.approx([found.probability for found in clf.predict(files)], abs=1e-6)
+    with pytest.raises(UserError, match=r"002\.png"):
+        clf.inputs([inbox / "002.png"])
+
+
+@pytest.mark.slow
+def test_evaluate_gives_the_numbers_of_the_command(weights, photos, tmp_path):
+    printed = command("evaluate", weights, photos, "--report", tmp_path / "command.html", "--json", "--device", "cpu")
+    for given in (weights, vitrail.load(weights)):
+        where = {} if isinstance(given, Classifier) else {"device": "cpu"}
+        scores = vitrail.evaluate(given, photos, report=tmp_path / "python.html", console=QUIET, **where)
+        assert json.loads(json.dumps(scores.to_dict())) == json.loads(printed.stdout)
+        pages = [(tmp_path / f"{name}-card.md").read_text() for name in ("command", "python")]
+        assert pages[0] == pages[1]
+
+
+@pytest.mark.slow
+def test_explain_gives_the_numbers_it_writes(weights, photos, tmp_path):
+    numbers = vitrail.explain(vitrail.load(weights), str(photos), out=tmp_path / "python", measured=10, console=QUIET)
+    where = ("--out", tmp_path / "command", "--measured", 10, "--device", "cpu")
+    assert command("explain", weights, photos, *where).returncode == 0
+    written = [json.loads((tmp_path / name / "explain.json").read_text()) for name in ("python", "command")]
+    assert written[0] == written[1] == json.loads(json.dumps(numbers))
+    assert (tmp_path / "python" / "explain.html").is_file() and len(numbers["attention_distance"]["pixels"]) == 2
+
+
+def private_names(code: str) -> list[str]:
+    """What a program takes from vitrail that is not public."""
+    nodes = list(ast.walk(ast.parse(code)))
+    called = {"vitrail"}
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("vitrail.")]
+            called |= {alias.asname for alias in node.names if alias.name == "vitrail" and alias.asname}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vitrail":
+            found += [alias.name for alias in node.names if node.module != "vitrail" or alias.name not in PUBLIC]
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called:
+            found += [node.attr] if node.attr not in (*PUBLIC, "__version__") else []
+    return found
+
+
+def test_private_names_are_found():
+    assert private_names("import vitrail as v\nv.load('x').net.trace(0)\nfrom vitrail import load, create") == []
+    for code, name in (
+        ("import vitrail.data", "vitrail.data"),
+        ("from vitrail.data.transforms import normalise", "normalise"),
+        ("from vitrail import data", "data"),
+        ("import vitrail\nvitrail.errors.UserError", "errors"),
+        ("import vitrail as v\nv.data", "data"),
+    ):
+        assert private_names(code) == [name]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_no_page_uses_what_is_private(page):
+    for code in re.findall(r"```(?:python|py)\n(.*?)```", page.read_text(), re.S):
+        assert private_names(code) == []

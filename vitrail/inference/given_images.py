@@ -1,0 +1,54 @@
+"""Images that a program hands over: paths, bytes and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.decode import BadImage
+from vitrail.data.files import read_file
+from vitrail.errors import UserError, reason_of
+
+IMAGE = "an image is a path, bytes or a uint8 array"
+Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
+
+
+class GivenImages:
+    """Files, bytes and decoded images, for a Reader."""
+
+    def __init__(self, images: Sequence[Image], channels: int, first: int = 0) -> None:
+        """`first`: the number of the first one, among those that the user gave."""
+        for image in images:
+            if isinstance(image, np.ndarray):
+                _check_array(image, channels)
+            elif not isinstance(image, str | Path | bytes):
+                raise UserError(f"{IMAGE}, not {type(image).__name__}")
+        self.images, self.first = images, first
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        image = self.images[index]
+        return str(image) if isinstance(image, str | Path) else f"image {self.first + index}"
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        image = self.images[index]
+        try:
+            return read_file(image) if isinstance(image, str | Path) else image
+        except (OSError, ValueError) as error:  # ValueError: a path that none can be
+            raise BadImage(reason_of(error)) from None
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.zeros(len(indices), np.int64)
+
+    def weights_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.ones(len(indices), np.float32)
+
+
+def _check_array(image: np.ndarray, channels: int) -> None:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels or not image.size:
+        shape = "x".join(map(str, image.shape))
+        raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
