@@ -19,8 +19,7 @@ from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import TrainStep
 from vitrail.training.tensorboard import Events
-from vitrail.workflows import batches, finish, run_training
-from vitrail.workflows import train_run as module
+from vitrail.workflows import batches, finish, new_run, run_training
 from vitrail.workflows.train_run import train
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -94,7 +93,7 @@ def disk(tmp_path):
 
 
 WRITES = {  # where the disk is full: which function begins to write, at which call, and what is told
-    "config.toml": (module, "begin_folder", 1, "cannot write to"),
+    "config.toml": (new_run, "begin_folder", 1, "cannot write to"),
     "first checkpoint": (Checkpoints, "save", 1, "cannot write the checkpoint"),
     "later checkpoint": (Checkpoints, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),

@@ -28,13 +28,23 @@ from vitrail.workflows.measure import Measurement, measure, show_scores
 from vitrail.workflows.prediction_table import write_answers
 from vitrail.workflows.resolve import Plan
 from vitrail.workflows.run_folder import NEW, check_there
+from vitrail.workflows.run_training import TrainResult
 from vitrail.workflows.show import data_name
 from vitrail.workflows.train_test_overlap import all_before, seen_before
 from vitrail.workflows.tune import tuned
 from vitrail.workflows.written import ANSWERS, MODEL_CARD
 
 
-def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
+def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
+    """Measure the network and write its files, the weights last: with them, the run counts as finished."""
+    weights = run.folder / "model.safetensors"
+    if not plan.model.num_classes:
+        return TrainResult(run.folder, weights, None, _finish_pretraining(plan, net, run))
+    scores = _finish_classifier(plan, net.to(plan.device), run, seconds)
+    return TrainResult(run.folder, weights, run.folder / "report.html", scores)
+
+
+def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
     """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
     folder, about, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
@@ -63,7 +73,6 @@ def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
     write_answers(place / ANSWERS, found, samples)
     write_report(place / "report.html", facts)
     write_model_card(place / MODEL_CARD, facts)
-    # last: with it, the run counts as finished
     write_bundle(place / "model.safetensors", _with_digests(plan, net, about), card)
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
@@ -101,7 +110,7 @@ def _split(name: str, copies: int, before: int) -> str:
     return words if name == "test" or copies or before else f"{words}, which training never saw"
 
 
-def finish_masked(plan: Plan, net: Network, run: RunContext) -> dict[str, float]:
+def _finish_pretraining(plan: Plan, net: Network, run: RunContext) -> dict[str, float]:
     """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
     folder, console = _place(run), run.console
     history = read_metrics(folder / "metrics.jsonl")

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.config import OPTIONS, merge, with_options
 from vitrail.distributed import Ranks, joined
 from vitrail.errors import UserError, given_path, warn_once
 from vitrail.interrupt import Interrupts
-from vitrail.models.build import Network, build
+from vitrail.models.build import build
 from vitrail.models.flops import macs
-from vitrail.models.mimetic import mimetic_
 from vitrail.tasks.task import Task
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Saved
-from vitrail.training.memory import check_memory, choose_micro_batch
+from vitrail.training.memory import check_memory
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
-from vitrail.weights.resize import adapt
-from vitrail.workflows.batches import ImageBatches, example_batch, validation_of
-from vitrail.workflows.choose import Decision
-from vitrail.workflows.finish import finish, finish_masked
+from vitrail.workflows.batches import ImageBatches, validation_of
+from vitrail.workflows.finish import finish
 from vitrail.workflows.fit import fit
-from vitrail.workflows.learner import learner, make_task, plain_network
-from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
+from vitrail.workflows.new_run import begin_run, run_probe
 from vitrail.workflows.resolve import Plan, make_plan, typed_settings
-from vitrail.workflows.resume import about_again, about_run, check_same, has_checkpoint, is_finished, read_run
+from vitrail.workflows.resume import about_again, check_same, has_checkpoint, is_finished, read_run
 from vitrail.workflows.run_folder import (
-    begin_folder,
     check_free,
     check_inputs,
     choose_folder,
@@ -47,8 +40,8 @@ from vitrail.workflows.run_folder import (
     forget_earlier,
     newest_folder,
     refuse_links,
-    take_place,
 )
+from vitrail.workflows.run_model import final_network, make_task, trained_module
 from vitrail.workflows.run_training import TrainResult, fit_in_folder, resume_advice
 from vitrail.workflows.show import scanning, show_data, show_decisions
 
@@ -150,7 +143,9 @@ def train(
 
         plan, folder = ranks.share(begin)
         lock = ranks.share(lambda: held.enter_context(claimed(folder)))
-        return _start(with_weights[0] if with_weights else plan, RunContext(folder, console, interrupts, ranks, lock))
+        plan = with_weights[0] if with_weights else plan
+        run = RunContext(folder, console, interrupts, ranks, lock)
+        return run_probe(plan, run) if plan.config.kind == "probe" else _fit_and_finish(*begin_run(plan, run))
 
 
 def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: Any) -> TrainResult:
@@ -230,18 +225,7 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
 
     plan, saved = run.ranks.share(read)
     run = replace(run, facts=about_again(saved.facts, plan))
-    return _fit_and_finish(plan, learner(plan, build(plan.model)), make_task(plan), run, saved)
-
-
-def _start(plan: Plan, run: RunContext) -> TrainResult:
-    """A new run: network, baseline, training or probe, and the last measurements."""
-    with run.interrupts.at_once(run.ranks):
-        net = _network(plan, run)
-        if plan.config.kind != "probe":
-            plan, module, task, about = _begin(plan, net, run)
-    if plan.config.kind == "probe":
-        return _probe(plan, net, run)
-    return _fit_and_finish(plan, module, task, replace(run, facts=about))
+    return _fit_and_finish(plan, trained_module(plan, build(plan.model)), make_task(plan), run, saved)
 
 
 def _check_memory(plan: Plan, ranks: Ranks) -> None:
@@ -249,61 +233,10 @@ def _check_memory(plan: Plan, ranks: Ranks) -> None:
     check_memory(plan.config, plan.model, plan.device, pretrained=pretrained, world=ranks.world, beside=ranks.beside)
 
 
-def _network(plan: Plan, run: RunContext) -> Network:
-    """As the run starts with it."""
-    torch.manual_seed(plan.config.train.seed)
-    net = build(plan.model)
-    if plan.config.model.initial == "mimetic":
-        mimetic_(net)
-    if plan.weights is not None:
-        how = plan.config.model.resample
-        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)
-        fresh = set(net.load_state_dict(state, strict=False).missing_keys)
-        assert fresh <= {"head.weight", "head.bias"}, fresh
-        for change in changes:
-            run.console.print(f"[dim]{escape(change)}[/]")
-    return net.to(plan.device)
-
-
-def _begin(plan: Plan, net: Network, run: RunContext) -> tuple[Plan, nn.Module, Task, dict[str, Any]]:
-    """What has to be done before the first step, and the folder begun."""
-    task, ranks = make_task(plan), run.ranks
-    # The baseline needs the network as it is, before anything is put around it.
-    found = ranks.share(lambda: _baseline(plan, net, run.console, run.interrupts))
-    module = learner(plan, net)
-    ranks.copy_first([tensor.data for tensor in module.state_dict().values()])
-    plan = _with_micro_batch(plan, module, task, run)
-
-    def begin() -> dict[str, Any]:
-        about = about_run(plan, found)
-        begin_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
-        return about
-
-    return plan, module, task, ranks.share(begin)
-
-
-def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext) -> Plan:
-    """The plan with the number of images at a time written down, so that a resumed run adds up in the same order."""
-    if plan.config.train.micro_batch:
-        return plan
-    ranks = run.ranks
-    example = example_batch(plan, task.targets, ranks)
-    most = len(example)
-    fits = choose_micro_batch(module, task.loss, example, plan.config, plan.model, ranks)
-    (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
-    if fits >= most:
-        return plan
-    why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"
-    decision = Decision("micro-batch", f"{fits} images", why)
-    show_decisions(run.console, [decision])
-    config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch": fits})})
-    return replace(plan, config=config, decisions=[*plan.decisions, decision])
-
-
 def _fit_and_finish(
     plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Saved | None = None
 ) -> TrainResult:
-    """The part of a run that can be stopped and gone on with."""
+    """The part of a run that can be stopped and resumed."""
     command = "vitrail" if run.ranks.world == 1 else "torchrun ... -m vitrail"
     with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
         with run.interrupts.at_once(run.ranks):
@@ -319,62 +252,10 @@ def _fit_and_finish(
             saved=saved,
             flops_per_image=6.0 * macs(plan.model),
         )
-        return run.ranks.share(lambda: _finish(plan, weights, run, seconds))
 
+        def end() -> TrainResult:
+            result = finish(plan, final_network(plan, weights), run, seconds)
+            forget_earlier(run.folder)
+            return result
 
-def _finish(plan: Plan, state: dict[str, Tensor], run: RunContext, seconds: float) -> TrainResult:
-    net, folder = plain_network(plan, state), run.folder
-    if plan.config.kind == "masked":
-        found = finish_masked(plan, net, run)
-        result = TrainResult(folder, folder / "model.safetensors", None, found)
-    else:
-        net.to(plan.device)
-        result = _classifier(plan, net, run, seconds)
-    forget_earlier(folder)
-    return result
-
-
-def _classifier(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
-    """The last measurement and its files."""
-    folder = run.folder
-    scores = finish(plan, net, run, seconds)
-    return TrainResult(folder, folder / "model.safetensors", folder / "report.html", scores)
-
-
-def _baseline(plan: Plan, net: Network, console: Console, interrupts: Interrupts) -> Baseline | None:
-    if plan.config.kind == "masked":
-        return None
-    with interrupts.at_once(), console.status("fitting a linear probe, the baseline to beat"):
-        found = baseline(plan, net if plan.weights is not None else None, interrupts)
-    if found is None:
-        return None
-    told, probe = found
-    console.print(
-        f"to beat: [bold]{told.accuracy:.1%}[/], a linear probe on {escape(told.features)} ({told.seconds:.0f} s)"
-    )
-    if plan.weights is not None and plan.config.model.head == "probe":
-        net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
-        console.print("[dim]the head starts as this probe[/]")
-    return told
-
-
-def _probe(plan: Plan, net: Network, run: RunContext) -> TrainResult:
-    """The frozen network with a linear head fitted on its features. It needs no others: one process does it."""
-
-    def work() -> TrainResult:
-        console, started = run.console, time.monotonic()
-        with run.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
-            fitted = probe_network(plan, net, run.interrupts)
-        net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-        best = Decision("penalty", f"{fitted.penalty:g}", why_penalty(fitted))
-        plan.decisions.append(best)
-        show_decisions(console, [best])
-        seconds = time.monotonic() - started
-        about = about_run(plan, None)
-        begin_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
-        found = _classifier(plan, net, replace(run, facts=about), seconds)
-        take_place(run.folder)
-        forget_earlier(run.folder)
-        return found
-
-    return run.ranks.share(work)
+        return run.ranks.share(end)

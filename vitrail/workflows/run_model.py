@@ -1,4 +1,4 @@
-"""What a run trains: the network, what is put around it for the purpose, and the task it is given."""
+"""The network of a run: as it starts, as it is trained (with what the task puts around it), and as it is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
@@ -13,14 +14,33 @@ from vitrail.inference.device import autocast
 from vitrail.models.build import Network, build, build_with
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
+from vitrail.models.mimetic import mimetic_
 from vitrail.models.vit import VisionTransformer
 from vitrail.tasks import table as tasks
 from vitrail.tasks.distillation import Teacher, matching_teacher
 from vitrail.tasks.task import Task
+from vitrail.terminal import escape
 from vitrail.training.optimizer import freeze
 from vitrail.training.precision import set_types
 from vitrail.weights.read import read_weights
+from vitrail.weights.resize import adapt
 from vitrail.workflows.resolve import Plan
+
+
+def starting_network(plan: Plan, console: Console) -> Network:
+    """The network as a run starts with it: random, or with the starting weights fitted to it."""
+    torch.manual_seed(plan.config.train.seed)
+    net = build(plan.model)
+    if plan.config.model.initial == "mimetic":
+        mimetic_(net)
+    if plan.weights is not None:
+        how = plan.config.model.resample
+        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)
+        fresh = set(net.load_state_dict(state, strict=False).missing_keys)
+        assert fresh <= {"head.weight", "head.bias"}, fresh
+        for change in changes:
+            console.print(f"[dim]{escape(change)}[/]")
+    return net.to(plan.device)
 
 
 def make_task(plan: Plan) -> Task:
@@ -45,10 +65,10 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
     return teacher, "sigmoid" if alone else "softmax"
 
 
-def learner(plan: Plan, net: Network) -> nn.Module:
+def trained_module(plan: Plan, net: Network) -> nn.Module:
     """The network as it is trained: with its low-rank updates, or its head for masked patches; parts of it frozen."""
     config = plan.config
-    module = _surrounded(plan, net)
+    module = _with_extras(plan, net)
     freeze(net, config.optimizer.freeze)
     set_types(module, config.precision)
     if config.train.recompute and hasattr(module, "set_recompute"):
@@ -56,7 +76,7 @@ def learner(plan: Plan, net: Network) -> nn.Module:
     return module.to(plan.device)
 
 
-def _surrounded(plan: Plan, net: Network) -> nn.Module:
+def _with_extras(plan: Plan, net: Network) -> nn.Module:
     if plan.config.kind == "masked":
         assert isinstance(net, VisionTransformer)
         return MaskedPatchNetwork(net, plan.config.masked.target)
@@ -65,11 +85,11 @@ def _surrounded(plan: Plan, net: Network) -> nn.Module:
     return net
 
 
-def plain_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
+def final_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
     """The network that a run keeps, from the tensors of what it trained."""
     with torch.device("meta"):  # nothing is initialised: the tensors of the state are taken as they are
         net = build(plan.model)
-        module = _surrounded(plan, net)
+        module = _with_extras(plan, net)
     module.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     if plan.config.lora.rank:
         merge_lora(net)
