@@ -132,6 +132,9 @@ def test_images_are_paths_one_or_many(weights, inbox):
     files = sorted(inbox.glob("*.png"))
     assert vitrail.predict(clf, (file for file in files)) == vitrail.predict(clf, inbox)
     assert vitrail.predict(clf, str(files[0])) == vitrail.predict(clf, files[:1])
+    for empty in ([], ()):
+        with pytest.raises(UserError, match="at least one"):
+            vitrail.predict(clf, empty)
     for images in (np.zeros((16, 16, 3), np.uint8), b"bytes", [b"bytes"], 3):
         with pytest.raises(UserError, match="images are paths here"):
             vitrail.predict(clf, images)

@@ -160,6 +160,8 @@ def embed(
 
 
 def _found(paths: Sequence[str | Path], notes: list[str] | None, follow_links: bool) -> Images:
+    if not paths:
+        raise UserError("no images are given: name at least one file or folder")
     notes = [] if notes is None else notes
     found = find_images(paths, notes, follow_links)
     if not len(found):

@@ -171,7 +171,7 @@ class Classifier:
     ) -> Iterator[tuple[GivenImages, ImageBatch, Tensor]]:
         """What `forward` gives for images, batch by batch; one that cannot be read is an error. An iterator is drawn
         from a batch at a time."""
-        images = _several(images)
+        images = _as_images(images)
         check_whole("batch_size", batch_size)
         if isinstance(images, Sequence):
             parts: Iterator[Sequence[Image]] = iter([images])
@@ -229,7 +229,7 @@ class Classifier:
         --------
         >>> logits = clf.net(clf.inputs(["new.jpg"]))
         """
-        pixels = [self.pixels(image) for image in _several(images)]
+        pixels = [self.pixels(image) for image in _as_images(images)]
         if not pixels:
             return torch.empty(0, self.preprocess.channels, *self.preprocess.size, device=device_of(self.net))
         return normalise(torch.stack(pixels).to(device_of(self.net)), self.preprocess)
@@ -323,7 +323,7 @@ def loaded(
     return weights
 
 
-def _several(images: Iterable[Image]) -> Iterable[Image]:
+def _as_images(images: Iterable[Image]) -> Iterable[Image]:
     if isinstance(images, str | Path | bytes | np.ndarray):
         return [images]  # one image, and not the characters of its name
     if not isinstance(images, Iterable):
