@@ -31,7 +31,7 @@ from vitrail.data.augment.policy import Layer, Op, layers_for
 SIZE = 224
 POLICIES = {
     "RandAugment(2, 10)": AugmentConfig(flip=False, randaugment_layers=2, randaugment_magnitude=10),
-    "3-Augment": AugmentConfig(flip=False, three_augment=True, jitter=0.3),
+    "3-Augment": AugmentConfig(flip=False, three_augment=True, color_jitter=0.3),
 }
 Work = Callable[[], object]
 

@@ -47,7 +47,7 @@ from vitrail.weights.reference_models import let_torchvision_import
 
 SIDE, BATCH, WORKERS = 224, 64, 2
 SPEC = Preprocess(size=(SIDE, SIDE))
-AUGMENT = AugmentConfig(crop="random_resized", area=(0.08, 1.0), aspect=(3 / 4, 4 / 3))
+AUGMENT = AugmentConfig(crop="random_resized", scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
 TARGET = 1.5  # times the best peer
 Pass = Callable[[], Iterable[Tensor]]  # one pass over the set: float32 (B, 3, 224, 224)
 

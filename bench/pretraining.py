@@ -163,7 +163,7 @@ class _Study:
         for name, family in self.families.items():
             for optimizer, changes in family.optimizers.items():
                 epochs = f"train.epochs={options.try_epochs * self.share[name]:g}"
-                settings = [*changes, epochs, "data.test=false", "data.monitor=0.1"]
+                settings = [*changes, epochs, "data.use_test=false", "data.val_fraction=0.1"]
                 about = {"family": name, "optimizer": optimizer, "seed": 0}
                 start = self._random(family, 0)
                 tries[name][optimizer] = self._later(

@@ -50,7 +50,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     torch.manual_seed(0)
     net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
     config = RunConfig(
-        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.1, clip=1.0),
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.1, clip_grad_norm=1.0),
         schedule=ScheduleConfig(shape="constant"),
         precision=PrecisionConfig(compute="bf16"),
     )

@@ -48,14 +48,14 @@ class Study:
 # 20 epochs, with the settings that were best for this length on a split of the training images (docs/results.md).
 SHORT = (
     "train.epochs=20",
-    "augment.area=[0.35,1.0]",
+    "augment.scale=[0.35,1.0]",
     "augment.randaugment_layers=1",
     "train.ema=0.999",
-    "data.val=test",
-    "data.alike=false",
+    "data.val_as_test=true",
+    "data.group_similar=false",
     "data.cache=disk",
     "train.checkpoint_every=1000000",
-    "model.initial=paper",
+    "model.init=paper",
 )
 
 

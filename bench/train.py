@@ -70,7 +70,7 @@ def our_step(net: nn.Module, pixels: Tensor, settings: Settings, *, eager: bool,
     """A step as `vitrail train` makes it."""
     device, objective = pixels.device, Classification(ObjectiveConfig(), CLASSES)
     config = RunConfig(
-        optimizer=OptimizerConfig(lr=LR, weight_decay=DECAY, clip=CLIP),
+        optimizer=OptimizerConfig(lr=LR, weight_decay=DECAY, clip_grad_norm=CLIP),
         schedule=ScheduleConfig(shape="constant"),
         precision=PrecisionConfig(compute=settings.precision),
     )

@@ -21,8 +21,8 @@ def test_a_recipe_is_laid_over_its_base(tmp_path):
         ({"train": {"steps": 0}}, "'train.steps' Input should be greater than 0"),
         ({"optimizer": {"name": "adam"}}, "'optimizer.name' Input should be 'adamw', 'sgd' or 'muon'"),
         ({"optimizer": {"betas": [2, 3]}}, "'optimizer.betas.0' Input should be less than 1"),
-        ({"augment": {"aspect": [0, 0]}}, "aspect is a range [low, high] with 0 < low <= high, not [0, 0]"),
-        ({"augment": {"area": [0.9, 0.1]}}, "area is a range"),
+        ({"augment": {"ratio": [0, 0]}}, "ratio is a range [low, high] with 0 < low <= high, not [0, 0]"),
+        ({"augment": {"scale": [0.9, 0.1]}}, "scale is a range"),
         ({"model": {"image_size": [0, 16]}}, "'model.image_size.0' Input should be greater than 0"),
         (
             {"objective": {"class_weights": "even"}},
@@ -67,10 +67,12 @@ def test_a_base_must_be_a_recipe_and_the_file_toml(tmp_path):
 
 
 def test_overrides_are_toml_values_or_words():
-    assert parse_overrides(["train.steps=500", "model.name=S/16", "augment.area=[0.1, 1.0]", "augment.flip=false"]) == {
+    assert parse_overrides(
+        ["train.steps=500", "model.name=S/16", "augment.scale=[0.1, 1.0]", "augment.flip=false"]
+    ) == {
         "train": {"steps": 500},
         "model": {"name": "S/16"},
-        "augment": {"area": [0.1, 1.0], "flip": False},
+        "augment": {"scale": [0.1, 1.0], "flip": False},
     }
     with pytest.raises(UserError, match=r"section\.key=value"):
         parse_overrides(["train.steps"])

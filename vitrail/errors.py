@@ -62,10 +62,15 @@ _warned: set[str] = set()
 
 
 def warn_once(old: str, new: str) -> None:
-    """A name of an earlier version was used; it works, and the first time the new one is named."""
-    if old not in _warned:
-        _warned.add(old)
-        warnings.warn(Note(f"{old} is called {new} now; the old name still works"), stacklevel=3)
+    """Warn, the first time, that `old` is the name of an earlier version. It keeps working."""
+    note_once(f"{old} is called {new} now; the old name still works")
+
+
+def note_once(message: str) -> None:
+    """Warn, unless the same message was printed before."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(Note(message), stacklevel=3)
 
 
 def check_whole(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:

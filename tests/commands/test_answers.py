@@ -13,7 +13,7 @@ from vitrail.commands.evaluate import evaluate
 from vitrail.inference.classifier import load
 from vitrail.workflows.train_run import train
 
-SETTINGS = ("train.steps=40", "train.batch_size=16", "data.alike=false", "precision.compute=fp32")
+SETTINGS = ("train.steps=40", "train.batch_size=16", "data.group_similar=false", "precision.compute=fp32")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow  # whole runs
 COMMON = (
     "precision.compute=fp32",
     "data.workers=0",
-    "optimizer.clip=1",
+    "optimizer.clip_grad_norm=1",
     "schedule.warmup=2",
     "train.batch_size=12",
     "train.ema=0.9",
@@ -41,7 +41,7 @@ COMMON = (
 EXACT = (
     *COMMON,
     "model.dropout=0.1",
-    "train.micro_batch=2",
+    "train.micro_batch_size=2",
     "train.steps=30",
     "train.checkpoint_every=2",
     "train.log_every=5",
@@ -160,7 +160,7 @@ def _stopped(step, *command):
 def alone(table, tiny, tmp_path_factory):
     """What one process makes of it, the whole batch at once."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch=12")
+    command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=12")
     started = processes.start(1, out.parent, _with_one_unreadable, *command)
     assert started.codes() == [0], started.errors()
     assert started.said().count("cannot be read any more and is left out") == 1
@@ -182,7 +182,9 @@ def assert_close(folder, alone):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_what_one_does(table, tiny, tmp_path, alone, parallel):
     """Fifty steps with mixup, cutmix, micro-batches, clipping, averaging, weights and an image that is broken."""
-    command = arguments(table, tiny, tmp_path / "run", *LIKE_ONE, "train.micro_batch=4", f"train.parallel={parallel}")
+    command = arguments(
+        table, tiny, tmp_path / "run", *LIKE_ONE, "train.micro_batch_size=4", f"train.parallel={parallel}"
+    )
     started = processes.start(2, tmp_path, _with_one_unreadable, *command)
     assert started.codes() == [0, 0], started.errors()
     assert_close(tmp_path / "run", alone)
@@ -193,7 +195,7 @@ def test_two_processes_train_what_one_does(table, tiny, tmp_path, alone, paralle
 )
 def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, parallel, worlds):
     out, stops = tmp_path / "run", iter((13, 31))
-    command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch=4", f"train.parallel={parallel}")
+    command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=4", f"train.parallel={parallel}")
     for world in worlds[:-1]:
         stopped = processes.start(world, tmp_path, _stopped, next(stops), *command)
         assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()

@@ -206,7 +206,13 @@ def test_a_validation_split_that_was_the_test_split_still_is(tiny, tmp_path, qui
     for name, count in (("train", 12), ("val", 6)):
         draw(tmp_path / "birds" / name / "red", (200, 60, count), count)
         draw(tmp_path / "birds" / name / "blue", (60, count, 200), count)
-    overrides = ("train.steps=2", "precision.compute=fp32", "data.alike=false", "data.val=test", "data.monitor=0.25")
+    overrides = (
+        "train.steps=2",
+        "precision.compute=fp32",
+        "data.group_similar=false",
+        "data.val_as_test=true",
+        "data.val_fraction=0.25",
+    )
     run = train(
         tmp_path / "birds", from_=tiny, recipe="scratch", out=tmp_path / "run", overrides=overrides, console=quiet
     )

@@ -57,8 +57,8 @@ def test_an_option_and_its_setting_are_not_both_given(photos, tiny, typed):
 
 def test_options_are_settings_of_toml():
     options = {"image_size": (16, 24), "precision": "fp32", "lr": 1e-5, "seed": 0, "epochs": None}
-    assert with_options(["data.alike=false"], options) == [
-        "data.alike=false",
+    assert with_options(["data.group_similar=false"], options) == [
+        "data.group_similar=false",
         "model.image_size=[16, 24]",
         'precision.compute="fp32"',
         "optimizer.lr=1e-05",

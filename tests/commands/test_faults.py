@@ -186,7 +186,7 @@ def test_a_batch_without_numbers_is_skipped(start, tmp_path, poison, states, opt
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
-BACK = ("train.bad_steps=2", "train.log_every=1", "train.checkpoint_every=3")
+BACK = ("train.max_nonfinite_steps=2", "train.log_every=1", "train.checkpoint_every=3")
 
 
 def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_path, poison, monkeypatch):
@@ -210,7 +210,7 @@ def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_
 def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
     poison |= set(range(4, 100))
     with pytest.raises(UserError, match=r"diverged: .* after going back 2 times; .* lower learning rate") as failed:
-        start(tmp_path / "run", *BACK, "train.rollbacks=2")
+        start(tmp_path / "run", *BACK, "train.max_rollbacks=2")
     assert "\n" not in str(failed.value)
     saved = assert_loads(tmp_path / "run")
     assert saved.facts["step"] >= 3
@@ -233,7 +233,7 @@ def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, m
 
     monkeypatch.setattr(TrainStep, "__call__", break_once)
     out = tmp_path / "run"
-    start(out, "train.bad_steps=3", "train.log_every=1", "train.checkpoint_every=1")
+    start(out, "train.max_nonfinite_steps=3", "train.log_every=1", "train.checkpoint_every=1")
     told = [event for _, event in events(out) if "back to step" in event]
     assert told[-1].startswith("at step 7 ") and "back to step 3" in told[-1]
     assert max(tensor.abs().max() for tensor in weights(out).values()) < 10
@@ -243,7 +243,7 @@ def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, m
 def test_going_back_after_a_resume_is_the_same(start, quiet, tmp_path, poison, monkeypatch):
     """A launch has no reason to mistrust the checkpoint it begins from, even if it goes wrong before the next."""
     poison |= {10, 11, 12}
-    settings = ("train.bad_steps=2", "train.log_every=1", "train.checkpoint_every=4", "train.steps=16")
+    settings = ("train.max_nonfinite_steps=2", "train.log_every=1", "train.checkpoint_every=4", "train.steps=16")
     whole, killed, stopped = (tmp_path / name for name in ("whole", "killed", "stopped"))
     step = TrainingProgress.step
 
@@ -328,7 +328,7 @@ def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, 
 
 
 def test_blocks_that_compute_again_change_nothing(start, tmp_path, whole):
-    start(tmp_path / "run", "train.recompute=true")
+    start(tmp_path / "run", "train.gradient_checkpointing=true")
     assert_same_bits(whole, weights(tmp_path / "run"))
 
 
@@ -339,12 +339,12 @@ def test_too_little_memory_means_fewer_images_at_a_time(start, tmp_path, monkeyp
         patch.setattr("vitrail.training.memory.available_memory", lambda: 1_160_000)
         with (tmp_path / "log").open("w") as file:
             start(tmp_path / "small", *plain, console=Console(file=file, width=300))
-    chosen = read_recipe(str(tmp_path / "small" / "config.toml"))["train"]["micro_batch"]
+    chosen = read_recipe(str(tmp_path / "small" / "config.toml"))["train"]["micro_batch_size"]
     assert 0 < chosen < 8
     assert f"{chosen} images" in (tmp_path / "log").read_text()
     decisions = {row["what"]: row["value"] for row in assert_loads(tmp_path / "small").facts["decisions"]}
     assert decisions["micro-batch"] == f"{chosen} images"
-    assert read_recipe(str(tmp_path / "whole" / "config.toml"))["train"]["micro_batch"] == 0
+    assert read_recipe(str(tmp_path / "whole" / "config.toml"))["train"]["micro_batch_size"] == 0
     left, right = weights(tmp_path / "whole"), weights(tmp_path / "small")
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-4)

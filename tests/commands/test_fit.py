@@ -64,7 +64,12 @@ def go(folder: Path, module: nn.Module, source, *settings: str, **others):
 def test_it_takes_the_steps_that_torch_takes(tmp_path):
     """AdamW with clipping over three epochs of five batches, in their order."""
     module, data = net(), DataLoader(samples(), batch_size=8)
-    settings = ("schedule.shape=constant", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", "optimizer.clip=0.5")
+    settings = (
+        "schedule.shape=constant",
+        "optimizer.lr=0.01",
+        "optimizer.weight_decay=0.1",
+        "optimizer.clip_grad_norm=0.5",
+    )
     console = Console(file=io.StringIO(), width=200)
     result = go(tmp_path, module, data, *settings, evaluate=mean_loss, console=console)
 
@@ -90,7 +95,7 @@ def test_it_takes_the_steps_that_torch_takes(tmp_path):
     with safe_open(result.weights, framework="pt") as file:
         facts = json.loads(file.metadata()["vitrail-module"])
     assert facts["config"] == tomllib.loads((tmp_path / "config.toml").read_text())
-    assert facts["config"]["optimizer"]["clip"] == 0.5 and facts["config"].keys() == {
+    assert facts["config"]["optimizer"]["clip_grad_norm"] == 0.5 and facts["config"].keys() == {
         "kind", "optimizer", "schedule", "precision", "train"
     }  # fmt: skip
 
@@ -113,7 +118,7 @@ class Stops(Exception):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
-    settings = ("train.ema=0.9", "train.micro_batch=3", "optimizer.clip=1", "train.checkpoint_every=4")
+    settings = ("train.ema=0.9", "train.micro_batch_size=3", "optimizer.clip_grad_norm=1", "train.checkpoint_every=4")
 
     def by_name(network, batch):
         return loss(network, (batch["inputs"], batch["wanted"]))
@@ -229,7 +234,7 @@ def test_batches_of_any_make(tmp_path):
         seen.append(len(part.inputs))
         return ((network(part.inputs) - part.wanted[0]) * part.scale).square().mean()
 
-    overrides = ("train.steps=2", "train.micro_batch=16", "precision.compute=fp32")
+    overrides = ("train.steps=2", "train.micro_batch_size=16", "precision.compute=fp32")
     vitrail.fit(net(), by_field, [batch], out=tmp_path, overrides=overrides)
     assert seen == [16, 16, 8] * 2
 
@@ -286,7 +291,7 @@ class Tied(nn.Module):
 
 def test_layers_that_share_weights(tmp_path):
     module = Tied()
-    result = go(tmp_path, module, DataLoader(samples(), batch_size=8), "train.ema=0.5", "train.ema_ramp=false")
+    result = go(tmp_path, module, DataLoader(samples(), batch_size=8), "train.ema=0.5", "train.ema_warmup=false")
     assert module.first.weight is module.second.weight
     stored = load_file(result.weights)
     assert torch.equal(stored["first.weight"], stored["second.weight"])
@@ -324,7 +329,7 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
 
 
 def _uneven(folder: str) -> None:
-    settings = ("train.parallel=fsdp", "train.micro_batch=3")
+    settings = ("train.parallel=fsdp", "train.micro_batch_size=3")
     go(Path(folder), _plain(seed=0), _thirds(int(os.environ["RANK"])), *settings)
 
 
@@ -349,7 +354,7 @@ def test_processes_that_do_not_agree(tmp_path):
     [
         (("train.steps=0",), "train.steps"),
         (("optimizer.lrr=1",), "did you mean 'optimizer.lr'"),
-        (("data.holdout=0.5",), "data.holdout has no effect where the network and the data are your own"),
+        (("data.test_fraction=0.5",), "data.test_fraction has no effect where the network and the data are your own"),
         (("train.batch_size=4",), "train.batch_size has no effect"),
         (("optimizer.momentum=0.8",), "nothing would read optimizer.momentum: it needs optimizer.name=sgd or muon"),
         (("optimizer.name=muon",), "no matrix of a Transformer block"),
@@ -358,7 +363,7 @@ def test_processes_that_do_not_agree(tmp_path):
         (("train.compile=network", "train.parallel=fsdp"), "does not go with fsdp"),
         (("train.evaluate_every=2",), "without evaluate=FUNCTION"),
         (
-            ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.decay_times=schedule"),
+            ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.weight_decay_scale=schedule"),
             "is for adamw and muon",
         ),
         (("train.compile=blocks",), "use off or network"),

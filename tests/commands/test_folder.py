@@ -183,7 +183,7 @@ def test_a_finished_run_is_kept_until_the_next_is_finished(start, run, photos, m
     """A new run that diverges, is stopped or cannot write leaves the old one whole, though it has saved."""
     before = {name: value for name, value in contents(run).items() if name != ".lock"}
     with pytest.raises(UserError):
-        start(run, "optimizer.lr=1e30", "train.bad_steps=1", "train.rollbacks=0", overwrite=True)
+        start(run, "optimizer.lr=1e30", "train.max_nonfinite_steps=1", "train.max_rollbacks=0", overwrite=True)
     old = run / ".vitrail-old"
     assert {name: value for name, value in contents(old).items() if name != ".lock"} == before
     with pytest.raises(UserError), monkeypatch.context() as patch:  # the next one fails as well

@@ -138,7 +138,7 @@ def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
 
 def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:
     root = _write(tmp_path, False)
-    loose = open_dataset(root, SplitRule(alike=False)).splits["train"]
+    loose = open_dataset(root, SplitRule(group_similar=False)).splits["train"]
     assert len(np.unique(groups_of(loose))) == len(loose)
     strict = open_dataset(root, SplitRule()).splits["train"]
     assert len(np.unique(groups_of(strict))) < len(strict) / 4

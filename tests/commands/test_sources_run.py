@@ -211,7 +211,7 @@ def test_all_training_images_are_trained_on_where_none_is_watched(tmp_path, quie
     for split, count in (("train", 9), ("test", 5)):
         draw(tmp_path / "data" / split / "red", (200, 60, count), count)
         draw(tmp_path / "data" / split / "blue", (60, count, 200), count)
-    steps = (*SMALL, "train.steps=6", "data.monitor=0")
+    steps = (*SMALL, "train.steps=6", "data.val_fraction=0")
     result = train(tmp_path / "data", recipe="scratch", out=tmp_path / "run", overrides=steps, console=quiet)
     card = read_card(result.weights)
     assert card.data["images"] == {"train": 18, "test": 10} and card.metrics["n"] == 10

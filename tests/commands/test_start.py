@@ -54,7 +54,7 @@ def opened(recipe: str | None = None, *settings: str) -> bool:
 
 
 def test_whoever_names_a_network_or_weights_or_asks_for_random_ones_gets_that():
-    assert opened(None, "train.steps=3", "model.image_size=[64, 64]", "model.head=probe")
+    assert opened(None, "train.steps=3", "model.image_size=[64, 64]", "model.head_init=probe")
     assert not opened("scratch") and not opened("cifar") and not opened("paper-pretrain")
     assert not opened(None, "model.name=S/16")
     assert not opened(None, "model.channels=1")
@@ -229,4 +229,4 @@ def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
     accuracy, said = run("probe")
     assert f"to beat: {accuracy:.1%}, a linear probe on the starting weights" in said
     assert "the head starts as this probe" in said and "starts at zero" not in said and accuracy > 0.5
-    assert "the head starts as this probe" not in run("zero", "model.head=zero")[1]
+    assert "the head starts as this probe" not in run("zero", "model.head_init=zero")[1]

@@ -27,7 +27,13 @@ from vitrail.weights.bundle import read_card, read_trained_on
 from vitrail.workflows.train_run import train
 from vitrail.workflows.transfer import Transfer, rates_of
 
-STEPS = ("train.steps=3", "train.batch_size=8", "precision.compute=fp32", "data.alike=false", "data.monitor=0.25")
+STEPS = (
+    "train.steps=3",
+    "train.batch_size=8",
+    "precision.compute=fp32",
+    "data.group_similar=false",
+    "data.val_fraction=0.25",
+)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +213,9 @@ def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_pa
     for name in ("train", "test"):
         (tmp_path / "d" / name).symlink_to(split / name)
     sizes = {
-        share: {name: len(part) for name, part in open_dataset(tmp_path / "d", SplitRule(monitor=share)).splits.items()}
+        share: {
+            name: len(part) for name, part in open_dataset(tmp_path / "d", SplitRule(val_fraction=share)).splits.items()
+        }
         for share in (0, 0.1)
     }
     assert sizes == {0: {"train": 40, "test": 14}, 0.1: {"train": 32, "val": 8, "test": 14}}

@@ -54,7 +54,13 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     for number, name in enumerate(("one", "two", "three")):
         draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
         draw(tmp_path / name / "blue", (60, 30 * number, 200), 8)
-    few = ("train.steps=2", "train.batch_size=8", "data.alike=false", "precision.compute=fp32", "schedule.warmup=0")
+    few = (
+        "train.steps=2",
+        "train.batch_size=8",
+        "data.group_similar=false",
+        "precision.compute=fp32",
+        "schedule.warmup=0",
+    )
 
     def run(data: str, start: Path, *settings: str) -> TrainResult:
         out = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
@@ -117,7 +123,13 @@ def test_a_run_that_was_stopped_remembers_what_its_start_was_trained_on(tiny, tm
     for number, name in enumerate(("one", "two")):
         draw(tmp_path / name / "red", (200, 60, 30 * number), 8)
         draw(tmp_path / name / "blue", (60, 30 * number, 200), 8)
-    few = ("train.steps=2", "train.batch_size=8", "data.alike=false", "precision.compute=fp32", "schedule.warmup=0")
+    few = (
+        "train.steps=2",
+        "train.batch_size=8",
+        "data.group_similar=false",
+        "precision.compute=fp32",
+        "schedule.warmup=0",
+    )
     first = train(tmp_path / "one", from_=tiny, out=tmp_path / "first", overrides=few, console=quiet)
     second = train(tmp_path / "two", from_=first.weights, out=tmp_path / "second", overrides=few, console=quiet)
     known = read_trained_on(second.weights)

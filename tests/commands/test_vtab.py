@@ -212,6 +212,6 @@ def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.key)
 def test_a_setting_is_for_all_tasks_that_read_it(task):
     """One that cuts no images must not end the others, hours into them."""
-    given = parse_overrides(settings_for(task, ["augment.area=[0.5, 1.0]", "augment.aspect=[1.0, 1.0]"]))
-    assert ("area" in given["augment"]) == task.crop
+    given = parse_overrides(settings_for(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))
+    assert ("scale" in given["augment"]) == task.crop
     check_read(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))

@@ -24,12 +24,12 @@ from vitrail.data.splits import SplitRule
 
 def test_hold_out_is_stratified_and_never_takes_the_last_image(tmp_path: Path) -> None:
     counts = {"one": 1, "two": 2, "three": 3, "ten": 10, "many": 52}
-    data = open_dataset(fill(tmp_path, numbered(counts)), SplitRule(holdout=0.2))
+    data = open_dataset(fill(tmp_path, numbered(counts)), SplitRule(test_fraction=0.2))
     held = Counter(name.split("/")[0] for name in names_of(data, "val"))
     assert held == {"two": 1, "three": 1, "ten": 2, "many": 10}
     assert data.notes == ["Nothing is held out of classes with a single image: 'one'."]
     assert not names_of(data, "val") & names_of(data, "train")
-    mostly = open_dataset(tmp_path, SplitRule(holdout=0.99))
+    mostly = open_dataset(tmp_path, SplitRule(test_fraction=0.99))
     assert Counter(name.split("/")[0] for name in names_of(mostly, "train")) == dict.fromkeys(counts, 1)
 
 
@@ -91,7 +91,7 @@ def test_images_that_look_alike_stand_on_one_side(tmp_path: Path) -> None:
         held = {name.split(".")[0] for name in names_of(data, "val")}
         return len(held & {name.split(".")[0] for name in names_of(data, "train")})
 
-    together, apart = open_dataset(tmp_path), open_dataset(tmp_path, SplitRule(alike=False))
+    together, apart = open_dataset(tmp_path), open_dataset(tmp_path, SplitRule(group_similar=False))
     assert torn(together) == 0 and len(together.splits["val"]) == 16
     assert torn(apart) > 5
     assert together.fingerprint == apart.fingerprint
@@ -102,7 +102,7 @@ def grouped(root: Path, rows: list[tuple[str, str]], seed: int, share: float = 0
     fill(root, [f"{i}.png" for i in range(len(rows))])
     lines = [f"{i}.png,{label},{group}" for i, (label, group) in enumerate(rows)]
     (root / "list.csv").write_text("\n".join(["path,label,group", *lines]))
-    return open_dataset(root / "list.csv", SplitRule(split_seed=seed, holdout=share))
+    return open_dataset(root / "list.csv", SplitRule(split_seed=seed, test_fraction=share))
 
 
 def count_of(data: Dataset, split: str) -> Counter[str]:
@@ -163,7 +163,7 @@ def test_the_fingerprint_sees_content_names_and_classes_only(tmp_path: Path) -> 
     copied = shutil.copytree(root, tmp_path / "two")
     os.utime(copied / "a/0.png", (1, 1))
     assert open_dataset(copied).fingerprint == fingerprint
-    assert open_dataset(root, SplitRule(holdout=0.5), classes=["b", "a"]).fingerprint == fingerprint
+    assert open_dataset(root, SplitRule(test_fraction=0.5), classes=["b", "a"]).fingerprint == fingerprint
     (copied / "a/0.png").write_bytes(image_bytes(200))
     swapped = open_dataset(copied).fingerprint
     (copied / "a/0.png").rename(copied / "b/extra.png")

@@ -14,8 +14,8 @@ from vitrail.inference.device import repeatable
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 POLICIES = [
-    AugmentConfig(flip_vertical=True, randaugment_layers=3, randaugment_magnitude=9, randaugment_spread=2.0),
-    AugmentConfig(three_augment=True, jitter=0.4),
+    AugmentConfig(flip_vertical=True, randaugment_layers=3, randaugment_magnitude=9, randaugment_std=2.0),
+    AugmentConfig(three_augment=True, color_jitter=0.4),
 ]
 EPOCH, SAMPLE = torch.zeros(200, dtype=torch.int64), torch.arange(200)
 
@@ -33,7 +33,7 @@ def test_the_gpu_distorts_as_the_cpu(config: AugmentConfig, channels: int) -> No
 
 def test_nothing_waits_for_the_gpu() -> None:
     config = AugmentConfig(
-        randaugment_layers=2, jitter=0.3, hue=0.1, erasing=0.5, mixup=0.8, cutmix=1.0, mix_per="sample"
+        randaugment_layers=2, color_jitter=0.3, hue=0.1, erasing=0.5, mixup=0.8, cutmix=1.0, mix_per="sample"
     )
     pixels = torch.randint(0, 256, (200, 3, 64, 64), dtype=torch.uint8, device="cuda")
     targets, weights = torch.eye(200, device="cuda"), torch.ones(200, device="cuda")

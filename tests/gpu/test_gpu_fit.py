@@ -37,9 +37,9 @@ def go(folder: Path, objective=loss, **others: object) -> dict[str, Tensor]:
     settings = (
         "train.steps=24",
         "train.ema=0.9",
-        "train.micro_batch=5",
+        "train.micro_batch_size=5",
         "train.checkpoint_every=4",
-        "optimizer.clip=1",
+        "optimizer.clip_grad_norm=1",
     )
     module = build(configure("Ti/8", 3, 32, dropout=0.1))
     data = DataLoader(samples(), batch_size=16, shuffle=True, num_workers=2, pin_memory=True)

@@ -24,7 +24,7 @@ COMMON = (
     "train.ema=0.9",
     "train.device=cuda",
     "train.log_every=1",
-    "optimizer.clip=1",
+    "optimizer.clip_grad_norm=1",
 )
 
 

@@ -75,7 +75,7 @@ def test_a_batch_too_large_for_the_memory_is_taken_in_parts_that_are_written_dow
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert 0 < written["train"]["micro_batch"] < 512
+    assert 0 < written["train"]["micro_batch_size"] < 512
 
 
 def test_the_gpu_and_the_cpu_score_the_same_weights_alike(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_gpu_and_the_cpu_score_the_same_weights_alike(tmp_path: Path) -> Non
 @pytest.mark.parametrize("compile", ["off", "network", "graphs"])
 def test_the_last_line_and_the_result_are_one_number(tmp_path: Path, compile: str) -> None:
     """Though the training computes in bfloat16, compiled, and with kernels that need not repeat themselves."""
-    own = (f"train.compile={compile}", "train.deterministic=false", "train.evaluate_every=12", "data.test=false")
+    own = (f"train.compile={compile}", "train.deterministic=false", "train.evaluate_every=12", "data.use_test=false")
     with open(os.devnull, "w") as nowhere:
         result = train(
             bundled_images(),

@@ -28,10 +28,10 @@ GIB = 2**30
 def step_with(loss, optimizer: OptimizerConfig, shape="constant", micro_batch=0) -> TrainStep:
     """A step in bfloat16, clipped to a norm of 1."""
     config = RunConfig(
-        optimizer=optimizer.model_copy(update={"clip": 1.0}),
+        optimizer=optimizer.model_copy(update={"clip_grad_norm": 1.0}),
         schedule=ScheduleConfig(shape=shape, timescale=1),
         precision=PrecisionConfig(compute="bf16"),
-        train=TrainConfig(steps=30, micro_batch=micro_batch),
+        train=TrainConfig(steps=30, micro_batch_size=micro_batch),
     )
     return TrainStep(loss, config, torch.device("cuda"))
 
@@ -126,7 +126,7 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
 def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     net = make_net("Ti/16", num_classes=10, dropout=0.0)
     set_types(net, PrecisionConfig(**options))
-    net.set_recompute(recompute)
+    net.set_grad_checkpointing(recompute)
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
     update = step_with(objective.loss, OptimizerConfig(lr=1e-3))

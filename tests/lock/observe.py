@@ -11,6 +11,7 @@ import re
 import struct
 import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ VOLATILE = {
     "sha256",
     "digest",
 }
-RENAMED = tomllib.loads(Path(__file__).with_name("intended.toml").read_text())["rename"]
+INTENDED = tomllib.loads(Path(__file__).with_name("intended.toml").read_text())
+RENAMED, KEYS, VALUES = INTENDED["rename"], INTENDED["key"], INTENDED["value"]
 MARK = "patch_embed.proj.weight"  # of our Vision Transformers
 SHOWN = 6  # values of one path that are kept as they are; of more: how many, mean, deviation, first and last
 FIGURES = 9
@@ -172,6 +174,35 @@ def called_before(tensors: dict[str, Any]) -> dict[str, Any]:
         found[name] = tensor
     assert len(found) == len(tensors)
     return dict(sorted(found.items()))
+
+
+def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
+    """What a case left, with the keys, files and values of settings called as they were in the baseline."""
+    named: dict[str, Any] = {}
+    for key, value in found.items():
+        before = _key_before(key, document)
+        if isinstance(value, dict):
+            value = keys_before(value, document or key)
+        elif isinstance(value, list):
+            texts = key in ("files", "gone")
+            value = [_key_before(one, "") if texts else _value_before(before, one) for one in value]
+        assert before not in named, f"{key}: another key becomes {before}, too"
+        named[before] = value
+    return named
+
+
+def _key_before(key: str, document: str) -> str:
+    for one in KEYS:
+        if fnmatchcase(document, one.get("within", "*")):
+            key = re.sub(one["new"], one["old"], key)
+    return key
+
+
+def _value_before(key: str, value: Any) -> Any:
+    for one in VALUES:
+        if re.search(one["key"], key) and value == one["new"] and type(value) is type(one["new"]):
+            return one["old"]
+    return value
 
 
 def weights(named: dict[str, np.ndarray], folder: Path) -> dict[str, Any]:

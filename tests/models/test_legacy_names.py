@@ -71,7 +71,7 @@ def test_every_name_has_one_of_before(kind):
     config = ModelConfig(**{**SMALL, **ALL[kind]})
     masked = MaskedPatchNetwork(build(config.model_copy(update={"num_classes": 0})), "color")
     adapted = build(config)
-    add_lora(adapted, LoraConfig(rank=2, matrices="all"))
+    add_lora(adapted, LoraConfig(rank=2, target_modules="all"))
     for net in (masked, adapted):
         names = list(net.state_dict())
         old = [old_name(name) for name in names]

@@ -41,7 +41,7 @@ def train(net, steps=3):
 @pytest.mark.parametrize("matrices", ["attention", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_at_the_start_the_output_is_unchanged_to_the_bit(matrices, dtype):
-    plain, net = small().to(dtype), with_lora(matrices=matrices).to(dtype)
+    plain, net = small().to(dtype), with_lora(target_modules=matrices).to(dtype)
     assert torch.equal(net(PIXELS.to(dtype)), plain(PIXELS.to(dtype)))
 
 
@@ -53,7 +53,7 @@ def test_at_the_start_the_output_is_unchanged_to_the_bit(matrices, dtype):
     ],
 )
 def test_only_updates_and_the_head_are_trained_and_all_of_them(matrices, layers):
-    net = with_lora(matrices=matrices)
+    net = with_lora(target_modules=matrices)
     expected = {"head.weight", "head.bias"} | {
         f"blocks.{i}.{layer}.{kind}" for i, layer, kind in itertools.product((0, 1), layers, ("lora_a", "lora_b"))
     }
@@ -87,7 +87,7 @@ def test_the_update_is_that_of_the_paper():
 
 @pytest.mark.parametrize("matrices", ["attention", "all"])
 def test_merged_networks_are_plain_again_and_compute_the_same(matrices):
-    plain, net = small(), train(with_lora(matrices=matrices))
+    plain, net = small(), train(with_lora(target_modules=matrices))
     expected = net(PIXELS)
     assert not torch.allclose(expected, plain(PIXELS), atol=1e-2)
     updates = {
@@ -127,7 +127,7 @@ def test_weights_stay_in_their_format_and_updates_in_float32():
 
 def test_layers_run_under_autocast():
     """In float16 here: matrix products in bfloat16 stop some processors."""
-    net = with_lora(matrices="all")
+    net = with_lora(target_modules="all")
     seen = []
     net.blocks[0].attn.proj.register_forward_hook(lambda _m, _i, given: seen.append(given.dtype))
     with torch.autocast("cpu", dtype=torch.float16):
@@ -140,13 +140,13 @@ def test_layers_run_under_autocast():
 
 @pytest.mark.slow
 def test_the_network_is_one_graph_for_the_compiler():
-    net = train(with_lora(matrices="all"))
+    net = train(with_lora(target_modules="all"))
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(PIXELS), net(PIXELS))
 
 
 def test_processes_can_average_its_gradients(tmp_path):
-    net = with_lora(matrices="all")
+    net = with_lora(target_modules="all")
     expected = copy.deepcopy(net)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:

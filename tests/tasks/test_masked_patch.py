@@ -26,7 +26,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def objective(target="color", share=0.5, size=(224, 224), patch=(16, 16), seed=0, **spec):
-    return MaskedPatch(MaskedConfig(target=target, share=share), Preprocess(size=size, **spec), patch, seed)
+    return MaskedPatch(MaskedConfig(target=target, mask_ratio=share), Preprocess(size=size, **spec), patch, seed)
 
 
 def keys(count, epoch=0):

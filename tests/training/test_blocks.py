@@ -73,9 +73,9 @@ def test_what_predicts_masked_patches_answers_for_the_network_within():
         "head.bias": 4,
     }
     assert hidden_matrices(net) == {f"net.{name}": count for name, count in hidden_matrices(inner).items()}
-    net.set_recompute(True)
+    net.set_grad_checkpointing(True)
     net.set_residual_dtype(torch.bfloat16)
-    assert all(block.recompute and block.residual_dtype == torch.bfloat16 for block in inner.blocks)
+    assert all(block.grad_checkpointing and block.residual_dtype == torch.bfloat16 for block in inner.blocks)
 
 
 def test_low_rank_updates_are_as_deep_as_the_matrix_beside_them():

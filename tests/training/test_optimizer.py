@@ -76,7 +76,7 @@ def grads_of(net):
 
 def test_adamw_is_the_papers_adam_with_decay_times_lr_on_every_parameter():
     net = tiny()
-    config = OptimizerConfig(name="adamw", lr=1e-2, weight_decay=0.3, decay="all")
+    config = OptimizerConfig(name="adamw", lr=1e-2, weight_decay=0.3, weight_decay_params="all")
     optimizer = build_optimizer(net, config)
     expected = in_double(net)
     adam = Adam64(expected)
@@ -91,7 +91,9 @@ def test_adamw_is_the_papers_adam_with_decay_times_lr_on_every_parameter():
 def test_decay_times_schedule_is_big_visions_order_of_operations():
     """Clip, Adam, times lr, plus decay times the weights, and all of that times the schedule; kernels only decay."""
     net, lr, decay, total = tiny(), 1e-2, 1e-3, 6
-    settings = OptimizerConfig(lr=lr, weight_decay=decay, decay="matrices", decay_times="schedule", betas=(0.9, 0.95))
+    settings = OptimizerConfig(
+        lr=lr, weight_decay=decay, weight_decay_params="matrices", weight_decay_scale="schedule", betas=(0.9, 0.95)
+    )
     schedule = ScheduleConfig(shape="cosine", warmup=2)
     optimizer = build_optimizer(net, settings)
     expected = in_double(net)
@@ -116,7 +118,7 @@ def test_decay_times_schedule_is_big_visions_order_of_operations():
 
 
 def test_big_visions_decay_is_a_hundredfold_adamw_decay_at_its_learning_rate():
-    config = OptimizerConfig(lr=1e-3, weight_decay=1e-4, decay_times="schedule")
+    config = OptimizerConfig(lr=1e-3, weight_decay=1e-4, weight_decay_scale="schedule")
     assert build_optimizer(tiny(), config).param_groups[0]["weight_decay"] == pytest.approx(0.1)
     slower = build_optimizer(small(), config.model_copy(update={"layer_decay": 0.5}))
     for group in slower.param_groups:  # whatever the rate of a group, its decay in a step is the same
@@ -125,7 +127,7 @@ def test_big_visions_decay_is_a_hundredfold_adamw_decay_at_its_learning_rate():
 
 def test_matrices_only_spares_biases_norms_positions_and_class_token():
     net = tiny()
-    groups = build_optimizer(net, OptimizerConfig(weight_decay=0.1, decay="matrices")).param_groups
+    groups = build_optimizer(net, OptimizerConfig(weight_decay=0.1, weight_decay_params="matrices")).param_groups
     names = {id(p): name for name, p in net.named_parameters()}
     decayed = {names[id(p)] for p in groups[0]["params"]}
     spared = {names[id(p)] for p in groups[1]["params"]}
@@ -139,7 +141,7 @@ def test_matrices_only_spares_biases_norms_positions_and_class_token():
 def test_updates_of_low_rank_decay_as_the_matrices_they_are():
     net = small()
     add_lora(net, LoraConfig(rank=2))
-    decayed = build_optimizer(net, OptimizerConfig(weight_decay=0.1, decay="matrices")).param_groups[0]
+    decayed = build_optimizer(net, OptimizerConfig(weight_decay=0.1, weight_decay_params="matrices")).param_groups[0]
     assert len(decayed["params"]) == 3 * 2 * 2 + 1  # two in each of two layers of three blocks, and the head's
 
 
@@ -172,8 +174,8 @@ def test_decay_of_sgd_goes_through_its_momentum():
 
 
 def test_sgd_has_no_decay_by_the_schedule():
-    with pytest.raises(UserError, match="decay_times=lr"):
-        build_optimizer(small(), OptimizerConfig(name="sgd", weight_decay=0.1, decay_times="schedule"))
+    with pytest.raises(UserError, match="weight_decay_scale=lr"):
+        build_optimizer(small(), OptimizerConfig(name="sgd", weight_decay=0.1, weight_decay_scale="schedule"))
 
 
 def scales(net, **options):

@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 NET = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3)
 BATCH, STEPS = 12, 50
 OPTIMIZERS = {
-    "adamw": OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-    "sgd": OptimizerConfig(name="sgd", lr=0.05, weight_decay=1e-4, clip=1.0),
-    "muon": OptimizerConfig(name="muon", lr=1e-3, weight_decay=0.1, clip=1.0),
+    "adamw": OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0),
+    "sgd": OptimizerConfig(name="sgd", lr=0.05, weight_decay=1e-4, clip_grad_norm=1.0),
+    "muon": OptimizerConfig(name="muon", lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0),
 }
 
 
@@ -52,7 +52,7 @@ def make(name, how, ranks, micro=0, objective=None):
         optimizer=OPTIMIZERS[name],
         schedule=ScheduleConfig(shape="constant"),
         precision=PrecisionConfig(compute="fp32"),
-        train=TrainConfig(micro_batch=micro),
+        train=TrainConfig(micro_batch_size=micro),
     )
     return state, TrainStep(objective, config, CPU, ranks)
 

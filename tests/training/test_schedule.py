@@ -19,12 +19,12 @@ def test_warm_up_starts_at_zero_and_reaches_the_base():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_warms_up_in_a_line(shape):
-    config = ScheduleConfig(shape=shape, warmup=10, end=1e-5)
+    config = ScheduleConfig(shape=shape, warmup=10, end_lr=1e-5)
     assert [learning_rate(step, 0.3, 100, config) for step in (0, 3, 10)] == [0, pytest.approx(0.09), 0.3]
 
 
 def test_linear_decay_ends_where_the_paper_says():
-    config = ScheduleConfig(shape="linear", warmup=10, end=1e-5)
+    config = ScheduleConfig(shape="linear", warmup=10, end_lr=1e-5)
     assert learning_rate(100, 0.3, 100, config) == pytest.approx(1e-5)
     assert learning_rate(55, 0.3, 100, config) == pytest.approx((0.3 + 1e-5) / 2)
 
@@ -46,7 +46,7 @@ def test_a_share_of_the_steps_can_be_warm_up():
 
 def test_warm_up_can_start_above_zero():
     """DeiT's: from 1e-6, in a line, to the base."""
-    config = ScheduleConfig(shape="cosine", warmup=5, warmup_from=1e-6)
+    config = ScheduleConfig(shape="cosine", warmup=5, warmup_start_lr=1e-6)
     found = [learning_rate(step, 1e-3, 300, config) for step in range(6)]
     assert found == pytest.approx([1e-6 + (1e-3 - 1e-6) * step / 5 for step in range(6)])
     assert learning_rate(300, 1e-3, 300, config) == 0
@@ -63,7 +63,7 @@ def test_the_square_root_falls_by_its_timescale():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cooldown", [20, 0.2])
 def test_every_shape_can_cool_down_to_zero_in_a_line(shape, cooldown):
-    plain = ScheduleConfig(shape=shape, warmup=10, end=0.1)
+    plain = ScheduleConfig(shape=shape, warmup=10, end_lr=0.1)
     config = plain.model_copy(update={"cooldown": cooldown})
     for step in range(101):
         factor = 1.0 if step <= 80 else (100 - step) / 20
@@ -83,7 +83,7 @@ def test_the_staircase_is_that_of_bit(supports, drops):
     """Its rule in words: warm up until the first of these steps; a tenth after each of the next three; stop at the
     last. The step with the number of a drop still has the rate of before."""
     warmup, first, second, third, total = supports
-    config = ScheduleConfig(shape="staircase", warmup=warmup, drops=drops)
+    config = ScheduleConfig(shape="staircase", warmup=warmup, milestones=drops)
 
     def rate(step):
         return learning_rate(step, 0.003, total, config)
@@ -97,7 +97,7 @@ def test_the_staircase_is_that_of_bit(supports, drops):
 
 @pytest.mark.parametrize("percent", range(1, 100))
 def test_shares_that_binary_numbers_miss_drop_at_the_right_step(percent):
-    config = ScheduleConfig(shape="staircase", drops=(percent / 100,))
+    config = ScheduleConfig(shape="staircase", milestones=(percent / 100,))
     assert learning_rate(percent, 1.0, 100, config) == 1
     assert learning_rate(percent + 1, 1.0, 100, config) == 0.1
 
@@ -122,8 +122,8 @@ def test_the_rate_is_never_below_zero_or_above_the_base(shape, total, base, warm
         warmup=warmup,
         cooldown=cooldown,
         timescale=timescale,
-        warmup_from=shares[0] * base,
-        end=shares[1] * base,
+        warmup_start_lr=shares[0] * base,
+        end_lr=shares[1] * base,
     )
     step = data.draw(st.integers(0, total + 5))
     assert 0 <= learning_rate(step, base, total, config) <= base * (1 + 1e-12)

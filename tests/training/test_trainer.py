@@ -20,7 +20,7 @@ from vitrail.training.trainer import Trainer
 
 GOOD = Batch(torch.ones(4, 3), torch.zeros(4, 2), torch.ones(4))
 BAD = Batch(torch.full((4, 3), torch.nan), torch.zeros(4, 2), torch.ones(4))
-EVERY = {"steps": 10, "log_every": 4, "evaluate_every": 5, "checkpoint_every": 3, "rollbacks": 0}
+EVERY = {"steps": 10, "log_every": 4, "evaluate_every": 5, "checkpoint_every": 3, "max_rollbacks": 0}
 
 
 class Log:
@@ -66,7 +66,7 @@ def fit(log, *, net=None, batches=None, validate=None, lr=0.1, clip=0.0, interru
     torch.manual_seed(0)
     net = net or nn.Linear(3, 2)
     config = RunConfig(
-        optimizer=OptimizerConfig(name="sgd", lr=lr, momentum=0, clip=clip),
+        optimizer=OptimizerConfig(name="sgd", lr=lr, momentum=0, clip_grad_norm=clip),
         schedule=ScheduleConfig(shape="constant"),
         precision=PrecisionConfig(compute="fp32"),
         train=TrainConfig(**(EVERY | train)),
@@ -118,7 +118,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_told():
 
 
 def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_batches():
-    plan = {"log_every": 2, "bad_steps": 2, "rollbacks": 1}
+    plan = {"log_every": 2, "max_nonfinite_steps": 2, "max_rollbacks": 1}
     log = Log()
     state = fit(log, batches=[GOOD] * 4 + [BAD] * 2 + [GOOD] * 20, **plan)
     # Steps 5 and 6 were bad and seen at 6; the checkpoint of step 3 takes over, and goes on behind the bad batches.
@@ -132,7 +132,7 @@ def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_b
 def test_a_second_return_goes_past_the_batches_of_the_first_too():
     """Two bad stretches before the first checkpoint that would be good: batches 2 to 3, and 6 to 8."""
     stream = [GOOD] * 2 + [BAD] * 2 + [GOOD] * 2 + [BAD] * 3 + [GOOD] * 30
-    state = fit(Log(), batches=stream, log_every=1, checkpoint_every=5, bad_steps=2, rollbacks=2)
+    state = fit(Log(), batches=stream, log_every=1, checkpoint_every=5, max_nonfinite_steps=2, max_rollbacks=2)
     assert state.step == 10 and state.rollbacks == 2
     assert state.passed == 8  # behind the second stretch but for one batch, whose step is skipped
 
@@ -141,7 +141,7 @@ def test_a_second_return_goes_past_the_batches_of_the_first_too():
 def test_numbers_that_stay_bad_stop_with_advice_and_keep_the_last_good_state(rollbacks):
     log = Log()
     with pytest.raises(UserError, match=r"diverged: at step \d+ .* lower learning rate"):
-        fit(log, batches=[GOOD] * 4 + [BAD] * 90, log_every=2, bad_steps=2, rollbacks=rollbacks)
+        fit(log, batches=[GOOD] * 4 + [BAD] * 90, log_every=2, max_nonfinite_steps=2, max_rollbacks=rollbacks)
     assert log.saved == [3]
     assert all(torch.isfinite(tensor).all() for tensor in log.kept.values())
     assert sum("back to step" in event for event in log.events) == rollbacks
@@ -160,7 +160,7 @@ def test_micro_batches_sum_to_the_whole_batch(micro_batch):
     batch = Batch(torch.randn(4, 3), torch.randn(4, 2), torch.tensor([1.0, 0.5, 0.0, 2.0]))
     nets = []
     for size in (0, micro_batch):
-        state = fit(Log(), batches=[batch] * 10, micro_batch=size)
+        state = fit(Log(), batches=[batch] * 10, micro_batch_size=size)
         nets.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
     torch.testing.assert_close(*nets, atol=1e-6, rtol=0)
 

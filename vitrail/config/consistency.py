@@ -19,26 +19,26 @@ def check_read(typed: Collection[str], config: RunConfig) -> None:
         "probe.": (kind == "probe", "--recipe probe"),
         "model.head": (bool(config.model.weights), "weights to start from (--from WEIGHTS)"),
         "lora.alpha": (config.lora.rank > 0, "a lora.rank above 0"),
-        "lora.matrices": (config.lora.rank > 0, "a lora.rank above 0"),
-        "augment.part": (augment.crop in ("resmall", "part"), "augment.crop=part or resmall"),
+        "lora.target_modules": (config.lora.rank > 0, "a lora.rank above 0"),
+        "augment.crop_fraction": (augment.crop in ("resmall", "part"), "augment.crop=part or resmall"),
         "augment.shift": (augment.crop == "shift", "augment.crop=shift"),
-        "augment.area": (boxes, "augment.crop=inception, random_resized or zoom"),
-        "augment.aspect": (boxes, "augment.crop=inception, random_resized or zoom"),
+        "augment.scale": (boxes, "augment.crop=inception, random_resized or zoom"),
+        "augment.ratio": (boxes, "augment.crop=inception, random_resized or zoom"),
         "augment.randaugment_magnitude": (randaugment, "augment.randaugment_layers above 0"),
-        "augment.randaugment_spread": (randaugment, "augment.randaugment_layers above 0"),
+        "augment.randaugment_std": (randaugment, "augment.randaugment_layers above 0"),
         "augment.randaugment_style": (randaugment, "augment.randaugment_layers above 0"),
         "augment.erasing_fill": (augment.erasing > 0, "augment.erasing above 0"),
         "augment.mix_per": (mixing, "augment.mixup or augment.cutmix above 0"),
         "optimizer.momentum": (optimizer.name != "adamw", "optimizer.name=sgd or muon"),
         "optimizer.betas": (optimizer.name != "sgd", "optimizer.name=adamw or muon"),
         "optimizer.eps": (optimizer.name != "sgd", "optimizer.name=adamw or muon"),
-        "optimizer.decay": (optimizer.weight_decay > 0, "an optimizer.weight_decay above 0"),
-        "optimizer.decay_times": (optimizer.weight_decay > 0, "an optimizer.weight_decay above 0"),
-        "schedule.drops": (schedule.shape == "staircase", "schedule.shape=staircase"),
+        "optimizer.weight_decay_params": (optimizer.weight_decay > 0, "an optimizer.weight_decay above 0"),
+        "optimizer.weight_decay_scale": (optimizer.weight_decay > 0, "an optimizer.weight_decay above 0"),
+        "schedule.milestones": (schedule.shape == "staircase", "schedule.shape=staircase"),
         "schedule.timescale": (schedule.shape == "rsqrt", "schedule.shape=rsqrt"),
-        "schedule.end": (schedule.shape in ("cosine", "linear"), "schedule.shape=cosine or linear"),
-        "schedule.warmup_from": (schedule.warmup > 0, "a schedule.warmup above 0"),
-        "train.ema_ramp": (config.train.ema > 0, "a train.ema above 0"),
+        "schedule.end_lr": (schedule.shape in ("cosine", "linear"), "schedule.shape=cosine or linear"),
+        "schedule.warmup_start_lr": (schedule.warmup > 0, "a schedule.warmup above 0"),
+        "train.ema_warmup": (config.train.ema > 0, "a train.ema above 0"),
     }
     for path in typed:
         section = path.partition(".")[0] + "."
@@ -70,8 +70,8 @@ def check_learning(config: RunConfig, device: str, world: int) -> None:
             raise UserError(f"precision.{name}=bf16 needs precision.compute=bf16, which is {precision.compute} here")
     if precision.reduce == "bf16" and device == "cpu" and world > 1:
         raise UserError("precision.reduce=bf16 is for GPUs: leave it out")
-    if schedule.shape in ("cosine", "linear") and schedule.end > config.optimizer.lr:
-        raise UserError(f"schedule.end={schedule.end:g} is above the learning rate {config.optimizer.lr:g}")
+    if schedule.shape in ("cosine", "linear") and schedule.end_lr > config.optimizer.lr:
+        raise UserError(f"schedule.end_lr={schedule.end_lr:g} is above the learning rate {config.optimizer.lr:g}")
     steps = train.steps or 0
     if schedule.warmup_steps(steps) + schedule.cooldown_steps(steps) > steps:
         raise UserError(

@@ -6,8 +6,9 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vitrail.config.legacy_settings import current_settings
 from vitrail.config.values import merge
-from vitrail.errors import UserError
+from vitrail.errors import UserError, warn_once
 
 # Settings that people reach for every day have options of their own, under the names they type.
 OPTIONS = {
@@ -36,7 +37,7 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
             value = text.strip()
         for part in reversed(path.strip().split(".")):
             value = {part: value}
-        nested = merge(nested, value)
+        nested = merge(nested, current_settings(value, warn_once))
     return nested
 
 

@@ -6,8 +6,9 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from vitrail.config.legacy_settings import current_settings
 from vitrail.config.values import merge
-from vitrail.errors import UserError, did_you_mean, given_path, os_errors_as
+from vitrail.errors import UserError, did_you_mean, given_path, note_once, os_errors_as
 
 
 def recipe_names() -> list[str]:
@@ -50,6 +51,13 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         known = recipe_names()
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables within tables without end
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
+    renamed: list[str] = []
+    values = current_settings(values, lambda old, new: renamed.append(f"{old} is {new}"))
+    if renamed:
+        note_once(
+            f"recipe '{name}' uses setting names of an earlier version, which still work. Now {', '.join(renamed)}."
+        )
+    return values

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from vitrail.config.legacy_settings import current_settings
 from vitrail.config.network import (
     Gelu,
     NormPlace,
@@ -34,8 +35,8 @@ class ModelChoice(Schema):
     weights: str = ""  # what to start from: a file, a folder, bundled or hf-hub:owner/name; empty: as `start` says
     # without weights: random ones; some that the run finds by itself; none, they have to be named; if not set, some are
     # found, unless the other keys describe a network of its own
-    start: Literal["random", "found", "named"] | None = None
-    initial: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
+    start: Literal["random", "auto", "required"] | None = None
+    init: Literal["paper", "mimetic"] = "paper"  # random weights: as the paper draws them, or like trained attention
     image_size: Annotated[Size | None, BeforeValidator(_both)] = None  # none: of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
     pool: Pooling | None = None
@@ -52,7 +53,7 @@ class ModelChoice(Schema):
     head_bias: float = 0.0
     # where the head of starting weights begins: at zero, as in the paper, or as the linear probe that is fitted for a
     # baseline, if the data is small enough for one
-    head: Literal["zero", "probe"] = "zero"
+    head_init: Literal["zero", "probe"] = "zero"
     resample: Resampling = "paper"  # how positions of the starting weights are fitted to another image size
 
 
@@ -60,15 +61,15 @@ class DataConfig(Schema):
     path: str = ""
     quarantine: str = ""  # a list of images to leave out, as `vitrail check` writes it
     follow_links: bool = True  # in the data; false: what links lead to is left out
-    holdout: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)  # share of each class held out when the data has no split
     # share of training images that is watched when only a test split is given; 0: none is watched, and all but the
     # test images are trained on, those of a validation split too
-    monitor: float = Field(default=0.1, ge=0, lt=1)
+    val_fraction: float = Field(default=0.1, ge=0, lt=1)
     # what a validation split is for where there is no test split, as in ImageNet; "test": it is looked at once
-    val: Literal["watch", "test"] = "watch"
-    test: bool = True  # false: the test images are left alone, and the watched ones are measured on
+    val_as_test: bool = False
+    use_test: bool = True  # false: the test images are left alone, and the watched ones are measured on
     split_seed: int = 0
-    alike: bool = True  # images that look alike are held out together, or not at all
+    group_similar: bool = True  # images that look alike are held out together, or not at all
     workers: int | None = Field(default=None, ge=0, le=256)  # none: chosen from the machine
     max_pixels: int = Field(default=100_000_000, gt=0)  # larger images are refused before decoding
     cache: Literal["auto", "memory", "disk", "none"] = "auto"  # of decoded images; auto: in memory, if they fit
@@ -83,19 +84,19 @@ class AugmentConfig(Schema):
     # shift: as in evaluation, then moved by up to `shift` of the sides, the border mirrored; zoom: as in evaluation,
     # then a part of that by torchvision's rule, magnified; none: as in evaluation
     crop: Literal["inception", "random_resized", "resmall", "part", "shift", "zoom", "none"] = "inception"
-    part: float = Field(default=0.875, ge=0.05, le=1)
+    crop_fraction: float = Field(default=0.875, ge=0.05, le=1)
     shift: float = Field(default=0.125, ge=0, le=0.5)  # 4 of CIFAR's 32 pixels
-    area: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
-    aspect: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
+    scale: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
+    ratio: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True
     flip_vertical: bool = False
     randaugment_layers: int = Field(default=0, ge=0, le=16)  # operations on each image; 0: off
     randaugment_magnitude: float = Field(default=10.0, ge=0, le=30)  # of 10
-    randaugment_spread: float = Field(default=0.0, ge=0)  # standard deviation of the magnitude
+    randaugment_std: float = Field(default=0.0, ge=0)  # standard deviation of the magnitude
     # timm: "inc1", where every operation grows with the magnitude and each layer is left out half of the time
     randaugment_style: Literal["big_vision", "timm"] = "big_vision"
     three_augment: bool = False  # DeiT-III: grey, solarised or blurred, one of them; its recipe adds jitter = 0.3
-    jitter: float = Field(default=0.0, ge=0)  # brightness, contrast and saturation: times 1 - this to 1 + this
+    color_jitter: float = Field(default=0.0, ge=0)  # brightness, contrast and saturation: times 1 - this to 1 + this
     hue: float = Field(default=0.0, ge=0, le=0.5)  # largest turn of the colour circle, either way
     erasing: Share = 0.0  # chance that a box of 2 to 33 % of the image is erased
     erasing_fill: Literal["noise", "mean"] = "noise"
@@ -106,7 +107,7 @@ class AugmentConfig(Schema):
 
     @model_validator(mode="after")
     def _consistent(self) -> AugmentConfig:
-        for name, (low, high) in (("area", self.area), ("aspect", self.aspect)):
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
                 raise ValueError(f"{name} is a range [low, high] with 0 < low <= high, not [{low:g}, {high:g}]")
         if self.three_augment and self.randaugment_layers:
@@ -122,8 +123,8 @@ class ObjectiveConfig(Schema):
     # How much images of a class count; balanced: all classes alike in sum, whatever their number of images
     class_weights: Literal["none", "balanced"] | dict[str, NotNegative] = "none"
     teacher: str = ""  # weights to distil from, with the same classes; empty: none
-    teacher_share: Share | None = None  # of the loss, that the teacher's answers make; none: half of it
-    teacher_answers: Literal["soft", "hard"] = "soft"  # its probabilities, or its first choice as if it were the label
+    teacher_weight: Share | None = None  # of the loss, that the teacher's answers make; none: half of it
+    teacher_targets: Literal["soft", "hard"] = "soft"  # its probabilities, or its first choice as if it were the label
     temperature: float = Field(default=1.0, gt=0)  # soft: logits of both are divided by it
 
 
@@ -133,21 +134,23 @@ class MaskedConfig(Schema):
     # color: the mean colour of a patch, 3 bits a channel, 512 classes; grid: the same for each of its 4x4 parts;
     # pixels: all its pixels, by least squares
     target: Literal["color", "grid", "pixels"] = "color"
-    share: float = Field(default=0.5, gt=0, lt=1)  # of the patches that are corrupted
+    mask_ratio: float = Field(default=0.5, gt=0, lt=1)  # of the patches that are corrupted
 
 
 class OptimizerConfig(Schema):
     name: Literal["adamw", "sgd", "muon"] = "adamw"  # muon: for the matrices of the blocks; adamw for the rest
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    decay: Literal["all", "matrices"] = "all"  # the paper decays every parameter; big_vision only matrices
+    weight_decay_params: Literal["all", "matrices"] = (
+        "all"  # the paper decays every parameter; big_vision only matrices
+    )
     # What weight_decay is multiplied by in a step: the learning rate, as the paper has it, or only the schedule's
     # share of it (0 to 1), as big_vision has it
-    decay_times: Literal["lr", "schedule"] = "lr"
+    weight_decay_scale: Literal["lr", "schedule"] = "lr"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     momentum: float | None = Field(default=None, ge=0, lt=1)  # none: 0.9 for sgd, 0.95 for muon
-    clip: float = Field(default=0.0, ge=0)  # largest global gradient norm; 0: no clipping
+    clip_grad_norm: float = Field(default=0.0, ge=0)  # largest global gradient norm; 0: no clipping
     layer_decay: float = Field(default=1.0, gt=0, le=1)  # each block learns at this times the rate of the one after it
     freeze: int | Literal["backbone"] = 0  # first blocks that stay as they are, with all before them; backbone: all
 
@@ -157,17 +160,17 @@ class LoraConfig(Schema):
 
     rank: int = Field(default=0, ge=0)
     alpha: float = Field(default=16.0, gt=0)  # the update counts alpha / rank
-    matrices: Literal["attention", "all"] = "attention"  # of the blocks; all: the MLPs too
+    target_modules: Literal["attention", "all"] = "attention"  # of the blocks; all: the MLPs too
 
 
 class ScheduleConfig(Schema):
     shape: Literal["cosine", "linear", "rsqrt", "staircase", "constant"] = "cosine"
     warmup: int | float = Field(default=0, ge=0)  # below 1: a share of all steps
-    warmup_from: float = Field(default=0.0, ge=0)  # first learning rate
-    end: float = Field(default=0.0, ge=0)  # last learning rate; the paper's linear decay ends at 1e-5
+    warmup_start_lr: float = Field(default=0.0, ge=0)  # first learning rate
+    end_lr: float = Field(default=0.0, ge=0)  # last learning rate; the paper's linear decay ends at 1e-5
     timescale: int = Field(default=10_000, gt=0)  # rsqrt: steps after warm-up until the rate is base / sqrt(2)
     cooldown: int | float = Field(default=0, ge=0)  # last steps, down to 0 in a line; below 1: a share
-    drops: tuple[Share, ...] = (0.3, 0.6, 0.9)  # staircase: when the rate becomes a tenth, as shares of all steps
+    milestones: tuple[Share, ...] = (0.3, 0.6, 0.9)  # staircase: when the rate becomes a tenth, as shares of all steps
 
     def warmup_steps(self, total: int) -> int:
         return _steps(self.warmup, total)
@@ -195,22 +198,26 @@ class TrainConfig(Schema):
     epochs: float | None = Field(default=None, gt=0, lt=10**9)
     batch_size: int = Field(default=64, gt=0)  # of all processes together
     # Images that one process takes at a time, their gradients summed; 0: all of its part, or as many as memory holds
-    micro_batch: int = Field(default=0, ge=0)
+    micro_batch_size: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**32)
     ema: float = Field(default=0.0, ge=0, lt=1)  # the average keeps this share of itself in a step; 0: no average
-    ema_ramp: bool = True  # early on it keeps less, (1 + t) / (10 + t): short runs forget their start; the paper: false
+    ema_warmup: bool = (
+        True  # early on it keeps less, (1 + t) / (10 + t): short runs forget their start; the paper: false
+    )
     device: str = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # under torchrun: whole copies, or weights divided among all
     # auto: the network on a GPU, where small ones are launched as CUDA graphs; under fsdp always the blocks
     compile: Literal["auto", "off", "blocks", "network", "graphs"] = "auto"
-    recompute: bool = False  # blocks forget what the backward pass needs and compute it again: less memory, more work
+    gradient_checkpointing: bool = (
+        False  # blocks forget what the backward pass needs and compute it again: less memory, more work
+    )
     log_every: int = Field(default=10, gt=0)
     evaluate_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run
     checkpoint_every: int = Field(default=0, ge=0)  # steps; 0: ten times in a run, and about once a minute
     keep_checkpoints: int = Field(default=2, gt=0)
     deterministic: bool = True  # on a GPU: kernels that repeat bit for bit, a little slower
-    bad_steps: int = Field(default=10, gt=0)  # without a finite gradient, in a row, before the run goes back
-    rollbacks: int = Field(default=3, ge=0)  # times it goes back to its last checkpoint before it ends
+    max_nonfinite_steps: int = Field(default=10, gt=0)  # without a finite gradient, in a row, before the run goes back
+    max_rollbacks: int = Field(default=3, ge=0)  # times it goes back to its last checkpoint before it ends
     tensorboard: bool = False  # also write event files
 
 
@@ -238,3 +245,8 @@ class RunConfig(Schema):
     precision: PrecisionConfig = PrecisionConfig()
     train: TrainConfig = TrainConfig()
     probe: ProbeConfig = ProbeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_names(cls, values: Any) -> Any:
+        return current_settings(values)

@@ -125,7 +125,7 @@ def open_dataset(
     return Dataset(
         root=os.path.normpath(given_path(path).absolute()),
         classes=names,
-        splits=_samples(images, names, seen, rule is None or rule.alike),
+        splits=_samples(images, names, seen, rule is None or rule.group_similar),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +23,19 @@ class SplitRule:
     """Which images are learned from, watched and measured on once. It follows from the content of the images, so
     weights that state it, with the fingerprint of their data, state their split."""
 
-    holdout: float = 0.2  # of each class is "val", in data without a validation or test split
+    test_fraction: float = 0.2  # of each class is "val", in data without a validation or test split
     # of each training class is "val", in data with a test split alone, so that nothing looks at the test images before
     # the end; 0: none, and the images of a "val" split are training images, too
-    monitor: float = 0.1
-    val: Literal["watch", "test"] = "watch"  # what a "val" split without a test split is
+    val_fraction: float = 0.1
+    val_as_test: bool = False  # whether a "val" split is the test split, in data without one
     split_seed: int = 0
-    alike: bool = True  # images that look alike stay on one side
+    group_similar: bool = True  # images that look alike stay on one side
 
     def __post_init__(self) -> None:
-        if not 0 < self.holdout < 1:
-            raise UserError(f"the share to hold out must be between 0 and 1, not {self.holdout}")
-        if not 0 <= self.monitor < 1:
-            raise UserError(f"the share to watch must be 0 or between 0 and 1, not {self.monitor}")
+        if not 0 < self.test_fraction < 1:
+            raise UserError(f"test_fraction must be between 0 and 1, not {self.test_fraction}")
+        if not 0 <= self.val_fraction < 1:
+            raise UserError(f"val_fraction must be 0 or between 0 and 1, not {self.val_fraction}")
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SplitRule:
@@ -44,14 +44,14 @@ class SplitRule:
 
     def divide(self, images: Catalogue, digests: list[bytes], looks: np.ndarray, notes: list[str]) -> Catalogue:
         """Give every image its split; `looks` describe the images (see `near_groups`)."""
-        if self.val == "test" and "test" not in images.splits:
+        if self.val_as_test and "test" not in images.splits:
             images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
-        if self.monitor == 0 and "test" in images.splits:
+        if self.val_fraction == 0 and "test" in images.splits:
             return replace(images, splits=["train" if name == "val" else name for name in images.splits])
         if "val" in images.splits:
             return images
-        share = self.monitor if "test" in images.splits else self.holdout
-        together = near_groups(looks) if self.alike else None
+        share = self.val_fraction if "test" in images.splits else self.test_fraction
+        together = near_groups(looks) if self.group_similar else None
         return hold_out(images, digests, together, share, self.split_seed, notes)
 
 

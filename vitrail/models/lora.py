@@ -46,7 +46,7 @@ def add_lora(net: nn.Module, config: LoraConfig) -> None:
     """Freeze all but the head, and put updates of low rank beside matrices of the blocks. Rank 0: change nothing."""
     if not config.rank:
         return
-    chosen = list(_layers(net, mlp=config.matrices == "all"))
+    chosen = list(_layers(net, mlp=config.target_modules == "all"))
     if not chosen:
         raise UserError("LoRA is for Transformer blocks, and this network has none: use --set lora.rank=0")
     largest = min(min(layer.weight.shape) for _, _, layer in chosen)

@@ -80,8 +80,8 @@ class MaskedPatchNetwork(nn.Module):
     def hidden_matrices(self, name: str) -> int:
         return self.net.hidden_matrices(name.removeprefix("net.")) if name.startswith("net.") else 0
 
-    def set_recompute(self, recompute: bool) -> None:
-        self.net.set_recompute(recompute)
+    def set_grad_checkpointing(self, recompute: bool) -> None:
+        self.net.set_grad_checkpointing(recompute)
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         self.net.set_residual_dtype(dtype)

@@ -160,10 +160,10 @@ class VisionTransformer(nn.Module):
         match = re.match(r"(?:blocks\.\d+|attn_pool)\.(?:\w+\.)*(qkv|kv|q|proj|fc1|fc2)\.weight$", name)
         return {"qkv": 3, "kv": 2}.get(match[1], 1) if match else 0
 
-    def set_recompute(self, recompute: bool) -> None:
+    def set_grad_checkpointing(self, recompute: bool) -> None:
         """In training, let blocks forget what the backward pass needs, and compute it again."""
         for block in self.blocks:
-            block.recompute = recompute
+            block.grad_checkpointing = recompute
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         """The type of the stream that blocks add to; none: as it comes."""
@@ -233,7 +233,7 @@ class Block(nn.Module):
         self.keep: int | None = None
         self.positions: list[nn.Module] = []  # one or none, in a list: it belongs to the network
         self.residual_dtype: torch.dtype | None = None
-        self.recompute = False
+        self.grad_checkpointing = False
         self.watchers: list[Callable[[Tensor, Tensor], None]] = []  # shown each input and output
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
@@ -249,7 +249,7 @@ class Block(nn.Module):
             x = positions(x)
         if self.residual_dtype is not None:
             x = x.to(self.residual_dtype)
-        if self.recompute and self.training:
+        if self.grad_checkpointing and self.training:
             output: Tensor = checkpoint(super().__call__, x, self.keep, use_reentrant=False)
         else:
             output = super().__call__(x, self.keep)

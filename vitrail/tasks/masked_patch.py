@@ -33,10 +33,11 @@ class MaskedPatch:
     def __init__(self, config: MaskedConfig, preprocess: Preprocess, patch: Size, seed: int):
         self.target, self.patch, self.seed = config.target, patch, seed
         self.patches = (preprocess.size[0] // patch[0]) * (preprocess.size[1] // patch[1])
-        self.corrupted = math.floor(config.share * self.patches + 1e-9)  # the nudge: 0.29 of 100 are 29
+        self.corrupted = math.floor(config.mask_ratio * self.patches + 1e-9)  # the nudge: 0.29 of 100 are 29
         if not self.corrupted:
             raise UserError(
-                f"masked.share {config.share:g} of {self.patches} patches is none: raise it, or take smaller patches"
+                f"masked.mask_ratio {config.mask_ratio:g} of {self.patches} patches is 0 patches: "
+                "raise it, or use smaller patches"
             )
         if preprocess.channels != 3 and self.target != "pixels":
             raise UserError(

@@ -39,9 +39,9 @@ def make_task(
     settings = config.objective
     if not settings.teacher or not isinstance(task, CrossEntropy):
         return task
-    share = 0.5 if settings.teacher_share is None else settings.teacher_share
+    weight = 0.5 if settings.teacher_weight is None else settings.teacher_weight
     network, loss = teacher()
-    return Distillation(task, network, share, settings.teacher_answers, settings.temperature, loss)
+    return Distillation(task, network, weight, settings.teacher_targets, settings.temperature, loss)
 
 
 def prediction_task(name: str, classes: int) -> PredictionTask:

@@ -74,11 +74,11 @@ class SourceBatches:
         return None
 
     def _check_micro_batches(self, batch: OwnBatch) -> None:
-        if self.sharded and self.train.micro_batch:
-            parts = -(-len(batch) // self.train.micro_batch)
+        if self.sharded and self.train.micro_batch_size:
+            parts = -(-len(batch) // self.train.micro_batch_size)
             most, least = self.ranks.largest(parts, -parts)
             if most != -least:
-                raise UserError("under fsdp with train.micro_batch, batches of all processes must have one size")
+                raise UserError("under fsdp with train.micro_batch_size, batches of all processes must have one size")
 
 
 class OneShot:

@@ -40,7 +40,7 @@ def check_memory(
     spent = cost(model, whole=False)
     trains = config.kind != "probe" and not config.lora.rank and not config.optimizer.freeze
     held = 4 * spent.parameters * (3 if trains else 0 if pretrained else 1)  # weights, gradients, a moment
-    image = 0.0 if config.train.recompute or not trains else spent.saved
+    image = 0.0 if config.train.gradient_checkpointing or not trains else spent.saved
     height, width = model.image_size
     batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // world)
     pixels = float(batch * height * width * model.channels)
@@ -101,8 +101,8 @@ def _tried(module: nn.Module, loss: Objective, example: Batch, config: RunConfig
         except torch.cuda.OutOfMemoryError:
             if size == 1:
                 raise UserError(
-                    "the GPU has no memory for training on even one image: use --set train.recompute=true, a smaller "
-                    "model or image size, or several GPUs with train.parallel=fsdp"
+                    "out of GPU memory with a batch of one image: use --set train.gradient_checkpointing=true, a "
+                    "smaller model or image size, or several GPUs with train.parallel=fsdp"
                 ) from None
             size = -(-size // 2)
         finally:

@@ -77,10 +77,13 @@ class _Kind(NamedTuple):
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Trained parameters by weight decay, scale of the learning rate and, for Muon, kind of matrix.
 
-    The paper decays every parameter; `decay = "matrices"` leaves out biases, norms, positions and class token.
+    The paper decays every parameter; `weight_decay_params = "matrices"` skips biases, norms, position embeddings
+    and the class token.
     """
-    if config.name == "sgd" and config.decay_times == "schedule":
-        raise UserError("optimizer.decay_times=schedule is for adamw and muon: use --set optimizer.decay_times=lr")
+    if config.name == "sgd" and config.weight_decay_scale == "schedule":
+        raise UserError(
+            "optimizer.weight_decay_scale=schedule is for adamw and muon: use --set optimizer.weight_decay_scale=lr"
+        )
     depths = param_depths(model)
     last = len(blocks_of(model)) + 1
     if config.layer_decay != 1 and not depths:
@@ -89,7 +92,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     kinds: dict[_Kind, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            spared = config.decay == "matrices" and not (name.endswith(MATRICES) and parameter.ndim > 1)
+            spared = config.weight_decay_params == "matrices" and not (name.endswith(MATRICES) and parameter.ndim > 1)
             scale = config.layer_decay ** (last - depths.get(name, last))
             kinds[_Kind(spared, matrices.get(name, 0), scale)].append(parameter)
     if not kinds:
@@ -102,7 +105,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 def _group(kind: _Kind, parameters: list[nn.Parameter], config: OptimizerConfig) -> dict[str, Any]:
     lr = config.lr * kind.scale
     decay = 0.0 if kind.spared else config.weight_decay
-    if config.decay_times == "schedule":
+    if config.weight_decay_scale == "schedule":
         decay /= lr  # torch multiplies by the rate of the step: what remains is the schedule's share
     group = {"params": parameters, "lr": lr, "lr_scale": kind.scale, "weight_decay": decay}
     return group if config.name != "muon" else {**group, "muon": kind.parts > 0, "parts": kind.parts or 1}

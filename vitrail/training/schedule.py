@@ -12,7 +12,7 @@ def learning_rate(step: int, base: float, total: int, config: ScheduleConfig) ->
     warmup, cooldown = config.warmup_steps(total), config.cooldown_steps(total)
     rate = _decayed(max(step, warmup), warmup, base, total, config)
     if step < warmup:
-        rate = config.warmup_from + (rate - config.warmup_from) * (step / warmup)
+        rate = config.warmup_start_lr + (rate - config.warmup_start_lr) * (step / warmup)
     return rate * min(1.0, max(total - step, 0) / cooldown) if cooldown else rate
 
 
@@ -20,12 +20,12 @@ def _decayed(step: int, warmup: int, base: float, total: int, config: ScheduleCo
     """The rate at a step after warm-up."""
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)
     if config.shape == "cosine":
-        return config.end + (base - config.end) * 0.5 * (1 + math.cos(math.pi * progress))
+        return config.end_lr + (base - config.end_lr) * 0.5 * (1 + math.cos(math.pi * progress))
     if config.shape == "linear":
-        return config.end + (base - config.end) * (1 - progress)
+        return config.end_lr + (base - config.end_lr) * (1 - progress)
     if config.shape == "rsqrt":
         return base / math.sqrt(1 + (step - warmup) / config.timescale)
     if config.shape == "staircase":
         # As BiT has it, the step at a drop is the last before it; rounded, as 0.57 * 100 is a little less than 57.
-        return base / 10 ** sum(round(drop * total, 6) < step for drop in config.drops)
+        return base / 10 ** sum(round(milestone * total, 6) < step for milestone in config.milestones)
     return base

@@ -66,8 +66,8 @@ class TrainStep:
         grads = [p.grad for p in state.model.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(grads))
         finite = torch.isfinite(norm)
-        if self.config.optimizer.clip:
-            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), self.config.optimizer.clip, norm)
+        if self.config.optimizer.clip_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), self.config.optimizer.clip_grad_norm, norm)
         step_if_finite(state.optimizer, finite)
         state.optimizer.zero_grad(set_to_none=True)
         state.unfit.copy_(torch.where(finite, 0, state.unfit + 1))
@@ -77,7 +77,7 @@ class TrainStep:
         """Add up gradients over the micro-batches; returns the sums of losses and of correct predictions."""
         network = state.called
         losses, rights = [], []
-        size = self.config.train.micro_batch or len(batch)
+        size = self.config.train.micro_batch_size or len(batch)
         for first in range(0, len(batch), size):
             part = batch if size >= len(batch) else batch.part(first, first + size)
             with gradients_stay(network, enabled=first + size < len(batch)):
@@ -92,6 +92,6 @@ class TrainStep:
         """A backward pass that changes nothing. DDP orders gradients anew after its first one, which changes the last
         bits of sums over three processes and more: with this before it, the first step is like every other."""
         with self.autocast():
-            loss = self.loss(state.called, batch.part(0, self.config.train.micro_batch or len(batch)))
+            loss = self.loss(state.called, batch.part(0, self.config.train.micro_batch_size or len(batch)))
         loss.total.backward()
         state.optimizer.zero_grad(set_to_none=True)

@@ -116,7 +116,7 @@ def fit(
         ):
             step.rehearse(state, example)
         # Recomputation keeps random numbers of its own, which a graph does not know.
-        graphs = config.train.compile == "graphs" and run.ranks.world == 1 and not config.train.recompute
+        graphs = config.train.compile == "graphs" and run.ranks.world == 1 and not config.train.gradient_checkpointing
         graphed = GraphedStep(step, progress.message) if graphs and task.graph_safe else step
         Trainer(state, graphed, batches, config, run, progress, checkpoints, facts, validate).train()
     return state.final_weights(run.ranks), time.monotonic() - started
@@ -134,7 +134,7 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ra
     if train.compile != "off" and not by_blocks:
         network = torch.compile(network)  # type: ignore[assignment]
     optimizer = build_optimizer(model, config.optimizer)
-    average = Average(model, train.ema, train.ema_ramp) if train.ema else None
+    average = Average(model, train.ema, train.ema_warmup) if train.ema else None
     return TrainState(model, optimizer, average, network=network)
 
 
@@ -174,7 +174,7 @@ class Trainer:
             try:
                 return self._train()
             except _Diverged:
-                if self.state.rollbacks >= self.config.train.rollbacks:
+                if self.state.rollbacks >= self.config.train.max_rollbacks:
                     raise self._diverged() from None
             if returned_to is not None and self.state.saved == returned_to:
                 given_up.add(returned_to)
@@ -207,7 +207,9 @@ class Trainer:
             self.progress.step(step)
             if step % train.log_every == 0 or last:
                 self._log()
-            if (step % train.log_every == 0 or step % train.bad_steps == 0) and int(state.unfit) >= train.bad_steps:
+            if (step % train.log_every == 0 or step % train.max_nonfinite_steps == 0) and int(
+                state.unfit
+            ) >= train.max_nonfinite_steps:
                 raise _Diverged
             due = 0
             if step % agree_every == 0 or last:
@@ -287,12 +289,12 @@ class Trainer:
         self.progress.rewind(state.step)
         event = (
             f"at step {at} the numbers were not finite any more: back to step {state.step}, with other images "
-            f"({self.config.train.rollbacks - rollbacks} more such returns before the run ends)"
+            f"({self.config.train.max_rollbacks - rollbacks} more such returns before the run ends)"
         )
         self.progress.log({"step": state.step, "event": event})
 
     def _diverged(self) -> UserError:
-        rollbacks = self.config.train.rollbacks
+        rollbacks = self.config.train.max_rollbacks
         again = f", also after going back {rollbacks} times" if rollbacks else ""
         return UserError(
             f"training diverged: at step {self.state.step} the loss or the weights are not numbers any more{again}; "

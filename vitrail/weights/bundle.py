@@ -31,6 +31,7 @@ from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
 from vitrail.config.answering import Answering
+from vitrail.config.legacy_settings import current_section, current_settings
 from vitrail.errors import Note, UserError
 from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
@@ -70,10 +71,10 @@ class _Data(_Known):
     fingerprint: str = ""
     images: dict[str, int] = Field(default_factory=dict)
     given_split: bool = False
-    holdout: float = 0
-    monitor: float = 0
+    test_fraction: float = 0
+    val_fraction: float = 0
     split_seed: int = 0
-    alike: bool = False
+    group_similar: bool = False
     max_pixels: int = Field(default=1, gt=0)
     trained_on: Digests = []  # of files before format 2: those that sort first
     trained_before: Annotated[list[Digests], FailFast()] = []  # likewise, of the weights that these came from
@@ -82,6 +83,10 @@ class _Data(_Known):
 class _Recipe(_Known):
     model: dict[str, Any] = Field(default_factory=dict)
     objective: dict[str, Any] = Field(default_factory=dict)
+
+
+def _current_data(data: object) -> object:
+    return current_section("data", data)
 
 
 def _like(known: type[_Known]) -> AfterValidator:
@@ -116,8 +121,12 @@ class Card(Schema):
     # What the logits are, a name of `vitrail.tasks.table.TASKS`
     task: Annotated[str, BeforeValidator(_task), PlainSerializer(_several)] = Field("classification", alias="several")
     answering: Answering = Answering()
-    recipe: Annotated[dict[str, Any], _like(_Recipe)] = Field(default_factory=dict)  # the resolved run config
-    data: Annotated[dict[str, Any], _like(_Data)] = Field(default_factory=dict)  # fingerprint, name, counts, split rule
+    recipe: Annotated[dict[str, Any], BeforeValidator(current_settings), _like(_Recipe)] = Field(
+        default_factory=dict
+    )  # the resolved run config
+    data: Annotated[dict[str, Any], BeforeValidator(_current_data), _like(_Data)] = Field(
+        default_factory=dict
+    )  # fingerprint, name, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)
     curves: Annotated[list[dict[str, float]], AfterValidator(_stepped)] = Field(default_factory=list)  # in few points
     source: str = ""  # where the starting weights came from

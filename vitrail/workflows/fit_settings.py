@@ -20,7 +20,12 @@ from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.workflows.resolve import typed_settings
 
-UNREAD = ("optimizer.freeze", "precision.residual", "train.batch_size", "train.recompute")  # what needs our networks
+UNREAD = (
+    "optimizer.freeze",
+    "precision.residual",
+    "train.batch_size",
+    "train.gradient_checkpointing",
+)  # what needs our networks
 CHOSEN = {"precision": "compute", "train": "device"}  # by the machine, unless the caller says
 
 

@@ -78,7 +78,7 @@ def _baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
     measured, probe = found
     features = f"{escape(measured.features)} ({measured.seconds:.0f} s)"
     console.print(f"to beat: [bold]{measured.accuracy:.1%}[/], a linear probe on {features}")
-    if plan.weights is not None and plan.config.model.head == "probe":
+    if plan.weights is not None and plan.config.model.head_init == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
         console.print("[dim]the head starts as this probe[/]")
     return measured
@@ -86,7 +86,7 @@ def _baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
 
 def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext) -> Plan:
     """The plan with the number of images at a time written down, so that a resumed run adds up in the same order."""
-    if plan.config.train.micro_batch:
+    if plan.config.train.micro_batch_size:
         return plan
     ranks = run.ranks
     example = example_batch(plan, task.targets, ranks)
@@ -98,5 +98,5 @@ def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext
     why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"
     decision = Decision("micro-batch", f"{fits} images", why)
     show_decisions(run.console, [decision])
-    config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch": fits})})
+    config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch_size": fits})})
     return replace(plan, config=config, decisions=[*plan.decisions, decision])

@@ -216,13 +216,15 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         follow_links=data.follow_links,
         progress=scanned,
     )
-    if data.monitor == 0 and config.kind == "masked":
-        raise UserError("masked-patch pre-training is measured on watched images alone: use a data.monitor above 0")
-    if not data.test and "test" in dataset.splits:
+    if data.val_fraction == 0 and config.kind == "masked":
+        raise UserError(
+            "masked-patch pre-training is measured on watched images alone: use a data.val_fraction above 0"
+        )
+    if not data.use_test and "test" in dataset.splits:
         dataset = replace(dataset, splits={name: part for name, part in dataset.splits.items() if name != "test"})
-    if data.monitor == 0 and not dataset.splits.keys() & {"val", "test"}:
-        raise UserError("data.monitor=0 and data.test=false leave nothing to measure on: set one of them")
-    if data.monitor > 0 and "val" not in dataset.splits:
+    if data.val_fraction == 0 and not dataset.splits.keys() & {"val", "test"}:
+        raise UserError("data.val_fraction=0 and data.use_test=false leave nothing to measure on: set one of them")
+    if data.val_fraction > 0 and "val" not in dataset.splits:
         needed = "every class needs two images or more that do not belong together"
         raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
     return dataset

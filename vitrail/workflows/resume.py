@@ -44,7 +44,7 @@ from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, trained_before
 
 # What a user may leave to the run, whose config.toml then has what it chose.
-CHOSEN = {"train.micro_batch": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
+CHOSEN = {"train.micro_batch_size": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
 # What tensors of a checkpoint are shaped by.
 FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
          "precision.parameters")  # fmt: skip

@@ -31,7 +31,7 @@ def starting_network(plan: Plan, console: Console) -> Network:
     """The network as a run starts with it: random, or with the starting weights fitted to it."""
     torch.manual_seed(plan.config.train.seed)
     net = build(plan.model)
-    if plan.config.model.initial == "mimetic":
+    if plan.config.model.init == "mimetic":
         mimetic_(net)
     if plan.weights is not None:
         how = plan.config.model.resample
@@ -71,8 +71,8 @@ def trained_module(plan: Plan, net: Network) -> nn.Module:
     module = _with_extras(plan, net)
     freeze(net, config.optimizer.freeze)
     set_types(module, config.precision)
-    if config.train.recompute and hasattr(module, "set_recompute"):
-        module.set_recompute(True)  # type: ignore[operator]
+    if config.train.gradient_checkpointing and hasattr(module, "set_grad_checkpointing"):
+        module.set_grad_checkpointing(True)  # type: ignore[operator]
     return module.to(plan.device)
 
 

@@ -13,7 +13,7 @@ from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import START, Decision, Facts, choose_backbone
 
 # Settings of a network that any starting weights can have.
-NEUTRAL = {"weights", "start", "image_size", "dropout", "drop_path", "head", "head_bias", "resample"}
+NEUTRAL = {"weights", "start", "image_size", "dropout", "drop_path", "head_init", "head_bias", "resample"}
 
 
 def is_open(config: RunConfig, recipe: str | None) -> bool:
@@ -22,11 +22,11 @@ def is_open(config: RunConfig, recipe: str | None) -> bool:
     if config.model.weights or start == "random":
         return False
     further = f"the recipe {recipe} trains given weights further" if recipe else f"model.start={start} needs weights"
-    if start == "named":
+    if start == "required":
         raise UserError(f"{further}: add --from WEIGHTS")
-    if start == "found" and name:
+    if start == "auto" and name:
         raise UserError(f"{further}, and {name} alone names none: add --from WEIGHTS, or leave the network out")
-    return start == "found" or (config.kind == "train" and not _own(config.model))
+    return start == "auto" or (config.kind == "train" and not _own(config.model))
 
 
 def random_start(config: RunConfig, recipe: str | None) -> Decision:

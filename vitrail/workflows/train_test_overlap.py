@@ -47,7 +47,7 @@ def unseen_images(
 
     def rule(fingerprint: str, _: object) -> SplitRule | None:
         own = trained_by.get(fingerprint)
-        return None if own is None else SplitRule.of({"alike": False} | own)  # weights from before that rule lack it
+        return None if own is None else SplitRule.of({"group_similar": False} | own)  # older weights lack it
 
     dataset = open_dataset(
         data,

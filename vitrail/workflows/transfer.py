@@ -97,7 +97,7 @@ def run_transfer(
         console.quiet = console.quiet or not ranks.first
         chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
         splits, watched = ranks.share(lambda: _check(data, recipe, chosen, seeds, overrides))
-        fixed = [] if "test" in splits else ["data.val=test"]
+        fixed = [] if "test" in splits else ["data.val_as_test=true"]
         if fixed:
             console.print("the data has no test split: its validation split is looked at once, as one")
         elif "val" in splits:
@@ -143,11 +143,11 @@ def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], s
     tried = {}
     if len(rates) > 1:
         for rate in rates:
-            how = (f"optimizer.lr={rate:g}", "data.test=false", f"data.monitor={watched:g}")
+            how = (f"optimizer.lr={rate:g}", "data.use_test=false", f"data.val_fraction={watched:g}")
             tried[rate] = measured(f"rate-{rate:g}", *how)
     # The likelihood tells equals apart.
     best = max(tried, key=lambda rate: (tried[rate]["top1"], -tried[rate]["nll"])) if tried else rates[0]
-    last = (f"optimizer.lr={best:g}", "data.monitor=0")
+    last = (f"optimizer.lr={best:g}", "data.val_fraction=0")
     tests = [measured(f"seed-{seed}", *last, f"train.seed={seed}") for seed in range(seeds)]
     return Transfer(
         {rate: float(metrics["top1"]) for rate, metrics in tried.items()},
@@ -195,7 +195,7 @@ def _check(
             "images and looks at test images once; "
             "vitrail train holds images out by itself"
         )
-    return splits, config.data.monitor or DataConfig().monitor  # of a recipe that watches none, too
+    return splits, config.data.val_fraction or DataConfig().val_fraction  # of a recipe that watches none, too
 
 
 def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Console) -> None:

@@ -25,11 +25,11 @@ def check_purpose(config: RunConfig, weights: Weights | None, found: bool = Fals
         what = "lora.rank" if config.lora.rank else "optimizer.freeze"
         raise UserError(f"{what} leaves weights as they are, and random ones are of no use: add --from WEIGHTS")
     start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
-    if config.model.initial == "mimetic" and (weights is not None or start.get("kind") == "resnet"):
+    if config.model.init == "mimetic" and (weights is not None or start.get("kind") == "resnet"):
         why = "these weights are trained already" if weights is not None else "a ResNet has no attention"
-        raise UserError(f"model.initial=mimetic is for attention from random weights, and {why}: leave it out")
-    if config.train.recompute and start.get("kind") == "resnet":
-        raise UserError("train.recompute is for the blocks of a Transformer: leave it out for a ResNet")
+        raise UserError(f"model.init=mimetic is for attention from random weights, and {why}: leave it out")
+    if config.train.gradient_checkpointing and start.get("kind") == "resnet":
+        raise UserError("train.gradient_checkpointing is for the blocks of a Transformer: leave it out for a ResNet")
     if config.kind == "masked":
         _check_masked(config, resnet=start.get("kind") == "resnet" or bool(start.get("axial")))
 
@@ -43,8 +43,8 @@ def _check_teacher(config: RunConfig) -> None:
             raise UserError(f"there are no weights at objective.teacher '{name}'")
         return
     for key, given in (
-        ("teacher_share", objective.teacher_share is not None),
-        ("teacher_answers", objective.teacher_answers != "soft"),
+        ("teacher_weight", objective.teacher_weight is not None),
+        ("teacher_targets", objective.teacher_targets != "soft"),
         ("temperature", objective.temperature != 1.0),
     ):
         if given:

@@ -63,6 +63,6 @@ def finetune_tasks(
 
 def settings_for(task: Task, overrides: Sequence[str]) -> list[str]:
     """What is asked for, without what would change the label of an image; where images are not cut, no matter how."""
-    how = () if task.crop else ("augment.area=", "augment.aspect=")
+    how = () if task.crop else ("augment.scale=", "augment.ratio=")
     unchanged = ["augment.flip=false"] * (not task.flip) + ["augment.crop=none"] * (not task.crop)
     return [*unchanged, *(setting for setting in overrides if not setting.startswith(how))]

@@ -17,7 +17,7 @@ from vitrail.data.augment.crop import crop_box, crop_draws
 from vitrail.errors import UserError
 
 CONFIG = AugmentConfig()
-RESIZED = AugmentConfig(crop="random_resized", area=(0.08, 1.0), aspect=(3 / 4, 4 / 3))
+RESIZED = AugmentConfig(crop="random_resized", scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
 
 
 def boxes(height: int, width: int, config: AugmentConfig, count: int) -> np.ndarray:
@@ -47,7 +47,7 @@ EARLIER = [(73, 125, 284, 213), (10, 119, 278, 251), (33, 34, 224, 293)]
 
 def test_the_height_is_uniform_as_in_the_reference_not_the_area():
     """With a fixed aspect of 1, TensorFlow draws the height evenly from sqrt(5 %) to all of it."""
-    heights = boxes(1000, 1000, AugmentConfig(aspect=(1.0, 1.0)), 3000)[:, 2]
+    heights = boxes(1000, 1000, AugmentConfig(ratio=(1.0, 1.0)), 3000)[:, 2]
     low = round((0.05 * 1000 * 1000) ** 0.5)
     assert heights.min() >= low and heights.max() <= 1000
     assert heights.mean() == pytest.approx((low + 1000) / 2, rel=0.03)
@@ -74,7 +74,7 @@ def test_random_resized_crops_are_distributed_as_torchvisions():
 def test_random_resized_falls_back_to_torchvisions_centre(size):
     from torchvision.transforms import RandomResizedCrop
 
-    config = AugmentConfig(crop="random_resized", area=(1.0, 1.0), aspect=(3 / 4, 4 / 3))  # which never fits
+    config = AugmentConfig(crop="random_resized", scale=(1.0, 1.0), ratio=(3 / 4, 4 / 3))  # which never fits
     theirs = RandomResizedCrop.get_params(torch.zeros(3, *size), [1.0, 1.0], [3 / 4, 4 / 3])
     assert crop_box(*size, config, crop_draws(0, 0, 0)) == theirs
 
@@ -103,7 +103,7 @@ def test_flips_mirror_some_images_and_only_mirror():
 
 def test_zoom_takes_parts_of_the_asked_area_and_aspect_from_anywhere():
     """Read from ramps down and across: their first levels and their slopes tell what was cut out."""
-    config, count = AugmentConfig(crop="zoom", area=(0.25, 0.64), aspect=(3 / 4, 4 / 3), flip=False), 1500
+    config, count = AugmentConfig(crop="zoom", scale=(0.25, 0.64), ratio=(3 / 4, 4 / 3), flip=False), 1500
     ramp = 8 * torch.arange(32, dtype=torch.uint8)
     pixels = torch.stack([ramp[:, None].expand(32, 32), ramp.expand(32, 32)]).expand(count, 2, 32, 32)
     zoomed = augment_batch(pixels, config, 0, torch.zeros(count, dtype=torch.int64), torch.arange(count)).double()
@@ -127,7 +127,7 @@ def test_zoom_magnifies_as_pillow():
         np.broadcast_to(8 * np.arange(24, dtype=np.uint8)[:, None], (24, 32)),
     )
     pixels = torch.from_numpy(np.concatenate([picture, np.stack(ramps, -1)], -1)).permute(2, 0, 1)[None]
-    config = AugmentConfig(crop="zoom", area=(0.3, 0.5), flip=False)
+    config = AugmentConfig(crop="zoom", scale=(0.3, 0.5), flip=False)
     zoomed = augment_batch(pixels, config, 0, torch.zeros(1, dtype=torch.int64), torch.tensor([5]))[0].numpy()
     edges = []
     for line in (zoomed[3, 0], zoomed[4, :, 0]):
@@ -191,9 +191,9 @@ def test_erasing_fills_its_boxes_and_leaves_the_rest(fill):
 
 
 EVERYTHING = [
-    AugmentConfig(flip_vertical=True, randaugment_layers=3, jitter=0.4, hue=0.1, erasing=0.5),
-    AugmentConfig(three_augment=True, jitter=0.3, erasing=0.5, erasing_fill="mean"),
-    AugmentConfig(randaugment_layers=2, randaugment_magnitude=9, randaugment_spread=0.5, randaugment_style="timm"),
+    AugmentConfig(flip_vertical=True, randaugment_layers=3, color_jitter=0.4, hue=0.1, erasing=0.5),
+    AugmentConfig(three_augment=True, color_jitter=0.3, erasing=0.5, erasing_fill="mean"),
+    AugmentConfig(randaugment_layers=2, randaugment_magnitude=9, randaugment_std=0.5, randaugment_style="timm"),
 ]
 
 
@@ -226,7 +226,7 @@ def test_a_sample_comes_out_the_same_in_any_company(config):
         ({"randaugment_style": "timm", "randaugment_magnitude": 15}, "timm's magnitudes end at 10, not 15"),
         ({"hue": 0.6}, "less than or equal to 0.5"),
         ({"erasing": 25}, "less than or equal to 1"),
-        ({"jitter": -0.1}, "greater than or equal to 0"),
+        ({"color_jitter": -0.1}, "greater than or equal to 0"),
         ({"mix_per": "pair"}, "'batch' or 'sample'"),
     ],
 )

@@ -130,8 +130,8 @@ def test_hue_is_torchvisions_to_one_level(turn):
     [
         AugmentConfig(randaugment_layers=2),
         AugmentConfig(randaugment_layers=2, randaugment_magnitude=20),
-        AugmentConfig(randaugment_layers=3, randaugment_magnitude=9, randaugment_spread=0.5, randaugment_style="timm"),
-        AugmentConfig(three_augment=True, jitter=0.3),
+        AugmentConfig(randaugment_layers=3, randaugment_magnitude=9, randaugment_std=0.5, randaugment_style="timm"),
+        AugmentConfig(three_augment=True, color_jitter=0.3),
     ],
 )
 def test_whole_policies_are_pillows(config):
@@ -211,9 +211,7 @@ def test_magnitudes_are_timms(magnitude):
 
 
 def test_the_magnitude_spreads_as_asked_and_layers_are_left_out_half_of_the_time():
-    config = AugmentConfig(
-        randaugment_layers=1, randaugment_magnitude=5, randaugment_spread=0.5, randaugment_style="timm"
-    )
+    config = AugmentConfig(randaugment_layers=1, randaugment_magnitude=5, randaugment_std=0.5, randaugment_style="timm")
     (layer,) = layers_for(config, 0, np.zeros(40_000, np.int64), np.arange(40_000), (224, 224))
     assert (layer.op != Op.NOTHING).mean() == pytest.approx(0.5, abs=0.01)
     turned = np.abs(layer.value[layer.op == Op.ROTATE]) / 3
@@ -245,7 +243,7 @@ def test_cutouts_lie_anywhere():
 
 
 def test_three_augment_and_jitter_are_drawn_as_in_deit():
-    config = AugmentConfig(three_augment=True, jitter=0.3, hue=0.1)
+    config = AugmentConfig(three_augment=True, color_jitter=0.3, hue=0.1)
     count = 6000
     one, *jitter = layers_for(config, 0, np.zeros(count, np.int64), np.arange(count), (9, 9))
     ops, counts = np.unique(one.op, return_counts=True)

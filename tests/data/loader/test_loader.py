@@ -182,7 +182,7 @@ def test_scaled_decoding_is_close_to_the_whole_and_only_for_crops():
 
     def batch(scaled):
         reader = Reader(source, spec, 10**6, scaled=scaled)
-        return next(training_loader(reader, 6, AugmentConfig(area=(0.5, 1)), 0, 0, CPU).from_step(0, 1)).pixels
+        return next(training_loader(reader, 6, AugmentConfig(scale=(0.5, 1)), 0, 0, CPU).from_step(0, 1)).pixels
 
     whole, small = batch(False).float(), batch(True).float()
     assert not torch.equal(whole, small)

@@ -107,7 +107,7 @@ def test_every_version_in_folders_and_archives(tmp_path: Path, kind: int, versio
     folder = binary(root, kind) if version == "binary" else python(root, kind, old=version == "python")
     suffix = ".bin" if version == "binary" else ""
     archives = [packed(folder, tmp_path / "x.tar.gz"), zipped(root, tmp_path / "x.zip")]
-    found = [open_dataset(place, SplitRule(monitor=0.3)) for place in (folder, root, *archives)]
+    found = [open_dataset(place, SplitRule(val_fraction=0.3)) for place in (folder, root, *archives)]
     for data in found:
         assert data.classes == tuple(TEN if kind == 10 else HUNDRED)
         assert data.given_split and len(data.splits["test"]) == ROWS

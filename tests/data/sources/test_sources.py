@@ -79,18 +79,18 @@ def test_with_a_test_split_alone_some_training_images_are_watched_instead(tmp_pa
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 36, "val": 4, "test": 4}
     assert names_of(data, "test") == {"test/a/0.png", "test/a/1.png", "test/b/0.png", "test/b/1.png"}
     assert all(name.startswith("train/") for name in names_of(data, "val"))
-    more = open_dataset(tmp_path, SplitRule(monitor=0.5))
+    more = open_dataset(tmp_path, SplitRule(val_fraction=0.5))
     assert len(more.splits["val"]) == 20 and len(more.splits["test"]) == 4
 
 
 def test_a_validation_split_can_stand_for_a_test_split(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"train/a": 20, "train/b": 20, "val/a": 2, "val/b": 2}))
-    data = open_dataset(tmp_path, SplitRule(val="test"))
+    data = open_dataset(tmp_path, SplitRule(val_as_test=True))
     assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 36, "val": 4, "test": 4}
     assert all(name.startswith("val/") for name in names_of(data, "test"))
-    assert set(open_dataset(tmp_path, SplitRule(val="test", monitor=0)).splits) == {"train", "test"}
+    assert set(open_dataset(tmp_path, SplitRule(val_as_test=True, val_fraction=0)).splits) == {"train", "test"}
     fill(tmp_path, numbered({"test/a": 1, "test/b": 1}))  # what it could stand for is there
-    assert contents(open_dataset(tmp_path, SplitRule(val="test"))) == contents(open_dataset(tmp_path))
+    assert contents(open_dataset(tmp_path, SplitRule(val_as_test=True))) == contents(open_dataset(tmp_path))
 
 
 def test_train_alone_is_held_out(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_paths_that_are_no_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("holdout", [0.0, 1.0, -0.1, 2])
 def test_a_share_that_cannot_be_held_out(tmp_path: Path, holdout: float) -> None:
     with pytest.raises(UserError, match="between 0 and 1"):
-        open_dataset(tmp_path, SplitRule(holdout=holdout))
+        open_dataset(tmp_path, SplitRule(test_fraction=holdout))
 
 
 def test_nothing_decodable(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def _shift(pixels: Tensor, share: float, draws: np.ndarray) -> Tensor:
 def _zoom(pixels: Tensor, config: AugmentConfig, draws: np.ndarray) -> Tensor:
     """Cut a part out of each image, (B, 4) draws for its area, aspect, place down and right, and magnify it again, in
     whole numbers: a CPU and a GPU agree. Sides that would be too long are cut off."""
-    area = config.area[0] + draws[:, 0] * (config.area[1] - config.area[0])
-    low, high = config.aspect
+    area = config.scale[0] + draws[:, 0] * (config.scale[1] - config.scale[0])
+    low, high = config.ratio
     aspect = low * (high / low) ** draws[:, 1]  # width over height
     sides = np.minimum(np.sqrt(np.stack([area / aspect, area * aspect])), 1.0)  # (2, B), as shares of height and width
     lengths = np.array(pixels.shape[-2:])[:, None]

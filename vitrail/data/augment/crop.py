@@ -27,10 +27,16 @@ def crop_box(height: int, width: int, config: AugmentConfig, draws: np.ndarray) 
     if config.crop == "random_resized":
         return _random_resized(height, width, config, draws)
     if config.crop == "resmall":
-        side = max(1, round(min(height, width) * config.part))
+        side = max(1, round(min(height, width) * config.crop_fraction))
         return _anywhere(height, width, side, side, draws)
     if config.crop == "part":
-        return _anywhere(height, width, max(1, round(height * config.part)), max(1, round(width * config.part)), draws)
+        return _anywhere(
+            height,
+            width,
+            max(1, round(height * config.crop_fraction)),
+            max(1, round(width * config.crop_fraction)),
+            draws,
+        )
     for attempt in draws:
         box = _inception(height, width, config, attempt.tolist())
         if box is not None:
@@ -43,8 +49,8 @@ def _inception(height: int, width: int, config: AugmentConfig, draws: Sequence[f
 
     Sampling the height and not the area favours small crops; torchvision's RandomResizedCrop does neither.
     """
-    aspect = config.aspect[0] + draws[0] * (config.aspect[1] - config.aspect[0])
-    smallest, largest = config.area[0] * height * width, config.area[1] * height * width
+    aspect = config.ratio[0] + draws[0] * (config.ratio[1] - config.ratio[0])
+    smallest, largest = config.scale[0] * height * width, config.scale[1] * height * width
     low = round((smallest / aspect) ** 0.5)
     high = min(round((largest / aspect) ** 0.5), height, int((width + 0.5 - 1e-7) / aspect))
     low = min(low, high)
@@ -64,10 +70,10 @@ def _inception(height: int, width: int, config: AugmentConfig, draws: Sequence[f
 def _random_resized(height: int, width: int, config: AugmentConfig, draws: np.ndarray) -> Box:
     """torchvision's RandomResizedCrop: area uniform, aspect log-uniform; else as much of the centre as the aspect
     allows."""
-    low, high = config.aspect
+    low, high = config.ratio
     for attempt in draws[:RESIZED_ATTEMPTS]:
         share, shape, down, right = attempt.tolist()
-        area = height * width * (config.area[0] + share * (config.area[1] - config.area[0]))
+        area = height * width * (config.scale[0] + share * (config.scale[1] - config.scale[0]))
         aspect = low * (high / low) ** shape
         crop_h, crop_w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < crop_h <= height and 0 < crop_w <= width:

@@ -76,7 +76,7 @@ def layers_for(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: np
         layers += randaugment(config, seed, epochs, samples, size)
     if config.three_augment:
         layers.append(three_augment(seed, epochs, samples))
-    if config.jitter or config.hue:
+    if config.color_jitter or config.hue:
         layers += jitter(config, seed, epochs, samples)
     return layers
 
@@ -97,7 +97,7 @@ def randaugment(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: n
     for choice, sign, noise, angle, down, right, coin, _ in draws.reshape(len(draws), -1, 8).transpose(1, 2, 0):
         op = ops[(choice * len(ops)).astype(np.int64)]
         normal = np.sqrt(-2 * np.log(noise)) * np.cos(2 * np.pi * angle)  # Box and Muller
-        magnitude = config.randaugment_magnitude + config.randaugment_spread * normal
+        magnitude = config.randaugment_magnitude + config.randaugment_std * normal
         level = np.clip(magnitude, 0, MOST[config.randaugment_style]) / 10
         value = _values(op, level, np.where(sign < 0.5, -1.0, 1.0), size, TIMM if timm else BIG_VISION)
         if timm:
@@ -118,11 +118,11 @@ def three_augment(seed: int, epochs: np.ndarray, samples: np.ndarray) -> Layer:
 def jitter(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: np.ndarray) -> list[Layer]:
     """torchvision's ColorJitter: brightness, contrast, saturation and hue, each image with its own order."""
     draws = uniform(seed, Stream.JITTER, epochs, samples, 8)
-    low = max(0.0, 1 - config.jitter)
-    factors = low + draws[:, :4] * (1 + config.jitter - low)
+    low = max(0.0, 1 - config.color_jitter)
+    factors = low + draws[:, :4] * (1 + config.color_jitter - low)
     factors[:, 3] = (2 * draws[:, 3] - 1) * config.hue
     ops = np.array([Op.BRIGHTNESS, Op.CONTRAST, Op.COLOR, Op.HUE])
-    used = np.flatnonzero([config.jitter > 0] * 3 + [config.hue > 0])
+    used = np.flatnonzero([config.color_jitter > 0] * 3 + [config.hue > 0])
     order = used[np.argsort(draws[:, 4 + used], axis=1)]  # (B, operations)
     return [Layer(ops[column], factors[np.arange(len(column)), column]) for column in order.T]
 
