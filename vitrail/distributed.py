@@ -33,22 +33,22 @@ class Ranks:
     """The processes of a run, as one of them sees it."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0  # its number on its machine
-    beside: int = 1  # processes on its machine
-    group: Any = None  # for words between them, on CPUs
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: Any = None  # a gloo group, for Python objects
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """What the first process makes, for all; if it fails, all fail alike, and only the first has to tell."""
-        if self.world == 1:
+        if self.world_size == 1:
             return make()
         said: list[Any] = [None, None]
         failure: BaseException | None = None
-        if self.first:
+        if self.is_first:
             try:
                 said[0] = make()
             except Exception as error:
@@ -63,31 +63,31 @@ class Ranks:
             raise said[1]
         return said[0]
 
-    def largest(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
         """Of each number, the largest that any process has."""
-        if self.world == 1:
+        if self.world_size == 1:
             return numbers
         values = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return tuple(values.tolist())
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """What every process has, in their order."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world
+        found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, value, group=self.group)
         return found
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Added up over all processes, in place, on the tensor's device."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Everybody takes over the tensors of the first process."""
-        if self.world > 1:
+        if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
@@ -176,7 +176,7 @@ def count(name: str, by: int = 1) -> int:
         return 0
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     """Whether this process is the one that speaks, of those that were started together."""
     return int(os.environ.get("RANK", "0")) == 0
 

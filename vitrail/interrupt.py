@@ -130,7 +130,7 @@ class Interrupts:
     def at_once(self, ranks: Ranks | None = None) -> Iterator[None]:
         """While there is nothing to save: a signal stops the work wherever it is. `ranks`: the work is that of all
         processes together, which then go on to the next `check` if there are several."""
-        if ranks is not None and ranks.world > 1:
+        if ranks is not None and ranks.world_size > 1:
             yield
             return
         self.check()
@@ -146,6 +146,6 @@ class Interrupts:
 
     def check(self, ranks: Ranks | None = None) -> None:
         """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""
-        caught = self.caught if ranks is None else ranks.largest(self.caught or 0)[0]
+        caught = self.caught if ranks is None else ranks.all_reduce_max(self.caught or 0)[0]
         if caught:
             raise Interrupted(caught)

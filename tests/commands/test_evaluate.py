@@ -17,7 +17,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.accuracy import score
 from vitrail.tasks.table import prediction_task
-from vitrail.weights.bundle import KEY, TRAINED_ON, Answering, read_card, replace_card
+from vitrail.weights.bundle import KEY, TRAINED_ON, Postprocess, read_card, replace_card
 from vitrail.workflows.train_run import train
 from vitrail.workflows.train_test_overlap import Trained, unseen_images
 from vitrail.workflows.tune import own_file
@@ -60,16 +60,16 @@ def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_
     before = vitrail.load(run).predict([picture])[0]
     first = evaluate(run, data, target_accuracy=0.6, write=True, **options)
     card = read_card(run / "model.safetensors")
-    assert card.answering.temperature == pytest.approx(first.tuned.temperature)
-    assert card.answering.threshold == first.tuned.abstention.threshold
-    assert "Measured on 131 images" in card.answering.measured_on
+    assert card.postprocess.temperature == pytest.approx(first.tuned.temperature)
+    assert card.postprocess.threshold == first.tuned.abstention.threshold
+    assert "Measured on 131 images" in card.postprocess.measured_on
     after = load_file(run / "model.safetensors")
     assert after.keys() == tensors.keys() and all(torch.equal(after[name], tensors[name]) for name in after)
     # The same class, with another probability: that of the logits divided by the temperature.
     answer = vitrail.load(run).predict([picture])[0]
     log_odds = [torch.tensor([p for _, p in sorted(one.top)]).log() for one in (before, answer)]
     scaled = [values - values.mean() for values in log_odds]
-    torch.testing.assert_close(scaled[0] / card.answering.temperature, scaled[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scaled[0] / card.postprocess.temperature, scaled[1], atol=1e-4, rtol=1e-4)
     assert vitrail.load(run).predict([picture], threshold=1.0)[0].label == "none of these"
     # Measured again, nothing is left to tune, and what is measured is what answers.
     second = evaluate(run, data, **options)
@@ -85,8 +85,8 @@ def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, t
         evaluate(run, data, report=tmp_path / "r.html", device="cpu", write=True, console=console, **more)
         return log.getvalue()
 
-    def stored() -> Answering:
-        return read_card(run / "model.safetensors").answering
+    def stored() -> Postprocess:
+        return read_card(run / "model.safetensors").postprocess
 
     write(target_accuracy=0.6)
     first = stored()
@@ -104,7 +104,7 @@ def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, t
         ({}, "no threshold: {:.3f} held for the temperature before (--target-accuracy finds one)"),
         ({"target_accuracy": 0.9999}, "no threshold: none makes 99.99 % of the answers right, and {:.3f} held for"),
     ):
-        replace_card(run / "model.safetensors", card.model_copy(update={"answering": other}))
+        replace_card(run / "model.safetensors", card.model_copy(update={"postprocess": other}))
         said = write(**more)
         assert words.format(first.threshold) in said and stored().threshold == 0
         assert f"temperature {first.temperature:.3g} (before: {other.temperature:.3g})" in said
@@ -113,7 +113,7 @@ def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, t
 
 def test_a_written_threshold_abstains(run, data):
     card = read_card(run / "model.safetensors")
-    replace_card(run / "model.safetensors", card.model_copy(update={"answering": Answering(threshold=1.0)}))
+    replace_card(run / "model.safetensors", card.model_copy(update={"postprocess": Postprocess(threshold=1.0)}))
     picture = next((data / "red").iterdir())
     assert vitrail.load(run).predict([picture])[0].labels == ()
     assert vitrail.load(run).predict([picture], threshold=0.0)[0].labels != ()

@@ -94,14 +94,14 @@ def test_nothing_that_a_run_reads_is_overwritten(start, run, photos, what, quiet
             shutil.copytree(photos / name, run / "checkpoints" / name)
         options["data"] = run / "checkpoints"
     elif what == "table":
-        options["data"] = table(run / "answers.csv", photos)
+        options["data"] = table(run / "predictions.csv", photos)
     elif what == "packed":
         pack(photos, run.with_name("packed"), console=quiet)
         run = run.with_name("packed")
         options["data"] = run
     elif what == "list":
-        (run / "answers.csv").write_text("name,digest,reason\n")
-        options["quarantine"] = run / "answers.csv"
+        (run / "predictions.csv").write_text("name,digest,reason\n")
+        options["quarantine"] = run / "predictions.csv"
     else:
         options["from_"] = run if what == "weights" else run / "model.safetensors"
     before = contents(run)
@@ -110,7 +110,7 @@ def test_nothing_that_a_run_reads_is_overwritten(start, run, photos, what, quiet
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("name", ["answers.csv", "config.toml", "metrics.jsonl", "model_card.md", "report.html",
+@pytest.mark.parametrize("name", ["predictions.csv", "config.toml", "metrics.jsonl", "model_card.md", "report.html",
                                   "curves.svg", "model.safetensors", "checkpoints/step_000000007.safetensors",
                                   "tensorboard"])  # fmt: skip
 def test_a_file_of_a_users_with_one_of_our_names_stays(run, name):
@@ -224,7 +224,7 @@ def test_a_run_that_cannot_be_moved_stays_where_it_was(run, monkeypatch, fails_a
 @pytest.mark.parametrize(("name", "text"), [
     ("metrics.jsonl", '{"step": 1, "tool": "another"}\n'), ("metrics.jsonl", '{"notes": 1}'),
     ("excluded.csv", "name,reason\r\na.jpg,blurred\r\n"),
-    ("answers.csv", "name,label,answer,probability,label probability,rather\r\n"),
+    ("predictions.csv", "name,label,prediction,probability,label_probability,suggested_label\r\n"),
 ])  # fmt: skip
 def test_what_other_programs_write_too_is_ours_only_in_a_run(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
@@ -233,8 +233,8 @@ def test_what_other_programs_write_too_is_ours_only_in_a_run(tmp_path, name, tex
 
 
 def test_a_table_with_another_column_is_not_replaced(run):
-    text = (run / "answers.csv").read_text().replace("rather", "rather,my review", 1)
-    (run / "answers.csv").write_text(text)
+    text = (run / "predictions.csv").read_text().replace("suggested_label", "suggested_label,my review", 1)
+    (run / "predictions.csv").write_text(text)
     with pytest.raises(UserError, match="was not written by vitrail"):
         check_free(run, overwrite=True)
 
@@ -339,10 +339,10 @@ def test_commands_replace_no_page_or_table_of_a_users(run, photos, tmp_path, qui
     before = mine.read_bytes()
     with pytest.raises(UserError, match=r"labels\.csv"):
         evaluate(run, mine, report=mine, console=quiet)
-    shutil.copy(mine, tmp_path / "page-answers.csv")
+    shutil.copy(mine, tmp_path / "page-predictions.csv")
     with pytest.raises(UserError, match=r"page-answers\.csv"):
         evaluate(run, photos, report=tmp_path / "page.html", console=quiet)
-    assert mine.read_bytes() == before == (tmp_path / "page-answers.csv").read_bytes()
+    assert mine.read_bytes() == before == (tmp_path / "page-predictions.csv").read_bytes()
     site = tmp_path / "site"
     site.mkdir()
     (site / "index.html").write_text("mine")

@@ -2,7 +2,7 @@
 
 from vitrail.config import ModelConfig, Preprocess, ResNetConfig
 from vitrail.report.provenance import preprocessing_line, provenance
-from vitrail.weights.bundle import Answering, Card
+from vitrail.weights.bundle import Card, Postprocess
 
 MODEL = ModelConfig(width=48, depth=2, mlp_dim=64, heads=2, patch=(8, 8), image_size=(32, 48), num_classes=2)
 
@@ -11,7 +11,7 @@ def test_everything_the_card_knows_is_told():
     card = Card(
         model=MODEL,
         preprocess=Preprocess(size=(32, 48), mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.25)),
-        answering=Answering(temperature=1.5, threshold=0.7),
+        postprocess=Postprocess(temperature=1.5, threshold=0.7),
         recipe={"recipe": "finetune"},
         data={"name": "birds", "fingerprint": "0123abc", "images": {"train": 1200, "test": 300}},
         source="hf-hub:owner/name",

@@ -28,7 +28,7 @@ from vitrail.metrics.multilabel import same_decisions
 from vitrail.metrics.tuning import MultilabelTuning
 from vitrail.tasks.table import prediction_task
 from vitrail.training.progress import read_metrics
-from vitrail.weights.bundle import Answering, read_card, replace_card
+from vitrail.weights.bundle import Postprocess, read_card, replace_card
 from vitrail.workflows.measure import measure
 from vitrail.workflows.train_run import train
 
@@ -127,11 +127,11 @@ def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_pat
     shutil.copy(run.weights, weights)
     scores = evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
     card = vitrail.load(weights).card
-    assert card.answering.thresholds == tuple(scores.tuned.thresholds)
-    assert len(card.answering.thresholds) == len(card.classes)
+    assert card.postprocess.thresholds == tuple(scores.tuned.thresholds)
+    assert len(card.postprocess.thresholds) == len(card.classes)
     samples = open_dataset(tagged).splits["val"]
     for one in vitrail.load(weights).predict([samples.read(i) for i in range(len(samples))], top=len(card.classes)):
-        least = dict(zip(card.classes, card.answering.thresholds, strict=True))
+        least = dict(zip(card.classes, card.postprocess.thresholds, strict=True))
         assert set(one.labels) == {name for name, p in one.top if p >= least[name]}
     with pytest.raises(UserError, match="give an image one label"):
         evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
@@ -145,10 +145,10 @@ def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, 
         lambda *_, **__: MultilabelTuning(2.0, 1.0, 0.3, 0.3, 0.5, [0.9] * 3),
     )
     shutil.copy(run.weights, weights)
-    before = Answering(thresholds=(0.2, 0.5, 0.7))
-    replace_card(weights, read_card(weights).model_copy(update={"answering": before}))
+    before = Postprocess(thresholds=(0.2, 0.5, 0.7))
+    replace_card(weights, read_card(weights).model_copy(update={"postprocess": before}))
     evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
-    after = read_card(weights).answering
+    after = read_card(weights).postprocess
     assert after.temperature == 2 and after.thresholds == pytest.approx(same_decisions(np.array([0.2, 0.5, 0.7]), 2))
 
 

@@ -42,7 +42,7 @@ def test_a_folder_becomes_a_measured_classifier(trained, photos):
         "model.safetensors",
         "report.html",
         "model_card.md",
-        "answers.csv",
+        "predictions.csv",
         "curves.svg",
     }
     text = log.read_text()

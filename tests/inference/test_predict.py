@@ -16,7 +16,7 @@ from vitrail.commands.predict import predict_rows
 from vitrail.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.build import create
-from vitrail.weights.bundle import Answering, Card, read_bundle, write_bundle
+from vitrail.weights.bundle import Card, Postprocess, read_bundle, write_bundle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -89,7 +89,7 @@ def test_each_of_several_labels_has_its_own_probability(path, image, tmp_path):
     card, state = read_bundle(path)
     refused = card.classes.index(ranked[0][0])
     thresholds = tuple(1.0 if index == refused else 0.0 for index in range(4))
-    several = card.model_copy(update={"task": "multilabel", "answering": Answering(thresholds=thresholds)})
+    several = card.model_copy(update={"task": "multilabel", "answering": Postprocess(thresholds=thresholds)})
     write_bundle(tmp_path / "several.safetensors", state, several)
     (found,) = vitrail.load(tmp_path / "several.safetensors").predict([image])
     chances = dict(found.top)

@@ -8,13 +8,13 @@ from tests.interpret.nets import brightness_net, noise, patches_of, random_net
 from vitrail.config import Preprocess
 from vitrail.inference.classifier import Classifier
 from vitrail.interpret.faithfulness import faithfulness, gain, random_maps
-from vitrail.weights.bundle import Answering, Card
+from vitrail.weights.bundle import Card, Postprocess
 
 
 def card_of(net, several, temperature):
     spec = Preprocess(size=net.config.image_size, mean=(0.5,), std=(0.5,))
-    answering = Answering(temperature=temperature)
-    return Card(model=net.config, preprocess=spec, created_with="a test", several=several, answering=answering)
+    answering = Postprocess(temperature=temperature)
+    return Card(model=net.config, preprocess=spec, created_with="a test", multilabel=several, postprocess=answering)
 
 
 @pytest.mark.parametrize("several", [False, True])

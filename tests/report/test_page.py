@@ -193,14 +193,14 @@ def test_what_tuning_found_is_shown() -> None:
     words = " ".join(" ".join(Reader(render(facts)).words).split())
     found = facts.result.scores.tuned
     assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
-    assert "Answering less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
+    assert "Postprocess less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
     assert f"that is answered, at a temperature of {found.temperature:.3g}." in words
     low, high = facts.result.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.result.scores.nll_interval
     assert f"log-loss in nats, {low:.3f} to {high:.3f}" in words
     assert "No threshold makes" in " ".join(Reader(render(tuned(600, 0.9999))).words)
-    assert "Answering less" not in render(tuned(20))  # too few to say anything
+    assert "Postprocess less" not in render(tuned(20))  # too few to say anything
 
 
 def test_rows_of_answering_less_are_of_the_curve() -> None:

@@ -105,7 +105,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss):
     whole = objective.loss(net, batch)
     parts = [objective.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
     assert torch.allclose(sum(part.total for part in parts), whole.total)
-    assert torch.allclose(sum(part.right for part in parts), whole.right)
+    assert torch.allclose(sum(part.correct for part in parts), whole.correct)
 
 
 def test_an_image_of_weight_zero_counts_nothing():
@@ -117,7 +117,7 @@ def test_an_image_of_weight_zero_counts_nothing():
         objective.loss_of_logits(logits, targets, weights),
         objective.loss_of_logits(logits[keep], targets[keep], torch.ones(3)),
     )
-    assert torch.allclose(whole.total, rest.total) and whole.right == rest.right
+    assert torch.allclose(whole.total, rest.total) and whole.correct == rest.correct
     assert mean(objective.loss_of_logits(logits, targets, torch.zeros(4)), torch.zeros(4)) == 0
 
 

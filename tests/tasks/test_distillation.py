@@ -64,7 +64,7 @@ def test_the_loss_is_the_closed_form(loss, answers, temperature, share, teacher_
     taught = by_hand(student(batch.pixels), teacher(batch.pixels), loss, answers, temperature, teacher_loss)
     expected = (1 - share) * own.total.item() + share * (taught * batch.weights.double().numpy()).sum()
     assert got.total.item() == pytest.approx(expected, rel=1e-5)
-    assert got.right == own.right
+    assert got.correct == own.correct
 
 
 def test_soft_gradients_are_those_of_the_divergence_between_both():

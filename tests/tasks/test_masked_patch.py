@@ -158,7 +158,7 @@ def test_pixel_targets_are_the_pixels(channels):
     loss = masked.loss_of_patches(predicted, targets, weights)
     each = ((predicted.double() - targets.double()) ** 2).mean((1, 2))
     assert loss.total.item() == pytest.approx((each * weights).sum().item(), rel=1e-5)
-    assert loss.right.isnan()  # nothing is right or wrong
+    assert loss.correct.isnan()  # nothing is right or wrong
 
 
 @pytest.mark.parametrize(("target", "parts"), [("color", 1), ("grid", 16)])
@@ -173,7 +173,7 @@ def test_the_loss_is_torchs_over_corrupted_patches_weighted_by_image(target, par
     each = torch.stack([F.cross_entropy(logits[i], targets[i].flatten()) for i in range(3)])
     assert loss.total.item() == pytest.approx((each * weights).sum().item(), rel=1e-5)
     right = (logits.argmax(-1) == targets.view(3, -1)).double().mean(1)
-    assert loss.right.item() == pytest.approx((right * weights).sum().item(), rel=1e-5)
+    assert loss.correct.item() == pytest.approx((right * weights).sum().item(), rel=1e-5)
     assert right[2] >= 0.5
 
 
@@ -211,7 +211,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(target):
     masked = objective(target, size=(32, 32), patch=(8, 8))
     whole, parts = masked.loss(net, batch), [masked.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
     assert torch.allclose(sum(part.total for part in parts), whole.total, rtol=1e-5)
-    assert torch.allclose(sum(part.right for part in parts), whole.right, equal_nan=True)
+    assert torch.allclose(sum(part.correct for part in parts), whole.correct, equal_nan=True)
 
 
 def test_a_batch_without_keys_is_refused():
@@ -237,4 +237,4 @@ def test_a_network_learns_to_predict_what_it_does_not_see(target):
         seen.append((loss.total / batch.weights.sum()).item())
     assert seen[-1] < 0.3 * seen[0]
     if target != "pixels":
-        assert loss.right / batch.weights.sum() > 0.8
+        assert loss.correct / batch.weights.sum() > 0.8

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.report.test_page import Reader
 from vitrail.config import MaskedConfig, ModelConfig, ObjectiveConfig, Preprocess
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.distributed import ALONE
 from vitrail.errors import UserError
 from vitrail.metrics.calibration import bin_confidence
@@ -122,15 +122,15 @@ def test_distillation_is_measured_as_the_task_it_learns(labels):
 def test_predictions_are_one_label_or_those_above_their_thresholds():
     p = torch.tensor([[0.5, 0.3, 0.2]])
     single, many = (prediction_task(name, 3) for name in ("classification", "multilabel"))
-    ((ranked, given),) = single.predictions(p, 2, None, Answering())
+    ((ranked, given),) = single.predictions(p, 2, None, Postprocess())
     assert [label for label, _ in ranked] == [0, 1] and [label for label, _ in given] == [0]
-    ((_, given),) = single.predictions(p, 2, None, Answering(threshold=0.6))
+    ((_, given),) = single.predictions(p, 2, None, Postprocess(threshold=0.6))
     assert given == []
-    ((ranked, given),) = many.predictions(p, 1, None, Answering(thresholds=(0.6, 0.1, 0.1)))
+    ((ranked, given),) = many.predictions(p, 1, None, Postprocess(thresholds=(0.6, 0.1, 0.1)))
     assert [label for label, _ in ranked] == [0] and [label for label, _ in given] == [1, 2]
-    ((_, given),) = many.predictions(p, 1, 0.25, Answering(thresholds=(0.6, 0.1, 0.1)))
+    ((_, given),) = many.predictions(p, 1, 0.25, Postprocess(thresholds=(0.6, 0.1, 0.1)))
     assert [label for label, _ in given] == [0, 1]
-    ((_, given),) = many.predictions(p, 1, None, Answering())
+    ((_, given),) = many.predictions(p, 1, None, Postprocess())
     assert [label for label, _ in given] == [0]
 
 
@@ -166,4 +166,4 @@ def test_a_report_shows_what_a_task_of_another_kind_gives():
     for text in (page, card):
         assert "mean intersection over union" in text and "It outlines most of it." in text
         assert "overlap" in text and "70.0\u202f%" in text and "recall" not in text.lower()
-    assert "Validation iou" in render(facts) and "Confusions" not in page and "Answering less" not in page
+    assert "Validation iou" in render(facts) and "Confusions" not in page and "Postprocess less" not in page

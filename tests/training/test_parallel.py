@@ -65,7 +65,7 @@ def batch(step, ranks):
     weights = torch.rand(BATCH, generator=draw).mul(2).where(torch.rand(BATCH, generator=draw) > 0.2, 0.0)
     if step == 3:
         weights[BATCH // 2 :] = 0  # nothing for the second process of two
-    part = BATCH // ranks.world
+    part = BATCH // ranks.world_size
     return Batch(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
 
 
@@ -74,7 +74,7 @@ def go(state, update, ranks, steps=STEPS):
     losses = []
     for _ in range(steps):
         done = update(state, batch(state.step, ranks))
-        losses.append(ranks.sum(torch.stack([done.loss, done.weight])))
+        losses.append(ranks.all_reduce_sum(torch.stack([done.loss, done.weight])))
     sums = torch.stack(losses)
     return sums[:, 0] / sums[:, 1], {name: whole(t).detach().clone() for name, t in state.tensors().items()}
 
@@ -224,13 +224,13 @@ def test_muon_needs_whole_matrices(tmp_path):
 def _shares(folder):
     """What happens to all when the first process fails, or another one does."""
     with joined() as ranks:
-        assert ranks.share(lambda: dist.get_rank()) == 0
-        assert ranks.largest(ranks.rank, -ranks.rank) == (ranks.world - 1, 0)
-        assert ranks.gather(ranks.rank) == list(range(ranks.world))
+        assert ranks.broadcast(lambda: dist.get_rank()) == 0
+        assert ranks.all_reduce_max(ranks.rank, -ranks.rank) == (ranks.world_size - 1, 0)
+        assert ranks.all_gather(ranks.rank) == list(range(ranks.world_size))
         told = []
         for error in (UserError("no such folder"), ValueError("a mistake")):
             try:
-                ranks.share(lambda error=error: (_ for _ in ()).throw(error))
+                ranks.broadcast(lambda error=error: (_ for _ in ()).throw(error))
             except (UserError, ValueError, RuntimeError) as found:
                 told.append((type(found).__name__, str(found), bool(getattr(found, "reported", False))))
         return told

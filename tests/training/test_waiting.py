@@ -20,7 +20,7 @@ from vitrail.training.step import StepResult
 from vitrail.training.throughput import Throughput
 
 ONE = torch.tensor(1.0)
-DONE = StepResult(loss=ONE, right=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
+DONE = StepResult(loss=ONE, correct=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
 
 
 def test_the_share_is_that_of_the_time_between_items():

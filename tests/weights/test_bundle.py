@@ -51,10 +51,10 @@ def test_the_task_is_written_under_its_first_name(bundle, state, card, written, 
     assert document["several"] is written or document["several"] == written == task
     assert "task" not in document and list(document).index("several") == list(document).index("classes") + 1
     assert read_card(bundle).task == task
-    rewrite(bundle, state, several=written)
+    rewrite(bundle, state, multilabel=written)
     assert read_card(bundle).task == task
     write_bundle(bundle, state, card)
-    rewrite(bundle, state, several=3)
+    rewrite(bundle, state, multilabel=3)
     with pytest.raises(UserError, match="several"):
         read_card(bundle)
 

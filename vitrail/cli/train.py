@@ -31,7 +31,7 @@ def train(
     """Train a classifier on a folder of images.
 
     Whatever is not given is chosen from the data and the machine, and the reason is printed. The run folder gets
-    config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, answers.csv and model_card.md. Ctrl-C
+    config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, predictions.csv and model_card.md. Ctrl-C
     saves and stops.
 
     Examples:
@@ -71,7 +71,7 @@ def train(
     overwrite
         Replace the run in --out once the new one is finished. Only files that a run wrote are removed.
     """
-    from vitrail.distributed import end_process, is_first
+    from vitrail.distributed import end_process, is_first_process
     from vitrail.workflows.train_run import train
 
     result = train(
@@ -88,7 +88,7 @@ def train(
         console=make_console(lasting=True, quiet=quiet),
         **everyday.given(),
     )
-    if result.report is not None and is_first():
+    if result.report is not None and is_first_process():
         run, console = escape(shlex.quote(str(result.folder))), make_console(lasting=True, quiet=quiet)
         console.print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
     end_process()

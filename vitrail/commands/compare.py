@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.distributed import is_first
+from vitrail.distributed import is_first_process
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.compare import Compared, compare_runs
 
@@ -25,9 +25,9 @@ def compare(
 
     Without `data`, the images are those that the first run kept from its own training.
     """
-    console = console if console is not None and is_first() else make_console()
+    console = console if console is not None and is_first_process() else make_console()
     compared, words = compare_runs(runs, data, split, device, console)
-    if not is_first():
+    if not is_first_process():
         return compared
     _show(console, compared)
     fitted = ", ".join(row.name for row in compared if row.fitted)

@@ -25,11 +25,11 @@ from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path
 from vitrail.workflows.measure import Measurement, judge, logits_of, show_scores
-from vitrail.workflows.prediction_table import write_answers
+from vitrail.workflows.prediction_table import write_predictions
 from vitrail.workflows.show import data_name, scanning, show_data
 from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
-from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_answering
-from vitrail.workflows.written import ANSWERS, MODEL_CARD, refuse_others
+from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_postprocess
+from vitrail.workflows.written import MODEL_CARD, PREDICTIONS, refuse_others
 
 LONGEST_NAME = 100  # of data in the name of a report: file systems have a limit, and others add to the name
 
@@ -93,8 +93,8 @@ def evaluate(
     if write and isinstance(weights, Classifier):
         raise UserError("write changes a weights file: give its path, not a loaded Classifier")
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
-        console = console if console is not None and ranks.first else make_console()
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console()
+        console.quiet = console.quiet or not ranks.is_first
         classifier = loaded(weights, image_size, device)
         card, spec = classifier.card, classifier.spec
         path = given_path(report) if report is not None else _beside(spec, str(data), split)
@@ -106,21 +106,21 @@ def evaluate(
                 trained = [Trained.of(classifier)]
                 return unseen_images(str(data), trained, split, str(quarantine or ""), scanned, follow_links)
 
-        dataset, samples, words = ranks.share(look)
+        dataset, samples, words = ranks.broadcast(look)
         show_data(console, dataset)
         place, settings = device_of(classifier.net), DataConfig()
-        temperature = card.answering.temperature
+        temperature = card.postprocess.temperature
         out = logits_of(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
 
         def tell() -> Scores:
             net, task, told = classifier.net, classifier.task, words + fitted_note(card, samples)
-            found = judge(net, out, told, samples, card.preprocess, settings, task=task, answering=card.answering)
-            found = tuned(found, samples, card.answering, target_accuracy)
+            found = judge(net, out, told, samples, card.preprocess, settings, task=task, postprocess=card.postprocess)
+            found = tuned(found, samples, card.postprocess, target_accuracy)
             show_scores(console, found)
             show_tuning(console, found)
             answers = _answers(path)
             facts = _facts(spec, dataset, card, found, again, answers.name)
-            write_answers(answers, found, samples, card.answering)
+            write_predictions(answers, found, samples, card.postprocess)
             write_model_card(_card(path), facts)
             write_report(path, facts)
             console.print(
@@ -128,10 +128,10 @@ def evaluate(
                 f"and a model card, {escape(path.stem)}-card.md"
             )
             if write:
-                console.print(escape(write_answering(spec, card, found, samples)))
+                console.print(escape(write_postprocess(spec, card, found, samples)))
             return found.scores
 
-        return ranks.share(tell)
+        return ranks.broadcast(tell)
 
 
 def _check(
@@ -139,7 +139,7 @@ def _check(
 ) -> None:
     """What would fail after the work is told before it."""
     check_names(weights, classifier.card)
-    beside = {_answers(report): ANSWERS, _card(report): MODEL_CARD}
+    beside = {_answers(report): PREDICTIONS, _card(report): MODEL_CARD}
     refuse_others([(report, "report.html"), *beside.items()], "choose another --report")
     if report.is_dir() or not report.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
@@ -154,7 +154,7 @@ def _check(
 
 
 def _answers(report: Path) -> Path:
-    return report.with_name(f"{report.stem}-answers.csv")
+    return report.with_name(f"{report.stem}-predictions.csv")
 
 
 def _card(report: Path) -> Path:

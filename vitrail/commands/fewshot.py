@@ -67,8 +67,8 @@ def fewshot(
         "knn": lambda task, rows: knn(task, rows, neighbours, temperature),
     }
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
-        console = console if console is not None and ranks.first else make_console()
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console()
+        console.quiet = console.quiet or not ranks.is_first
         classifier = load(weights, image_size=image_size, device=device)
         extractor = Extractor(classifier, console, interrupts, ranks)
         tasks = list(_tasks(data, Trained.of(classifier), extractor, shots, SEEDS[form]))
@@ -92,7 +92,7 @@ def fewshot(
             console.print(f"[dim]±: {spread}{'; penalties are chosen on the test images, as in the paper' * chosen}[/]")
             return found
 
-        return ranks.share(solve)
+        return ranks.broadcast(solve)
 
 
 def _tasks(
@@ -107,7 +107,7 @@ def _tasks(
     if len({given_path(path).resolve() for path in data}) < len(data):
         raise UserError("a data set is named twice")
     for name, path in zip(names, data, strict=True):
-        dataset = extractor.ranks.share(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
+        dataset = extractor.ranks.broadcast(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
         train, test = dataset.splits["train"], dataset.splits["test" if "test" in dataset.splits else "val"]
         show_transfer(extractor.console, name, dataset, train, test, trained)
         classes = len(dataset.classes)
@@ -140,7 +140,7 @@ def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
         dataset = open_dataset(path, lambda _, splits: None if {"train"} < splits & given else USUAL, progress=scanned)
     if len(dataset.splits) < 2:
         raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
-    if dataset.several:
+    if dataset.multilabel:
         raise UserError(f"the images of '{path}' have any number of labels: these measures need exactly one")
     return dataset
 

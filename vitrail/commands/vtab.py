@@ -75,8 +75,8 @@ def vtab(
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
     wrong: dict[str, str] = {}
     with joined() as ranks:
-        console = console if console is not None and ranks.first else make_console(lasting=True)
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+        console.quiet = console.quiet or not ranks.is_first
         if by == "finetune":
             runs = Path("runs") / "vtab" if out is None else out
             scores = finetune_tasks(weights, places, out=runs, seeds=seeds, overrides=overrides, console=console)
@@ -108,13 +108,13 @@ def _probe_tasks(
         scores, wrong = [], {}
         for task, place in places.items():
             try:
-                dataset, splits = ranks.share(partial(_open, task, place, console, interrupts))
+                dataset, splits = ranks.broadcast(partial(_open, task, place, console, interrupts))
             except UserError as error:
                 wrong[task.key] = str(error)
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
             found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
-            score = ranks.share(partial(probe_score, task, dataset, found, seen_by(splits[-1], trained)))
+            score = ranks.broadcast(partial(probe_score, task, dataset, found, seen_by(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
         return scores, wrong

@@ -39,7 +39,7 @@ class Dataset:
     fingerprint: str  # of names, classes and content; not of the place or the order of listing
     given_split: bool  # the data came with its own split folders
     median_size: tuple[int, int]  # (height, width)
-    several: bool = False  # an image can have any number of the classes
+    multilabel: bool = False  # an image can have any number of the classes
 
 
 def recognised_by(samples: Samples) -> np.ndarray:
@@ -131,7 +131,7 @@ def open_dataset(
         fingerprint=fingerprint,
         given_split=source.given_split,
         median_size=(int(np.median(seen.shapes[:, 0])), int(np.median(seen.shapes[:, 1]))),
-        several=source.several,
+        multilabel=source.multilabel,
     )
 
 
@@ -182,7 +182,7 @@ def _usable(
         name, reason = missing[0]
         notes.append(f"Missing: {count(len(missing), 'file')}; '{short(name)}': {reason}.")
     lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
-    if lost and not source.several:
+    if lost and not source.multilabel:
         notes.append(f"No image can be used in the {plural(source.noun)} {some(labels[0] for labels in lost)}.")
     return rows
 
@@ -241,7 +241,7 @@ def _samples(images: Catalogue, classes: tuple[str, ...], seen: Scan, alike: boo
         if not rows:
             continue
         labels = [[index[name] for name in images.labels[row]] for row in rows]
-        several = images.several or split == "real" or any(len(own) != 1 for own in labels)
+        several = images.multilabel or split == "real" or any(len(own) != 1 for own in labels)
         weights = np.ones(len(rows)) if images.weights is None else np.array([images.weights[row] for row in rows])
         if weights.any():
             weights = weights / weights.mean()  # so that the scale of the weights is not one of the learning rate

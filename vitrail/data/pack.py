@@ -166,10 +166,10 @@ class Packing:
             "format": FORMAT,
             "version": VERSION,
             "classes": self.classes,
-            "several": self.source.several,
+            "multilabel": self.source.multilabel,
             "options": asdict(self.options),
             "shards": shards,
-            "left_out": self.left_out,
+            "skipped": self.left_out,
             "notes": notes,
         }
 
@@ -228,7 +228,7 @@ class Packing:
                 {"bytes": image, "path": origin_of(self.source.entries[row].name).encode("utf-8", "replace").decode()}
                 for row, image in zip(rows, images, strict=True)
             ],
-            "label": labels if self.source.several else [own[0] for own in labels],
+            "label": labels if self.source.multilabel else [own[0] for own in labels],
         }
         if self.source.groups is not None:
             columns["group"] = [self.source.groups[row] for row in rows]
@@ -242,7 +242,7 @@ class Packing:
         label: dict[str, Any] = {"names": list(self.classes), "_type": "ClassLabel"}
         features: dict[str, Any] = {"image": {"_type": "Image"}, "label": label}
         fields = [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())]
-        if self.source.several:
+        if self.source.multilabel:
             features["label"], fields[1] = {"feature": label, "_type": "List"}, ("label", pa.list_(pa.int64()))
         for name, held, kind, dtype in (
             ("group", self.source.groups, pa.string(), "string"),

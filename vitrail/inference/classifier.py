@@ -251,7 +251,7 @@ class Classifier:
         --------
         >>> clf.chances(clf.net(clf.inputs(["new.jpg"])))
         """
-        logits = logits.float() / self.card.answering.temperature
+        logits = logits.float() / self.card.postprocess.temperature
         return self.task.probabilities(logits)
 
     def predictions(self, logits: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
@@ -262,7 +262,7 @@ class Classifier:
         finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
         found: list[Prediction | None] = []
         for (ranked, given), sound in zip(
-            self.task.predictions(chances, top, threshold, self.card.answering), finite, strict=True
+            self.task.predictions(chances, top, threshold, self.card.postprocess), finite, strict=True
         ):
             labels, probabilities = tuple(classes[i] for i, _ in given), tuple(p for _, p in given)
             words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]

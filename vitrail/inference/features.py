@@ -63,11 +63,11 @@ class Extractor:
     def of(self, samples: Samples, rows: np.ndarray | None = None, what: str = "") -> Features:
         """Make sure that the images, or some rows of them, have features; all processes call this together."""
         rows = np.arange(len(samples)) if rows is None else np.unique(rows)
-        todo = self.ranks.share(lambda: rows[self.cache.missing(samples.digests[rows])])
+        todo = self.ranks.broadcast(lambda: rows[self.cache.missing(samples.digests[rows])])
         if len(todo):
             self._run(samples.subset(todo), what)
-            self.ranks.gather(None)  # until all have written theirs
-            left = self.ranks.share(lambda: len(self.cache.missing(samples.digests[todo])))
+            self.ranks.all_gather(None)  # until all have written theirs
+            left = self.ranks.broadcast(lambda: len(self.cache.missing(samples.digests[todo])))
             if left == len(todo):
                 raise UserError(f"none of the {left:,} images of {what} gave features: can they and the cache be read?")
             if left:
@@ -86,7 +86,7 @@ class Extractor:
             held.clear()
 
         try:
-            with repeatable(device), self._bar(what, -(-len(samples) // self.ranks.world)) as progress:
+            with repeatable(device), self._bar(what, -(-len(samples) // self.ranks.world_size)) as progress:
                 found = run(
                     self.forward,
                     samples,

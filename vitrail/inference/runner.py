@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.decode import MAX_PIXELS
-from vitrail.data.loader.loader import ImageBatch, Place, evaluation_loader
+from vitrail.data.loader.loader import ImageBatch, evaluation_loader
 from vitrail.data.loader.reader import Reader, Source
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import normalise
@@ -62,7 +62,7 @@ def network_outputs(
         rows.append((out[readable], batch.labels[readable], batch.sample[readable]))
         failures += batch.failures
     own = [torch.cat(column) for column in zip(*rows, strict=True)]
-    parts, told = zip(*ranks.gather((own, failures)), strict=True)
+    parts, told = zip(*ranks.all_gather((own, failures)), strict=True)
     values, labels, sample = (torch.cat(column) for column in zip(*parts, strict=True))
     failures = sorted(failure for one in told for failure in one)
     if not len(sample):
@@ -94,8 +94,7 @@ def run(
     rows done. After each batch the run stops if a signal came.
     """
     reader = Reader(images, spec, data.max_pixels)  # every image once: there is nothing to keep them for
-    place = Place(ranks.rank, ranks.world, ranks.beside)
-    loader = evaluation_loader(reader, batch_size, data.workers, device, place)
+    loader = evaluation_loader(reader, batch_size, data.workers, device, ranks)
     done = 0
     for batch, out in _results(forward, loader, spec, device):
         yield batch, out

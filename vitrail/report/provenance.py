@@ -56,7 +56,7 @@ def preprocessing_line(spec: Preprocess) -> str:
 
 def _answers(card: Card) -> str:
     """How logits become answers, where that was tuned."""
-    tuned = card.answering
+    tuned = card.postprocess
     told = [f"temperature {tuned.temperature:.3g}"] if tuned.temperature != 1 else []
     told += [f"none of these below a probability of {tuned.threshold:.3g}"] if tuned.threshold else []
     told += ["a threshold of its own for every label"] if tuned.thresholds else []

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.metrics.accuracy import ClassificationScores, chunks, confident_mistakes, least_certain, score, softmax
 from vitrail.metrics.label_errors import suspected_labels
 from vitrail.metrics.significance import Paired, compare_right
@@ -44,10 +44,10 @@ class Classification(CrossEntropy):
 
     name = "classification"
     abstains = True
-    # rather: the class that is likelier than the label, where that is doubted
-    columns = ("name", "label", "answer", "probability", "label probability", "rather")
+    # suggested_label: the class that is likelier than the label, where the label is in doubt
+    columns = ("name", "label", "prediction", "probability", "label_probability", "suggested_label")
 
-    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def correct(self, logits: Tensor, targets: Tensor) -> Tensor:
         """1 where the likeliest class is the first of the targets, else 0."""
         return (logits.argmax(-1) == targets.argmax(-1)).float()
 
@@ -61,9 +61,9 @@ class Classification(CrossEntropy):
         return logits.softmax(-1)
 
     def predictions(
-        self, probabilities: Tensor, top: int, threshold: float | None, answering: Answering
+        self, probabilities: Tensor, top: int, threshold: float | None, postprocess: Postprocess
     ) -> Iterator[tuple[Ranking, Ranking]]:
-        least = answering.threshold if threshold is None else threshold
+        least = postprocess.threshold if threshold is None else threshold
         best = probabilities.topk(min(top, probabilities.shape[-1]), dim=-1)
         for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             ranked = list(zip(indices, values, strict=True))
@@ -74,12 +74,12 @@ class Classification(CrossEntropy):
         return labels if labels.ndim == 1 else torch.where(labels > 0, logits, -torch.inf).argmax(dim=1)
 
     def score(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> ClassificationScores:
         return score(logits, labels, classes)
 
     def examples(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> Examples:
         probabilities = softmax(logits)
         wrong, unsure = confident_mistakes(logits, labels, MISTAKES), least_certain(logits, UNCERTAIN)
@@ -98,7 +98,12 @@ class Classification(CrossEntropy):
         )
 
     def rows(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering, examples: Examples
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        postprocess: Postprocess,
+        examples: Examples,
     ) -> Iterator[tuple[str, ...]]:
         for part in chunks(*logits.shape):
             for row, own in enumerate(softmax(logits[part]), part.start):
@@ -118,13 +123,13 @@ class Classification(CrossEntropy):
         self,
         logits: np.ndarray,
         labels: np.ndarray,
-        answering: Answering,
+        postprocess: Postprocess,
         accuracy: float | None,
         groups: np.ndarray | None,
     ) -> Tuning:
-        return tune(logits, labels, accuracy, answering.temperature, groups=groups)
+        return tune(logits, labels, accuracy, postprocess.temperature, groups=groups)
 
-    def answering(self, tuning: Tuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    def to_postprocess(self, tuning: Tuning, before: Postprocess) -> tuple[dict[str, Any], list[str]]:
         """A threshold that was stored before holds for the temperature before alone."""
         asked, stored = tuning.abstention, before.threshold
         if asked is not None and asked.threshold is not None:

@@ -55,7 +55,7 @@ class CrossEntropy(ABC):
     def loss_of_logits(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Loss:
         """Logits and targets are (B, K), weights (B,)."""
         total = (self.per_image(logits, targets) * weights).sum()
-        return Loss(total, (self.right(logits, targets) * weights).sum())
+        return Loss(total, (self.correct(logits, targets) * weights).sum())
 
     def per_image(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, float32 (B,). A class's weight multiplies its term: softmax -w t log p, sigmoid
@@ -69,7 +69,7 @@ class CrossEntropy(ABC):
         return (terms if weights is None else terms * weights).sum(-1)
 
     @abstractmethod
-    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def correct(self, logits: Tensor, targets: Tensor) -> Tensor:
         """How far each image is got right, from 0 to 1; float32 (B,)."""
 
     @abstractmethod
@@ -100,11 +100,11 @@ class LabelValidation:
         self.sums.add(found, found.total.new_tensor(len(logits)))
 
     def result(self, ranks: Ranks) -> dict[str, float]:
-        loss, right, count = self.sums.over(ranks)
+        loss, correct, count = self.sums.over(ranks)
         if not count:
             gone = "none of the images held out to measure on can be read any more"
             raise UserError(f"{gone}; put them back and go on with --resume")
-        return {"val_loss": loss / count, self.name: right / count}
+        return {"val_loss": loss / count, self.name: correct / count}
 
 
 def class_weights(

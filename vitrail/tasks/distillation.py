@@ -59,7 +59,7 @@ class Distillation:
         total = (self.per_image(logits, taught) * batch.weights).sum()
         if self.share < 1:  # else the loss of the labels counts nothing, not even where it is infinite
             total = (1 - self.share) * own.total + self.share * total
-        return Loss(total, own.right)
+        return Loss(total, own.correct)
 
     def per_image(self, logits: Tensor, taught: Tensor) -> Tensor:
         """The loss of each image against the teacher's logits, both (B, K): float32 (B,)."""

@@ -78,8 +78,8 @@ class MaskedPatch:
             return Loss((errors * weights).sum(), torch.full_like(weights, torch.nan).sum())  # no pixel is just right
         logits = predicted.unflatten(-1, (-1, COLORS))  # (B, M, parts, 512)
         errors = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
-        right = (logits.argmax(-1) == targets).float()
-        return Loss((errors.mean((1, 2)) * weights).sum(), (right.mean((1, 2)) * weights).sum())
+        correct = (logits.argmax(-1) == targets).float()
+        return Loss((errors.mean((1, 2)) * weights).sum(), (correct.mean((1, 2)) * weights).sum())
 
     def corruption(self, epoch: Tensor, sample: Tensor, device: torch.device) -> Corruption:
         """What happens to each image, from its keys, int64 (B,) on the CPU; all on `device`."""
@@ -134,9 +134,9 @@ class MaskedValidation:
         self.sums.add(self.task.loss(model, batch), batch.weights.sum())
 
     def result(self, ranks: Ranks) -> dict[str, float]:
-        loss, right, count = self.sums.over(ranks)
+        loss, correct, count = self.sums.over(ranks)
         row = {"val_loss": loss / max(count, 1)}
-        return row | {"val_accuracy": right / max(count, 1)} if math.isfinite(right) else row
+        return row | {"val_accuracy": correct / max(count, 1)} if math.isfinite(correct) else row
 
 
 def _lengths(length: int, parts: int, device: torch.device) -> Tensor:

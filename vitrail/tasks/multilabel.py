@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.data.sources.manifest import BETWEEN
 from vitrail.distributed import Ranks
 from vitrail.metrics.multilabel import (
@@ -48,9 +48,9 @@ class Multilabel(CrossEntropy):
 
     name = "multilabel"
     abstains = False
-    columns = ("name", "labels", "answers")
+    columns = ("name", "labels", "predictions")
 
-    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def correct(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The share of classes that are decided correctly."""
         return ((logits > 0) == (targets > 0.5)).float().mean(-1)
 
@@ -64,10 +64,10 @@ class Multilabel(CrossEntropy):
         return logits.sigmoid()
 
     def predictions(
-        self, probabilities: Tensor, top: int, threshold: float | None, answering: Answering
+        self, probabilities: Tensor, top: int, threshold: float | None, postprocess: Postprocess
     ) -> Iterator[tuple[Ranking, Ranking]]:
         classes = probabilities.shape[-1]
-        least = _thresholds(answering, classes) if threshold is None else [threshold] * classes
+        least = _thresholds(postprocess, classes) if threshold is None else [threshold] * classes
         best = probabilities.topk(classes, dim=-1)
         for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             ranked = list(zip(indices, values, strict=True))
@@ -77,17 +77,17 @@ class Multilabel(CrossEntropy):
         return labels
 
     def score(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> MultilabelScores:
-        thresholds = np.array(_thresholds(answering, len(classes)))
+        thresholds = np.array(_thresholds(postprocess, len(classes)))
         return score_multilabel(logits, labels, classes, thresholds=thresholds)
 
     def examples(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> Examples:
         probabilities = sigmoid(logits.astype(np.float64))
         worst = []
-        for row, label in worst_decisions(logits, labels, MISTAKES, np.array(_thresholds(answering, len(classes)))):
+        for row, label in worst_decisions(logits, labels, MISTAKES, np.array(_thresholds(postprocess, len(classes)))):
             p = probabilities[row, label]
             yes, no = (classes[label], float(p)), (f"not {classes[label]}", float(1 - p))
             predicted, true = (no, yes) if labels[row, label] else (yes, no)
@@ -95,9 +95,14 @@ class Multilabel(CrossEntropy):
         return Examples(worst)
 
     def rows(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering, examples: Examples
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        postprocess: Postprocess,
+        examples: Examples,
     ) -> Iterator[tuple[str, ...]]:
-        least = np.asarray(_thresholds(answering, len(classes)))
+        least = np.asarray(_thresholds(postprocess, len(classes)))
 
         def named(marked: np.ndarray) -> str:
             return BETWEEN.join(classes[index] for index in np.flatnonzero(marked).tolist())
@@ -112,14 +117,14 @@ class Multilabel(CrossEntropy):
         self,
         logits: np.ndarray,
         labels: np.ndarray,
-        answering: Answering,
+        postprocess: Postprocess,
         accuracy: float | None,
         groups: np.ndarray | None,
     ) -> MultilabelTuning:
-        now = np.array(_thresholds(answering, logits.shape[1]))
-        return tune_multilabel(logits, labels, now, answering.temperature, groups=groups)
+        now = np.array(_thresholds(postprocess, logits.shape[1]))
+        return tune_multilabel(logits, labels, now, postprocess.temperature, groups=groups)
 
-    def answering(self, tuning: MultilabelTuning, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    def to_postprocess(self, tuning: MultilabelTuning, before: Postprocess) -> tuple[dict[str, Any], list[str]]:
         """Thresholds that do worse on images they were not fitted on are not taken."""
         if tuning.macro_f1 >= tuning.macro_f1_before:
             found, told = tuning.thresholds, f"a threshold for each of {len(tuning.thresholds)} labels"
@@ -180,7 +185,7 @@ class MultilabelValidation(LabelValidation):
 
     def result(self, ranks: Ranks) -> dict[str, float]:
         row = super().result(ranks)
-        pairs = [pair for part in ranks.gather(self.found) for pair in part]
+        pairs = [pair for part in ranks.all_gather(self.found) for pair in part]
         logits, truth = (torch.cat(column).numpy() for column in zip(*pairs, strict=True))
         return row | {self.name: mean_average_precision(logits, truth)}
 
@@ -214,5 +219,5 @@ def thresholds_sentence(scores: MultilabelScores) -> str:
     )
 
 
-def _thresholds(answering: Answering, classes: int) -> Sequence[float]:
-    return answering.thresholds or [THRESHOLD] * classes
+def _thresholds(postprocess: Postprocess, classes: int) -> Sequence[float]:
+    return postprocess.thresholds or [THRESHOLD] * classes

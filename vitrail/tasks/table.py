@@ -23,7 +23,7 @@ def task_name(config: RunConfig, dataset: Dataset) -> str:
     """What a run on these images learns."""
     if config.kind == "masked":
         return MaskedPatch.name
-    return Multilabel.name if dataset.several else Classification.name
+    return Multilabel.name if dataset.multilabel else Classification.name
 
 
 def make_task(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.distributed import Ranks
 from vitrail.metrics.scores import Scores
 from vitrail.metrics.significance import Paired
@@ -45,7 +45,7 @@ class Loss:
     total: Tensor  # each image's loss times its weight
     # The weights of the images that the network got right, or the mean share of an image's parts that it did; not a
     # number where nothing is right or wrong
-    right: Tensor
+    correct: Tensor
 
 
 Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
@@ -95,7 +95,7 @@ class PredictionTask(Task, Protocol):
         """(N, K), of logits that are divided by their temperature."""
 
     def predictions(
-        self, probabilities: Tensor, top: int, threshold: float | None, answering: Answering
+        self, probabilities: Tensor, top: int, threshold: float | None, postprocess: Postprocess
     ) -> Iterator[tuple[Ranking, Ranking]]:
         """For each image its `top` likeliest classes, and those that it is given; below the `threshold`, by default
         that of the weights, none."""
@@ -103,10 +103,12 @@ class PredictionTask(Task, Protocol):
     def labels_of(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The labels to score against, where the data has more than the task can predict."""
 
-    def score(self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering) -> Scores: ...
+    def score(
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
+    ) -> Scores: ...
 
     def examples(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering
+        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> Examples:
         """Images to look at."""
 
@@ -114,20 +116,25 @@ class PredictionTask(Task, Protocol):
         self,
         logits: np.ndarray,
         labels: np.ndarray,
-        answering: Answering,
+        postprocess: Postprocess,
         accuracy: float | None,
         groups: np.ndarray | None,
     ) -> Any:
         """What a temperature and thresholds would change; `accuracy`: that predictions shall have."""
 
-    def answering(self, tuning: Any, before: Answering) -> tuple[dict[str, Any], list[str]]:
+    def to_postprocess(self, tuning: Any, before: Postprocess) -> tuple[dict[str, Any], list[str]]:
         """What of the tuning to write into the weights, and in words."""
 
     def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
         """Two networks on the same images."""
 
     def rows(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], answering: Answering, examples: Examples
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        postprocess: Postprocess,
+        examples: Examples,
     ) -> Iterator[tuple[str, ...]]:
         """The table with the prediction for every image, but for its first column, the name."""
 
@@ -142,9 +149,9 @@ class Sums:
         self.sums = torch.zeros(3, dtype=torch.float64)
 
     def add(self, found: Loss, images: Tensor) -> None:
-        self.sums += torch.stack([found.total, found.right, images]).double().cpu()
+        self.sums += torch.stack([found.total, found.correct, images]).double().cpu()
 
     def over(self, ranks: Ranks) -> tuple[float, float, float]:
-        """Loss, right and images of all processes, which call this together."""
-        loss, right, images = torch.stack(ranks.gather(self.sums)).sum(0).tolist()
-        return loss, right, images
+        """Loss, correct and images of all processes, which call this together."""
+        loss, correct, images = torch.stack(ranks.all_gather(self.sums)).sum(0).tolist()
+        return loss, correct, images

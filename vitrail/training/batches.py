@@ -58,7 +58,7 @@ class SourceBatches:
             try:
                 content = next(stream, END)
             except Exception:
-                if self.interrupts.caught and self.ranks.world == 1:  # the signal stopped the source's workers, too
+                if self.interrupts.caught and self.ranks.world_size == 1:  # the workers got it too
                     return
                 raise
             if content is END:
@@ -76,7 +76,7 @@ class SourceBatches:
     def _check_micro_batches(self, batch: OwnBatch) -> None:
         if self.sharded and self.train.micro_batch_size:
             parts = -(-len(batch) // self.train.micro_batch_size)
-            most, least = self.ranks.largest(parts, -parts)
+            most, least = self.ranks.all_reduce_max(parts, -parts)
             if most != -least:
                 raise UserError("under fsdp with train.micro_batch_size, batches of all processes must have one size")
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from vitrail.atomic import whole_file
 from vitrail.distributed import ALONE, Ranks
 from vitrail.errors import UserError, reason_of
-from vitrail.training.parallel import local_part, rows_of
+from vitrail.training.parallel import local_shard, rows_of
 from vitrail.training.state import Rows, TrainState
 
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
@@ -112,14 +112,14 @@ class Checkpoints:
         """Write a checkpoint, then remove the oldest beyond those to keep. All processes call this together."""
         tensors = state.tensors()
         divided = {name: rows for name, tensor in tensors.items() if (rows := rows_of(tensor)) is not None}
-        count = self.ranks.world if divided else 1
+        count = self.ranks.world_size if divided else 1
         failure = ""
         path = self.folder / f"step_{state.step:09d}.safetensors"
         if count > 1:
             path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
         if self.ranks.rank < count:
-            own = {n: t for n, t in tensors.items() if n in divided or self.ranks.first}
-            told = about if self.ranks.first else {}
+            own = {n: t for n, t in tensors.items() if n in divided or self.ranks.is_first}
+            told = about if self.ranks.is_first else {}
             arrays = {key: value for key, value in told.items() if isinstance(value, np.ndarray)}
             own |= {f"{ABOUT}{key}": torch.from_numpy(value) for key, value in arrays.items()}
             facts = {key: value for key, value in told.items() if key not in arrays}
@@ -127,14 +127,14 @@ class Checkpoints:
             facts |= {"rollbacks": state.rollbacks, "evaluated": state.evaluated}
             facts |= {"unfit": int(state.unfit), "rows": divided}
             if count > 1:
-                facts["save"] = self.ranks.share(lambda: secrets.token_hex(8))
+                facts["save"] = self.ranks.broadcast(lambda: secrets.token_hex(8))
             failure = self._write(path, own, facts)
-        failures = [sentence for sentence in self.ranks.gather(failure) if sentence]
+        failures = [sentence for sentence in self.ranks.all_gather(failure) if sentence]
         if failures:
             if not failure and self.ranks.rank < count:
                 path.unlink(missing_ok=True)  # a part alone is of no use
             raise UserError(f"cannot write the checkpoint {failures[0]}")
-        self.ranks.share(lambda: self._clear(state.step, count))
+        self.ranks.broadcast(lambda: self._clear(state.step, count))
 
     def _clear(self, newest: int, count: int) -> None:
         """Remove the oldest, what is of a course that the run went back from, and what killed processes left behind;
@@ -160,7 +160,7 @@ class Checkpoints:
     def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
         """Why it could not be written; nothing, if it could."""
         try:
-            held = {name: local_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+            held = {name: local_shard(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
             for name in _shared(held):  # as layers of somebody's network may, and a file may not
                 held[name] = held[name].clone()
             facts["digest"] = digest(held, facts)

@@ -88,4 +88,4 @@ def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 def _copied(done: StepResult) -> StepResult:
     """What the next step does not write over."""
-    return StepResult(*(tensor.clone() for tensor in (done.loss, done.right, done.weight, done.norm, done.finite)))
+    return StepResult(*(tensor.clone() for tensor in (done.loss, done.correct, done.weight, done.norm, done.finite)))

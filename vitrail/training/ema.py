@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitrail.training.parallel import local_part
+from vitrail.training.parallel import local_shard
 
 
 class Average:
@@ -55,8 +55,8 @@ class Average:
         if self._found is not None and self._found[0] is model:
             return self._found[1:]
         parameters = dict(model.named_parameters())
-        ours = [local_part(tensor) for tensor in self.tensors.values()]
-        theirs = [local_part(parameters[name].detach()) for name in self.tensors]
+        ours = [local_shard(tensor) for tensor in self.tensors.values()]
+        theirs = [local_shard(parameters[name].detach()) for name in self.tensors]
         if not any(hasattr(parameter, "to_local") for parameter in parameters.values()):
             self._found = model, ours, theirs
         return ours, theirs

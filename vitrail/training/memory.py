@@ -25,7 +25,7 @@ SPARE = 0.05  # of a GPU's memory
 
 
 def check_memory(
-    config: RunConfig, model: NetworkConfig, device: torch.device, *, pretrained: bool, world: int, beside: int
+    config: RunConfig, model: NetworkConfig, device: torch.device, *, ranks: Ranks, pretrained: bool
 ) -> None:
     """That the memory there is can hold what a new run takes at the very least, before anything is built: the network,
     what is kept of one image, and the pixels of a batch.
@@ -34,21 +34,19 @@ def check_memory(
     ----------
     pretrained
         Whether the run starts from weights, which are in memory already.
-    world, beside
-        Processes of the run, and those of them on this machine.
     """
     spent = cost(model, whole=False)
     trains = config.kind != "probe" and not config.lora.rank and not config.optimizer.freeze
     held = 4 * spent.parameters * (3 if trains else 0 if pretrained else 1)  # weights, gradients, a moment
     image = 0.0 if config.train.gradient_checkpointing or not trains else spent.saved
     height, width = model.image_size
-    batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // world)
+    batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // ranks.world_size)
     pixels = float(batch * height * width * model.channels)
     if device.type == "cuda":
-        needs = [(held / world + image, float(torch.cuda.get_device_properties(device).total_memory))]
-        needs.append((pixels, available_memory() / beside))
+        needs = [(held / ranks.world_size + image, float(torch.cuda.get_device_properties(device).total_memory))]
+        needs.append((pixels, available_memory() / ranks.local_world_size))
     else:
-        needs = [(held / world + image + pixels, available_memory() / beside)]
+        needs = [(held / ranks.world_size + image + pixels, available_memory() / ranks.local_world_size)]
     for needed, there in needs:
         if needed > there:
             size = f"{height}x{width} px, a batch of {config.train.batch_size:,}"
@@ -68,9 +66,9 @@ def choose_micro_batch(
     if device.type == "cuda" and not sharded:
         return _divisor(len(example), _tried(module, loss, example, config))
     if device.type == "cuda":  # the network is not sharded yet, and as it is it may not even fit
-        room = SHARE * torch.cuda.get_device_properties(device).total_memory - held / ranks.world
+        room = SHARE * torch.cuda.get_device_properties(device).total_memory - held / ranks.world_size
     else:
-        room = SHARE * available_memory() / ranks.beside - 0.75 * held  # the weights are there already
+        room = SHARE * available_memory() / ranks.local_world_size - 0.75 * held  # the weights are there already
     spent = cost(model, whole=False)
     precision = 1.0 if config.precision.compute == "bf16" else FLOAT32
     fits = int(room / (precision * (spent.saved + spent.passing)))

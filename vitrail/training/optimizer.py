@@ -14,7 +14,7 @@ from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
 from vitrail.training.blocks import blocks_of, hidden_matrices, param_depths
 from vitrail.training.muon import Muon
-from vitrail.training.parallel import local_part
+from vitrail.training.parallel import local_shard
 
 MATRICES = ("weight", "lora_a", "lora_b")  # how names of matrices end; tables of positions and tokens are none
 
@@ -50,10 +50,10 @@ class SGD(torch.optim.SGD):
                 state = self.state[parameter]
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
-                momenta.append(local_part(state["momentum_buffer"]))
+                momenta.append(local_shard(state["momentum_buffer"]))
             sgd(
-                [local_part(parameter) for parameter in parameters],
-                [local_part(parameter.grad) for parameter in parameters],
+                [local_shard(parameter) for parameter in parameters],
+                [local_shard(parameter.grad) for parameter in parameters],
                 momenta,
                 fused=True,
                 found_inf=getattr(self, "found_inf", None),

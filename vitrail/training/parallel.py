@@ -22,7 +22,7 @@ def choose_parallel(
     model: nn.Module, train: TrainConfig, ranks: Ranks, device: torch.device
 ) -> Literal["none", "ddp", "fsdp"]:
     """How the processes of a run share the network: as the settings say, else by the memory of a GPU."""
-    if ranks.world == 1:
+    if ranks.world_size == 1:
         return "none"
     if train.parallel != "auto":
         return train.parallel
@@ -76,7 +76,7 @@ def compile_blocks(net: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def gradients_stay(network: nn.Module, enabled: bool) -> Iterator[None]:
+def no_gradient_sync(network: nn.Module, enabled: bool) -> Iterator[None]:
     """Backward passes that only add up gradients in this process; the last one of a step sends the sum."""
     if enabled and hasattr(network, "set_requires_gradient_sync"):  # fsdp
         network.set_requires_gradient_sync(False)  # type: ignore[operator]
@@ -91,7 +91,7 @@ def gradients_stay(network: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
-def divide_again(net: nn.Module) -> None:
+def reshard(net: nn.Module) -> None:
     """Give back what fsdp brought together for a forward pass that no backward pass followed."""
     for module in net.modules():
         if hasattr(module, "reshard"):
@@ -103,7 +103,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The rows of a tensor that this process holds, sharing its memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

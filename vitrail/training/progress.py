@@ -248,8 +248,8 @@ def open_progress(
     train: TrainConfig, run: RunContext, device: torch.device, start: int, flops_per_image: float
 ) -> TrainingProgress:
     """The progress of a run from step `start` on, with the files that the first process writes."""
-    metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.first else None
-    events = Events(run.folder / "tensorboard", start) if run.ranks.first and train.tensorboard else None
+    metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.is_first else None
+    events = Events(run.folder / "tensorboard", start) if run.ranks.is_first and train.tensorboard else None
     peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return TrainingProgress(
         run.console,
@@ -257,7 +257,7 @@ def open_progress(
         train.steps or 0,
         start,
         flops_per_image=flops_per_image,
-        peak=peak and peak * run.ranks.world,
+        peak=peak and peak * run.ranks.world_size,
         events=events,
     )
 

@@ -13,7 +13,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.models.legacy_names import new_name
 from vitrail.training.ema import Average
-from vitrail.training.parallel import local_part, rows_of, whole
+from vitrail.training.parallel import local_shard, rows_of, whole
 
 Rows = tuple[int, int]  # first, and one after the last
 ReadTensor = Callable[[str, Rows | None], Tensor]  # a saved tensor by name, or some of its rows
@@ -38,7 +38,7 @@ class TrainState:
         return self.network if self.network is not None else self.model
 
     def __post_init__(self) -> None:
-        self.unfit = self.unfit.to(local_part(next(self.model.parameters())).device)
+        self.unfit = self.unfit.to(local_shard(next(self.model.parameters())).device)
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -59,7 +59,7 @@ class TrainState:
         names = {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
         for name, tensor in self.model.state_dict().items():
             one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
-            if ranks.first:
+            if ranks.is_first:
                 found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
         return found
 
@@ -73,7 +73,7 @@ class TrainState:
         if odd:
             raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
         for name, tensor in own.items():
-            ours, saved = local_part(tensor), read(stored[name], rows_of(tensor))
+            ours, saved = local_shard(tensor), read(stored[name], rows_of(tensor))
             if (ours.shape, ours.dtype) != (saved.shape, saved.dtype):
                 kinds = f"{_kind(saved)} in it and {_kind(ours)} here"
                 raise UserError(f"the checkpoint is of another network: '{name}' is {kinds}")
@@ -94,7 +94,7 @@ class TrainState:
 
     def _moment(self, parameter: Tensor, name: str, read: ReadTensor) -> Tensor:
         """What an optimizer keeps of a parameter, divided as the parameter is."""
-        device, rows = local_part(parameter).device, rows_of(parameter)
+        device, rows = local_shard(parameter).device, rows_of(parameter)
         value = read(name, None if rows is None or "/step/" in name else rows)
         if value.ndim == 0:
             return value.to(device if self.optimizer.defaults.get("fused") else torch.device("cpu"))

@@ -14,7 +14,7 @@ from vitrail.distributed import ALONE, Ranks
 from vitrail.inference.device import autocast
 from vitrail.tasks.task import Batch, Objective
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
-from vitrail.training.parallel import gradients_stay, whole
+from vitrail.training.parallel import no_gradient_sync, whole
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import TrainState
 
@@ -24,7 +24,7 @@ class StepResult:
     """What a step did, still on the device; sums over this process's part of the batch."""
 
     loss: Tensor
-    right: Tensor
+    correct: Tensor
     weight: Tensor
     norm: Tensor  # of the gradient, over all processes
     finite: Tensor  # whether that was a number; if not, nothing has changed
@@ -60,9 +60,9 @@ class TrainStep:
         """What the device does in a step. Nothing here depends on the number of the step or waits for a value, so it
         can be recorded as a CUDA graph."""
         weight = batch.weights.sum()
-        total_weight = self.ranks.sum(weight.clone())
+        total_weight = self.ranks.all_reduce_sum(weight.clone())
         # Gradients are averaged over processes, where a sum is wanted.
-        loss, right = self._gradients(state, batch, self.ranks.world / total_weight.clamp(min=1e-9))
+        loss, correct = self._gradients(state, batch, self.ranks.world_size / total_weight.clamp(min=1e-9))
         grads = [p.grad for p in state.model.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(grads))
         finite = torch.isfinite(norm)
@@ -71,22 +71,22 @@ class TrainStep:
         step_if_finite(state.optimizer, finite)
         state.optimizer.zero_grad(set_to_none=True)
         state.unfit.copy_(torch.where(finite, 0, state.unfit + 1))
-        return StepResult(loss, right, weight, norm, finite)
+        return StepResult(loss, correct, weight, norm, finite)
 
     def _gradients(self, state: TrainState, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Add up gradients over the micro-batches; returns the sums of losses and of correct predictions."""
         network = state.called
-        losses, rights = [], []
+        losses, corrects = [], []
         size = self.config.train.micro_batch_size or len(batch)
         for first in range(0, len(batch), size):
             part = batch if size >= len(batch) else batch.part(first, first + size)
-            with gradients_stay(network, enabled=first + size < len(batch)):
+            with no_gradient_sync(network, enabled=first + size < len(batch)):
                 with self.autocast():
                     loss = self.loss(network, part)
                 (loss.total * scale).backward()
             losses.append(loss.total.detach())
-            rights.append(loss.right.detach())
-        return torch.stack(losses).sum(), torch.stack(rights).sum()
+            corrects.append(loss.correct.detach())
+        return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
     def rehearse(self, state: TrainState, batch: Batch) -> None:
         """A backward pass that changes nothing. DDP orders gradients anew after its first one, which changes the last

@@ -50,8 +50,10 @@ class Throughput:
         """Of the steps that were not skipped; and how many were."""
         finite = torch.stack([done.finite for done in self.done])
         norms = torch.stack([done.norm for done in self.done])
-        sums = torch.stack([torch.stack([done.loss, done.right, done.weight]) for done in self.done])  # (steps, 3)
-        loss, right, weight = self.ranks.sum(torch.where(finite[:, None], sums, 0.0).sum(0).float()).tolist()
+        sums = torch.stack([torch.stack([done.loss, done.correct, done.weight]) for done in self.done])  # (steps, 3)
+        loss, correct, weight = self.ranks.all_reduce_sum(
+            torch.where(finite[:, None], sums, 0.0).sum(0).float()
+        ).tolist()
         skipped = len(self.done) - int(finite.sum())
         norm = float(norms[finite].mean()) if skipped < len(self.done) else float("nan")
         seconds = max(time.monotonic() - self.started, 1e-9)
@@ -61,9 +63,9 @@ class Throughput:
                 "loss": loss / max(weight, 1e-9),
                 "grad_norm": norm,
             }
-            row |= {"accuracy": round(right / max(weight, 1e-9), 6)} if math.isfinite(right) else {}
+            row |= {"accuracy": round(correct / max(weight, 1e-9), 6)} if math.isfinite(correct) else {}
         row |= {
-            "images_per_second": self.images * self.ranks.world / seconds,
+            "images_per_second": self.images * self.ranks.world_size / seconds,
             "data_wait": round(min(1.0, self.waited / seconds), 4),
         }
         self._restart()

@@ -27,7 +27,7 @@ from vitrail.training.checkpoint import Checkpoints, Saved
 from vitrail.training.cuda_graph import GraphedStep
 from vitrail.training.ema import Average
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, divide_again, local_part
+from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, local_shard, reshard
 from vitrail.training.progress import TrainingProgress, open_progress
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
@@ -110,13 +110,14 @@ def fit(
         if advice := batches.waiting_advice(state.step):
             progress.advise(*advice)
         if (
-            run.ranks.world > 1
+            run.ranks.world_size > 1
             and state.step < (config.train.steps or 0)
             and (example := batches.example()) is not None
         ):
             step.rehearse(state, example)
-        # Recomputation keeps random numbers of its own, which a graph does not know.
-        graphs = config.train.compile == "graphs" and run.ranks.world == 1 and not config.train.gradient_checkpointing
+        # Gradient checkpointing saves and restores the random state, which a CUDA graph cannot do.
+        recomputes = config.train.gradient_checkpointing
+        graphs = config.train.compile == "graphs" and run.ranks.world_size == 1 and not recomputes
         graphed = GraphedStep(step, progress.message) if graphs and task.graph_safe else step
         Trainer(state, graphed, batches, config, run, progress, checkpoints, facts, validate).train()
     return state.final_weights(run.ranks), time.monotonic() - started
@@ -199,7 +200,7 @@ class Trainer:
         state, train, ranks, interrupts = self.state, self.config.train, self.run.ranks, self.run.interrupts
         saved_at, save_seconds = time.monotonic(), 0.0  # of the last checkpoint
         # Across machines an exchange between all processes takes a while, and a step need not wait for it.
-        agree_every = 1 if ranks.world == ranks.beside else train.log_every
+        agree_every = 1 if ranks.world_size == ranks.local_world_size else train.log_every
         for batch in self.throughput.waiting(self.batches(state.step, state.passed)):
             self.throughput.add(self.step(state, batch), len(batch))
             begun()
@@ -214,7 +215,7 @@ class Trainer:
             due = 0
             if step % agree_every == 0 or last:
                 late = time.monotonic() - saved_at > max(self.checkpoint_seconds, SAVING_SHARE * save_seconds)
-                caught, due = ranks.largest(interrupts.caught or 0, int(late and ranks.first))
+                caught, due = ranks.all_reduce_max(interrupts.caught or 0, int(late and ranks.is_first))
                 if caught:
                     self._save()
                     raise Interrupted(caught)
@@ -255,7 +256,7 @@ class Trainer:
                     row = self.validate(state.model, state.step == self.steps)
                 finally:
                     state.model.train()
-                    divide_again(state.model)
+                    reshard(state.model)
         except Interrupted:
             self._save()
             raise
@@ -266,8 +267,8 @@ class Trainer:
 
     def _save(self) -> None:
         """Also after a step without a finite gradient: to resume from, but not to roll back to."""
-        finite = [torch.isfinite(local_part(p.detach())).all() for p in self.state.model.parameters()]
-        if any(self.run.ranks.largest(int(not torch.stack(finite).all()))):
+        finite = [torch.isfinite(local_shard(p.detach())).all() for p in self.state.model.parameters()]
+        if any(self.run.ranks.all_reduce_max(int(not torch.stack(finite).all()))):
             raise _Diverged
         self.checkpoints.save(self.state, self.facts())
         if not int(self.state.unfit):
@@ -278,7 +279,7 @@ class Trainer:
         only come again."""
         state = self.state
         at, position, rollbacks = state.step, state.step + state.passed, state.rollbacks + 1
-        found = self.run.ranks.share(lambda: self.checkpoints.latest_good(at, given_up))
+        found = self.run.ranks.broadcast(lambda: self.checkpoints.latest_good(at, given_up))
         if found is None:  # a run saves before its first step
             folder = self.checkpoints.folder
             raise UserError(f"{folder} holds no checkpoint any more, and the run has to go back to one")

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
-    PlainSerializer,
     ValidationError,
     model_validator,
 )
@@ -30,8 +30,8 @@ import vitrail
 from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
-from vitrail.config.answering import Answering
 from vitrail.config.legacy_settings import current_section, current_settings
+from vitrail.config.postprocess import Postprocess
 from vitrail.errors import Note, UserError
 from vitrail.models.legacy_names import new_names
 from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
@@ -52,12 +52,8 @@ Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], Fail
 
 
 def _task(value: object) -> object:
-    """The name of a task; files say only whether an image can have several labels."""
+    """The name of a task. Earlier files only say whether an image can have several labels."""
     return {False: "classification", True: "multilabel"}[value] if isinstance(value, bool) else value
-
-
-def _several(task: str) -> bool | str:
-    return task if task not in ("classification", "multilabel") else task == "multilabel"
 
 
 class _Known(BaseModel):
@@ -119,8 +115,10 @@ class Card(Schema):
         tuple[str, ...], FailFast()
     ] = ()  # in the order of the logits; empty: the weights came without names
     # What the logits are, a name of `vitrail.tasks.table.TASKS`
-    task: Annotated[str, BeforeValidator(_task), PlainSerializer(_several)] = Field("classification", alias="several")
-    answering: Answering = Answering()
+    task: Annotated[str, BeforeValidator(_task)] = Field(
+        "classification", validation_alias=AliasChoices("task", "several")
+    )
+    postprocess: Postprocess = Field(default=Postprocess(), validation_alias=AliasChoices("postprocess", "answering"))
     recipe: Annotated[dict[str, Any], BeforeValidator(current_settings), _like(_Recipe)] = Field(
         default_factory=dict
     )  # the resolved run config
@@ -138,8 +136,8 @@ class Card(Schema):
     def _consistent(self) -> Card:
         if self.classes and len(self.classes) != self.model.num_classes:
             raise ValueError(f"{len(self.classes)} class names for {self.model.num_classes} logits")
-        if self.answering.thresholds and len(self.answering.thresholds) != self.model.num_classes:
-            raise ValueError(f"{len(self.answering.thresholds)} thresholds for {self.model.num_classes} logits")
+        if self.postprocess.thresholds and len(self.postprocess.thresholds) != self.model.num_classes:
+            raise ValueError(f"{len(self.postprocess.thresholds)} thresholds for {self.model.num_classes} logits")
         if self.preprocess.size != self.model.image_size:
             made, taken = ("x".join(map(str, size)) for size in (self.preprocess.size, self.model.image_size))
             raise ValueError(f"preprocessing makes {made} images, and the network takes {taken}")

@@ -16,7 +16,6 @@ from vitrail.data.loader.loader import (
     UNCUT,
     ImageBatch,
     Loader,
-    Place,
     evaluation_loader,
     training_loader,
     training_order,
@@ -44,7 +43,7 @@ RESIDENT_SHARE = 0.25  # of its free memory, at most
 
 def example_batch(plan: Plan, targets: Targets, ranks: Ranks) -> Batch:
     """A batch of the right shapes, of zeros."""
-    size = plan.config.train.batch_size // ranks.world
+    size = plan.config.train.batch_size // ranks.world_size
     pixels = torch.zeros(size, plan.preprocess.channels, *plan.preprocess.size, device=plan.device)
     key = torch.zeros(size, dtype=torch.int64)
     return Batch(pixels, targets(key.to(plan.device)), torch.ones(size, device=plan.device), key, key)
@@ -55,7 +54,7 @@ class ImageBatches:
 
     def __init__(self, plan: Plan, targets: Targets, run: RunContext):
         self.plan, self.targets, self.run = plan, targets, run
-        self.loader = _loader(plan, Place(run.ranks.rank, run.ranks.world, run.ranks.beside))
+        self.loader = _loader(plan, run.ranks)
         self.reported: set[str] = set()
 
     def __call__(self, start: int, skipped: int) -> Iterator[Batch]:
@@ -105,7 +104,7 @@ class ImageBatches:
             )
 
 
-def _loader(plan: Plan, place: Place) -> Loader | ResidentLoader:
+def _loader(plan: Plan, ranks: Ranks) -> Loader | ResidentLoader:
     config, samples, device = plan.config, plan.dataset.splits["train"], plan.device
     settings = config.train.batch_size, config.augment, config.train.seed
     size = len(samples) * plan.preprocess.channels * plan.preprocess.size[0] * plan.preprocess.size[1]
@@ -113,11 +112,11 @@ def _loader(plan: Plan, place: Place) -> Loader | ResidentLoader:
         free, _ = torch.cuda.mem_get_info(device)
         if size <= min(RESIDENT, RESIDENT_SHARE * free):
             reader = Reader(samples, plan.preprocess, config.data.max_pixels)
-            alone = replace(place, rank=0, world=1)  # any process may need any image
+            alone = replace(ranks, rank=0, world_size=1)  # any process may need any image
             images = evaluation_loader(reader, 512, config.data.workers, device, alone)
-            return ResidentLoader(images, training_order(reader, *settings, place))
-    reader = reader_of(samples, plan.preprocess, config.data, place.beside)
-    return training_loader(reader, *settings, config.data.workers, device, place)
+            return ResidentLoader(images, training_order(reader, *settings, ranks))
+    reader = reader_of(samples, plan.preprocess, config.data, ranks.local_world_size)
+    return training_loader(reader, *settings, config.data.workers, device, ranks)
 
 
 def prepare(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Batch]:
@@ -145,9 +144,9 @@ def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
     one number."""
     cast, ranks = autocast(plan.config.precision.compute, plan.device), run.ranks
     data = plan.config.data.model_copy(update={"scaled_decoding": False})
-    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.beside)
-    size = max(1, min(plan.config.train.batch_size // ranks.world, 512))
-    loader = evaluation_loader(reader, size, data.workers, plan.device, Place(ranks.rank, ranks.world, ranks.beside))
+    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.local_world_size)
+    size = max(1, min(plan.config.train.batch_size // ranks.world_size, 512))
+    loader = evaluation_loader(reader, size, data.workers, plan.device, ranks)
 
     @contextmanager
     def precision(last: bool) -> Iterator[None]:

@@ -37,7 +37,7 @@ class Facts:
     median_size: Size
     device: str  # cpu, cuda or mps
     start: NetworkConfig | None  # the network of the starting weights
-    several: bool = False  # an image can have any number of the classes
+    multilabel: bool = False  # an image can have any number of the classes
 
     @property
     def flops(self) -> float:
@@ -64,7 +64,7 @@ def choose_backbone(facts: Facts) -> tuple[Backbone, str]:
 def choose_recipe(facts: Facts) -> Decision:
     if facts.start is None:
         return Decision("recipe", "scratch", "for random weights (--from WEIGHTS fine-tunes trained ones)")
-    if facts.epochs_within_budget(facts.start) < 2 and not facts.several:
+    if facts.epochs_within_budget(facts.start) < 2 and not facts.multilabel:
         hours = 6 * macs(facts.start) * 10 * facts.images / facts.flops / 3600
         why = f"ten epochs of fine-tuning would take about {hours:.1f} h here; a linear probe needs one pass"
         return Decision("recipe", "probe", why)

@@ -78,8 +78,8 @@ def compare_runs(
     if split == "train":
         raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
     with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
-        console = console if console is not None and ranks.first else make_console()
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console()
+        console.quiet = console.quiet or not ranks.is_first
         trained = [Trained.of(read_weights(name)) for name in names]
         cards = [one.card for one in trained]
         _check_alike(names, cards)
@@ -89,11 +89,11 @@ def compare_runs(
             with scanning(console, interrupts) as scanned:
                 return unseen_images(source, trained, split, "", scanned)[1:]
 
-        samples, words = ranks.share(look)
+        samples, words = ranks.broadcast(look)
         found = [
             _logits(name, card, samples, device, interrupts, ranks) for name, card in zip(names, cards, strict=True)
         ]
-        return ranks.share(lambda: (_compare(names, cards, found, samples), words))
+        return ranks.broadcast(lambda: (_compare(names, cards, found, samples), words))
 
 
 def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
@@ -130,7 +130,7 @@ def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: In
         device_of(classifier.net),
         interrupts,
         ranks,
-        card.answering.temperature,
+        card.postprocess.temperature,
     )
     return replace(out, values=out.values[:, [card.classes.index(known) for known in samples.classes]])
 
@@ -159,12 +159,12 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
 
 
 def _scores(task: PredictionTask, out: Outputs, card: Card, classes: Sequence[str]) -> Scores:
-    answering = card.answering
-    if answering.thresholds:  # in the order of these classes, as the logits
-        theirs = [answering.thresholds[card.classes.index(name)] for name in classes]
-        answering = answering.model_copy(update={"thresholds": tuple(theirs)})
+    postprocess = card.postprocess
+    if postprocess.thresholds:  # in the order of these classes, as the logits
+        theirs = [postprocess.thresholds[card.classes.index(name)] for name in classes]
+        postprocess = postprocess.model_copy(update={"thresholds": tuple(theirs)})
     labels = task.labels_of(out.values, out.labels)
-    return task.score(out.values.numpy(), labels.numpy(), classes, answering)
+    return task.score(out.values.numpy(), labels.numpy(), classes, postprocess)
 
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

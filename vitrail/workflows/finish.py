@@ -25,14 +25,14 @@ from vitrail.training.progress import few_points, read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
 from vitrail.workflows.measure import Measurement, measure, show_scores
-from vitrail.workflows.prediction_table import write_answers
+from vitrail.workflows.prediction_table import write_predictions
 from vitrail.workflows.resolve import Plan
 from vitrail.workflows.run_folder import NEW, check_there
 from vitrail.workflows.run_training import TrainResult
 from vitrail.workflows.show import data_name
 from vitrail.workflows.train_test_overlap import all_before, seen_before
 from vitrail.workflows.tune import tuned
-from vitrail.workflows.written import ANSWERS, MODEL_CARD
+from vitrail.workflows.written import MODEL_CARD, PREDICTIONS
 
 
 def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
@@ -45,7 +45,7 @@ def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainRe
 
 
 def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
-    """Measure once on the images kept for it, write answers.csv, report.html, model_card.md and model.safetensors."""
+    """Measure once on the test images; write predictions.csv, report.html, model_card.md and model.safetensors."""
     folder, about, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
@@ -70,7 +70,7 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
     card = _card(plan, found.sentence, metrics, about, history)
     config = (place / "config.toml").read_text(encoding="utf-8")
     facts = _facts(plan, found, folder, about, seconds, card, history, config)
-    write_answers(place / ANSWERS, found, samples)
+    write_predictions(place / PREDICTIONS, found, samples)
     write_report(place / "report.html", facts)
     write_model_card(place / MODEL_CARD, facts)
     write_bundle(place / "model.safetensors", _with_digests(plan, net, about), card)
@@ -183,7 +183,7 @@ def _facts(
         subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
         history=history,
         watched_baseline=baseline["watched"] if baseline else None,
-        answers=ANSWERS,
+        answers=PREDICTIONS,
         decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,

@@ -111,12 +111,12 @@ def fit(
     check_arguments(model, task, batches, evaluate)
     folder = given_path(out)
     with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
-        console = console if console is not None and ranks.first else make_console(lasting=True)
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+        console.quiet = console.quiet or not ranks.is_first
         again = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
         def settings(before: RunConfig | None = None) -> RunConfig:
-            return fit_config(model, batches, overrides, evaluate is not None, ranks.world, before)
+            return fit_config(model, batches, overrides, evaluate is not None, ranks.world_size, before)
 
         def begin() -> tuple[LockId, RunConfig, Saved | None, bool]:
             if again and has_checkpoint(folder):
@@ -132,7 +132,7 @@ def fit(
             console.print(f"{escape(what)}, {config.precision.compute} -> [bold]{escape(str(folder))}[/]")
             return lock, config, None, False
 
-        lock, config, saved, finished = ranks.share(begin)
+        lock, config, saved, finished = ranks.broadcast(begin)
         run = RunContext(folder, console, interrupts, ranks, lock)
         if finished:
             console.print(f"the run in [bold]{escape(str(folder))}[/] is finished")
@@ -186,14 +186,14 @@ def _train(
     device, ranks = choose_device(config.train.device), run.ranks
     model.to(device)
     set_types(model, config.precision)
-    ranks.copy_first([tensor.data for tensor in model.state_dict().values()])
+    ranks.broadcast_tensors([tensor.data for tensor in model.state_dict().values()])
     sharded = choose_parallel(model, config.train, ranks, device) == "fsdp"
     batches = SourceBatches(repeatable_source(source), config.train, device, ranks, run.interrupts, sharded)
     measured = _validation(evaluate, config, device, ranks) if evaluate is not None else None
     run = replace(run, facts={"config": stored_settings(config), "environment": environment(device)})
     with resume_advice(run.folder, "the same call with resume=True goes on"):
         weights, _ = fit_in_folder(model, task, batches, config, run, validate=measured, saved=saved)
-    ranks.share(lambda: _write(run, weights, config))
+    ranks.broadcast(lambda: _write(run, weights, config))
 
 
 def _write(run: RunContext, weights: dict[str, Tensor], config: RunConfig) -> None:
@@ -231,8 +231,8 @@ def _load_result(model: nn.Module, folder: Path, ranks: Ranks) -> None:
             raise UserError(f"{path} is not of this module: '{odd[0]}' is only in one of them, or of another size")
         model.load_state_dict(stored)
 
-    ranks.share(load)
-    ranks.copy_first([tensor.data for tensor in model.state_dict().values()])
+    ranks.broadcast(load)
+    ranks.broadcast_tensors([tensor.data for tensor in model.state_dict().values()])
 
 
 def _validation(
@@ -250,6 +250,6 @@ def _validation(
             raise UserError("evaluate must give names with numbers, such as {'val_loss': 0.3}") from None
         if taken := sorted(TAKEN & row.keys()):
             raise UserError(f"evaluate must call '{taken[0]}' another name, as val_{taken[0]}: that is training's")
-        return ranks.gather(row)[0]
+        return ranks.all_gather(row)[0]
 
     return measure

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from vitrail.config import DataConfig, Preprocess
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.distributed import ALONE, Ranks
 from vitrail.inference.device import repeatable
@@ -96,13 +96,13 @@ def judge(
     data: DataConfig,
     *,
     task: PredictionTask,
-    answering: Answering | None = None,
+    postprocess: Postprocess | None = None,
 ) -> Measurement:
     """Score the logits that `net` gave, and find the pictures that explain them."""
     left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
     sentence = f"Measured on {len(out.labels):,} image{'s' * (len(out.labels) != 1)} of the {split}{left_out}."
     out = replace(out, labels=task.labels_of(out.values, out.labels))
-    measured = out.values.numpy(), out.labels.numpy(), samples.classes, answering or Answering()
+    measured = out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess()
     examples = task.examples(*measured)
     pictures = Pictures(net, out, samples, spec, data)
     return Measurement(

@@ -31,11 +31,11 @@ def begin_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunCo
     with run.interrupts.at_once(ranks):
         net, task = starting_network(plan, run.console), make_task(plan)
         # The baseline needs the network as it is, before anything is put around it.
-        measured = ranks.share(lambda: _baseline(plan, net, run))
+        measured = ranks.broadcast(lambda: _baseline(plan, net, run))
         module = trained_module(plan, net)
-        ranks.copy_first([tensor.data for tensor in module.state_dict().values()])
+        ranks.broadcast_tensors([tensor.data for tensor in module.state_dict().values()])
         plan = _with_micro_batch(plan, module, task, run)
-        return plan, module, task, replace(run, facts=ranks.share(lambda: _begin_folder(plan, measured, run)))
+        return plan, module, task, replace(run, facts=ranks.broadcast(lambda: _begin_folder(plan, measured, run)))
 
 
 def run_probe(plan: Plan, run: RunContext) -> TrainResult:
@@ -57,7 +57,7 @@ def run_probe(plan: Plan, run: RunContext) -> TrainResult:
         forget_earlier(run.folder)
         return result
 
-    return run.ranks.share(work)
+    return run.ranks.broadcast(work)
 
 
 def _begin_folder(plan: Plan, measured: Baseline | None, run: RunContext) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext
     example = example_batch(plan, task.targets, ranks)
     most = len(example)
     fits = choose_micro_batch(module, task.loss, example, plan.config, plan.model, ranks)
-    (fits,) = (-number for number in ranks.largest(-fits))  # the smallest of all
+    (fits,) = (-number for number in ranks.all_reduce_max(-fits))  # the smallest of all
     if fits >= most:
         return plan
     why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.atomic import whole_file
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.errors import os_errors_as
 from vitrail.spreadsheet import csv_table
 from vitrail.workflows.measure import Measurement
 
 
-def write_answers(path: Path, found: Measurement, samples: Samples, answering: Answering | None = None) -> None:
+def write_predictions(path: Path, found: Measurement, samples: Samples, postprocess: Postprocess | None = None) -> None:
     """One row an image, in the order of the data."""
     out, task = found.outputs, found.task
     predicted = task.rows(
-        out.values.numpy(), out.labels.numpy(), samples.classes, answering or Answering(), found.examples
+        out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess(), found.examples
     )
     rows = ((samples.name(index), *row) for index, row in zip(out.sample.tolist(), predicted, strict=True))
     with os_errors_as(f"cannot write the answers {path}"), whole_file(path) as temporary:

@@ -57,7 +57,7 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[B
     """
     splits = plan.dataset.splits
     images = sum(len(samples) for samples in splits.values())
-    if len(splits["train"]) > SMALL_DATA or plan.dataset.several:
+    if len(splits["train"]) > SMALL_DATA or plan.dataset.multilabel:
         return None
     if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
         return None

@@ -122,7 +122,7 @@ def make_plan(
     settings.set("model.weights", whole_spec(settings.config.model.weights))
     settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
     check_purpose(settings.config, weights)  # the recipe may have been chosen since
-    if dataset.several and settings.config.kind != "masked":
+    if dataset.multilabel and settings.config.kind != "masked":
         if settings.config.kind == "probe":
             raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
         settings.choose(choose_loss(settings.config.objective))
@@ -257,7 +257,7 @@ def write_config(path: Path, values: dict[str, Any]) -> None:
 def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
     start = weights.card.model if weights else None
     images, classes = len(dataset.splits["train"]), len(dataset.classes)
-    return Facts(images, classes, dataset.median_size, device.type, start, dataset.several)
+    return Facts(images, classes, dataset.median_size, device.type, start, dataset.multilabel)
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, Any]:

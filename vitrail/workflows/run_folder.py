@@ -23,7 +23,15 @@ from vitrail.training.tensorboard import MARK
 from vitrail.weights.names import local_path
 from vitrail.workflows.resolve import Plan, write_config
 from vitrail.workflows.show import data_name
-from vitrail.workflows.written import ANSWERS, EXCLUDED, EXCLUDED_TITLES, MODEL_CARD, has_our_header, is_ours
+from vitrail.workflows.written import (
+    EXCLUDED,
+    EXCLUDED_TITLES,
+    MODEL_CARD,
+    OLD_PREDICTIONS,
+    PREDICTIONS,
+    has_our_header,
+    is_ours,
+)
 
 try:
     import fcntl
@@ -32,7 +40,8 @@ except ImportError:  # Windows, where two launches at once are the user's to avo
 
 FILES = (
     "model.safetensors",  # removed first and put in place last: with it a run counts as finished
-    ANSWERS,
+    PREDICTIONS,
+    OLD_PREDICTIONS,
     "curves.svg",
     "metrics.jsonl",
     EXCLUDED,
@@ -47,7 +56,7 @@ LOCK = ".lock"
 NEW = ".vitrail-new"  # where a run lies until it has saved for the first time
 OLD = ".vitrail-old"  # where the run that was there before lies until the new one is finished
 REPLACED = "replaced"  # in NEW: an unfinished run that is replaced, while OLD holds a finished one
-WEAK = ("metrics.jsonl", ANSWERS, EXCLUDED)  # such files other programs write, too
+WEAK = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # such files other programs write, too
 
 
 def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> None:

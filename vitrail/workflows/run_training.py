@@ -63,10 +63,10 @@ def fit_in_folder(
         )
     except BaseException:
         with contextlib.suppress(UserError):  # what stopped the run is what to report
-            if run.ranks.first:
+            if run.ranks.is_first:
                 _draw_curves(run.folder)
         raise
-    run.ranks.share(lambda: _draw_curves(run.folder))
+    run.ranks.broadcast(lambda: _draw_curves(run.folder))
     return result
 
 
@@ -90,11 +90,11 @@ class RunCheckpoints(Checkpoints):
     def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
         folder, ranks = self.run.folder, self.run.ranks
         if not self.new:
-            ranks.share(lambda: check_there(folder, self.run.lock))
+            ranks.broadcast(lambda: check_there(folder, self.run.lock))
             super().save(state, about)
             return
         Checkpoints(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
-        if ranks.share(lambda: take_place(folder)):
+        if ranks.broadcast(lambda: take_place(folder)):
             self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
         self.new = False
 

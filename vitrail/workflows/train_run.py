@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from vitrail.config import OPTIONS, merge, with_options
-from vitrail.distributed import Ranks, joined
+from vitrail.distributed import joined
 from vitrail.errors import UserError, given_path, warn_once
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build
@@ -110,20 +110,20 @@ def train(
     _check_types(model, recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
     given = _given_settings(data, model, from_, quarantine, with_options(overrides, options))
     with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
-        console = console if console is not None and ranks.first else make_console(lasting=True)
-        console.quiet = console.quiet or not ranks.first
+        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+        console.quiet = console.quiet or not ranks.is_first
         if resume and overwrite:
             raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
         again = resume or (restarted and out is not None)
         if resume and out is None and data is not None:
-            out = ranks.share(lambda: newest_folder(data))
+            out = ranks.broadcast(lambda: newest_folder(data))
         fresh = bool(given or recipe)  # what is given could start a run
-        if again and ranks.share(lambda: _can_resume(out, fresh)):
+        if again and ranks.broadcast(lambda: _can_resume(out, fresh)):
             folder = given_path(str(out))
             if fresh and is_finished(folder):
-                return ranks.share(lambda: _finished(folder, given, recipe, console))
-            lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+                return ranks.broadcast(lambda: _finished(folder, given, recipe, console))
+            lock = ranks.broadcast(lambda: held.enter_context(claimed(folder)))
             return _resume(RunContext(folder, console, interrupts, ranks, lock), given, recipe, accept_changes)
         with_weights: list[Plan] = []  # the first process keeps the starting weights; the others do not need them
 
@@ -131,9 +131,9 @@ def train(
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
-                plan = make_plan(given, recipe, scanned, ranks.world, console.print)
+                plan = make_plan(given, recipe, scanned, ranks.world_size, console.print)
             with_weights.append(plan)
-            _check_memory(plan, ranks)
+            check_memory(plan.config, plan.model, plan.device, ranks=ranks, pretrained=plan.weights is not None)
             folder = choose_folder(out, plan.dataset.root)
             check_inputs(folder, plan, recipe or "")
             console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
@@ -141,8 +141,8 @@ def train(
             show_decisions(console, plan.decisions)
             return replace(plan, weights=None), folder
 
-        plan, folder = ranks.share(begin)
-        lock = ranks.share(lambda: held.enter_context(claimed(folder)))
+        plan, folder = ranks.broadcast(begin)
+        lock = ranks.broadcast(lambda: held.enter_context(claimed(folder)))
         plan = with_weights[0] if with_weights else plan
         run = RunContext(folder, console, interrupts, ranks, lock)
         return run_probe(plan, run) if plan.config.kind == "probe" else _fit_and_finish(*begin_run(plan, run))
@@ -223,21 +223,16 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
         console.print(f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}")
         return plan, saved
 
-    plan, saved = run.ranks.share(read)
+    plan, saved = run.ranks.broadcast(read)
     run = replace(run, facts=about_again(saved.facts, plan))
     return _fit_and_finish(plan, trained_module(plan, build(plan.model)), make_task(plan), run, saved)
-
-
-def _check_memory(plan: Plan, ranks: Ranks) -> None:
-    pretrained = plan.weights is not None
-    check_memory(plan.config, plan.model, plan.device, pretrained=pretrained, world=ranks.world, beside=ranks.beside)
 
 
 def _fit_and_finish(
     plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Saved | None = None
 ) -> TrainResult:
     """The part of a run that can be stopped and resumed."""
-    command = "vitrail" if run.ranks.world == 1 else "torchrun ... -m vitrail"
+    command = "vitrail" if run.ranks.world_size == 1 else "torchrun ... -m vitrail"
     with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
         with run.interrupts.at_once(run.ranks):
             batches = ImageBatches(plan, task.targets, run)
@@ -258,4 +253,4 @@ def _fit_and_finish(
             forget_earlier(run.folder)
             return result
 
-        return run.ranks.share(end)
+        return run.ranks.broadcast(end)

@@ -93,10 +93,10 @@ def run_transfer(
     they are, and one that was stopped goes on."""
     folder = given_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with joined() as ranks:
-        ranks.share(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
-        console.quiet = console.quiet or not ranks.first
-        chosen = tuple(rates) or ranks.share(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
-        splits, watched = ranks.share(lambda: _check(data, recipe, chosen, seeds, overrides))
+        ranks.broadcast(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
+        console.quiet = console.quiet or not ranks.is_first
+        chosen = tuple(rates) or ranks.broadcast(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
+        splits, watched = ranks.broadcast(lambda: _check(data, recipe, chosen, seeds, overrides))
         fixed = [] if "test" in splits else ["data.val_as_test=true"]
         if fixed:
             console.print("the data has no test split: its validation split is looked at once, as one")
@@ -124,7 +124,7 @@ def run_transfer(
                     saved = " and saved" if stopped.advice else ""
                     stopped.advice = f"{saved}; the same command goes on"
                 raise
-            card = ranks.share(lambda: read_card(result.weights))
+            card = ranks.broadcast(lambda: read_card(result.weights))
             made.append((name, card.data["fingerprint"]))
             if made[0][1] != made[-1][1]:
                 raise UserError(
@@ -134,7 +134,7 @@ def run_transfer(
             return card.metrics
 
         found = _protocol(measured, chosen, seeds, watched)
-        ranks.share(lambda: _tell(found, str(data), str(from_), folder, console))
+        ranks.broadcast(lambda: _tell(found, str(data), str(from_), folder, console))
     return found
 
 
@@ -187,7 +187,7 @@ def _check(
             raise UserError(f"--set {section}.{key}: the protocol sets it itself (--rates, --seeds)")
     source = read_source(data, [], labelled=True)
     splits = set(source.splits)
-    if source.several:
+    if source.multilabel:
         raise UserError(f"the images of {data} have any number of labels: the protocol is for exactly one")
     if not splits & {"test", "val"}:
         raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from vitrail.config.answering import Answering
+from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.data.splits import groups_of
 from vitrail.errors import UserError
@@ -23,13 +23,13 @@ FEWEST = 50  # images to fit to before anything is written down
 
 
 def tuned(
-    found: Measurement, samples: Samples, answering: Answering | None = None, accuracy: float | None = None
+    found: Measurement, samples: Samples, postprocess: Postprocess | None = None, accuracy: float | None = None
 ) -> Measurement:
     """The measurement, with what temperature, abstention and thresholds would change. `samples`: the images measured
     on; `answering`: what is in use; `accuracy`: asked of answers."""
     groups = groups_of(samples, found.outputs.sample.numpy())
     logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
-    best = found.task.tune(logits, labels, answering or Answering(), accuracy, groups)
+    best = found.task.tune(logits, labels, postprocess or Postprocess(), accuracy, groups)
     return replace(found, scores=replace(found.scores, tuned=best))
 
 
@@ -56,7 +56,7 @@ def own_file(weights: str | Path) -> Path:
 
 def fitted_on(card: Card, samples: Samples) -> bool:
     """Whether temperature and thresholds were fitted on these very images."""
-    return card.answering.fitted_on == _identity(samples)
+    return card.postprocess.fitted_on == _identity(samples)
 
 
 def fitted_note(card: Card, samples: Samples) -> str:
@@ -64,18 +64,18 @@ def fitted_note(card: Card, samples: Samples) -> str:
     return ", on which its temperature and thresholds were fitted" if fitted_on(card, samples) else ""
 
 
-def write_answering(weights: str | Path, card: Card, found: Measurement, samples: Samples) -> str:
+def write_postprocess(weights: str | Path, card: Card, found: Measurement, samples: Samples) -> str:
     """Into the card of the weights: the temperature, and the thresholds that were asked for. Returns what was done."""
-    path, tuning, before = own_file(weights), found.scores.tuned, card.answering
+    path, tuning, before = own_file(weights), found.scores.tuned, card.postprocess
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
     if len(np.unique(groups_of(samples))) < 2:
         return "nothing is written: the images are one group, and none of it can be held out to judge the fit by"
-    changes, words = found.task.answering(tuning, before)
+    changes, words = found.task.to_postprocess(tuning, before)
     told = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]
     changes |= {"fitted_on": _identity(samples)}
     values = {**before.model_dump(), **changes, "measured_on": found.sentence}
-    replace_card(path, card.model_copy(update={"answering": Answering.model_validate(values)}))
+    replace_card(path, card.model_copy(update={"postprocess": Postprocess.model_validate(values)}))
     return f"written into {path}: {', '.join(told)}"
 
 

@@ -16,7 +16,7 @@ def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
     """The 800, the 200 and the test images. Where they are not published, they are drawn by the content of the images:
     the same ones whatever their names and order."""
     splits = dataset.splits
-    if dataset.several:
+    if dataset.multilabel:
         raise UserError(f"the images of '{dataset.root}' have any number of labels, and those of {task.name} have one")
     if "all" in splits:
         images = splits["all"]

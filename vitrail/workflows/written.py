@@ -17,7 +17,12 @@ from vitrail.errors import UserError, reason_of
 from vitrail.spreadsheet import csv_table
 from vitrail.weights.safetensors_file import read_metadata
 
-ANSWERS, EXCLUDED, MODEL_CARD = "answers.csv", "excluded.csv", "model_card.md"
+PREDICTIONS, EXCLUDED, MODEL_CARD = "predictions.csv", "excluded.csv", "model_card.md"
+OLD_PREDICTIONS = "answers.csv"  # the name of predictions.csv in earlier versions, and its columns
+OLD_COLUMNS = (
+    ("name", "label", "answer", "probability", "label probability", "rather"),
+    ("name", "labels", "answers"),
+)
 EXCLUDED_TITLES = ("name", "reason")
 SETTINGS = {"kind", "optimizer", "precision", "schedule", "train"}  # sections that config.toml of any run has
 
@@ -76,10 +81,10 @@ def _holds(*words: str) -> Callable[[Path], bool]:
     return test
 
 
-def _is_answers(path: Path) -> bool:
+def _is_predictions(path: Path) -> bool:
     from vitrail.tasks.table import COLUMNS  # here, since it imports torch
 
-    return _begins(*(",".join(columns) + "\r\n" for columns in COLUMNS))(path)
+    return _begins(*(",".join(columns) + "\r\n" for columns in (*COLUMNS, *OLD_COLUMNS)))(path)
 
 
 def _page(kind: str) -> Callable[[Path], bool]:
@@ -107,7 +112,8 @@ TESTS: dict[str, Callable[[Path], bool]] = {
     "curves.svg": _holds('<rect class="page" width="100%" height="100%"/>'),
     "metrics.jsonl": _is_log,
     "model.safetensors": has_our_header,
-    ANSWERS: _is_answers,
+    PREDICTIONS: _is_predictions,
+    OLD_PREDICTIONS: _is_predictions,
     EXCLUDED: _begins(",".join(EXCLUDED_TITLES) + "\r\n"),
     MODEL_CARD: _begins("---\nlibrary_name: vitrail"),
     "report.html": _page("classification report"),

@@ -20,9 +20,7 @@ from vitrail.data.loader import loader as loader_module
 from vitrail.data.loader import workers as workers_module
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.loader.loader import (
-    ALONE,
     ImageBatch,
-    Place,
     evaluation_loader,
     training_loader,
     training_order,
@@ -31,6 +29,7 @@ from vitrail.data.loader.reader import Reader, shrink_for, shrunk
 from vitrail.data.loader.resident import ResidentLoader
 from vitrail.data.randomness import order
 from vitrail.data.transforms import crop_resize
+from vitrail.distributed import ALONE, Ranks
 from vitrail.errors import UserError
 
 SPEC = Preprocess(size=(8, 8))
@@ -42,9 +41,9 @@ def reader_for(source, keep=False, **options):
     return Reader(source, SPEC, 10**6, PixelCache(source.areas, 3) if keep else None, **options)
 
 
-def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, place=ALONE, **augment):
+def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, ranks=ALONE, **augment):
     augments = AugmentConfig(**augment)
-    loader = training_loader(reader_for(source, keep), batch_size, augments, seed, workers, CPU, place)
+    loader = training_loader(reader_for(source, keep), batch_size, augments, seed, workers, CPU, ranks)
     return list(loader.from_step(start, stop))
 
 
@@ -104,7 +103,7 @@ def test_ranks_together_make_the_same_batch(world, workers):
     assert [b.position.tolist() for b in whole] == [list(range(8))] * 5
     for neighbour in (False, True):
         share = {"batch_size": 8, "workers": workers, "mixup": 0.2 * neighbour}
-        parts = [stream(source, 2, 7, place=Place(rank, world), **share) for rank in range(world)]
+        parts = [stream(source, 2, 7, ranks=Ranks(rank, world), **share) for rank in range(world)]
         assert_same(whole, list(joined(parts)))
         for rank, part in enumerate(parts):
             for step, batch in enumerate(part):
@@ -117,7 +116,7 @@ def test_ranks_together_make_the_same_batch(world, workers):
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
     with pytest.raises(UserError, match="batch of 8 does not divide among 3 processes"):
-        stream(Pictures.noise(4), 0, 1, batch_size=8, place=Place(0, 3))
+        stream(Pictures.noise(4), 0, 1, batch_size=8, ranks=Ranks(0, 3))
 
 
 def test_an_unreadable_image_keeps_its_slot_with_weight_zero():
@@ -283,7 +282,7 @@ def test_repeats_are_the_same_images_changed_in_other_ways():
 def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
     parts = []
     for rank in range(world):
-        loader = evaluation_loader(reader_for(Pictures.noise(10)), 3, 0, CPU, Place(rank, world))
+        loader = evaluation_loader(reader_for(Pictures.noise(10)), 3, 0, CPU, Ranks(rank, world))
         batches = list(loader)
         assert len(batches) == len(loader) == -(-10 // (3 * world))
         parts += [batch.sample[batch.weights > 0] for batch in batches]
@@ -294,11 +293,11 @@ def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
 @pytest.mark.parametrize("crop", ["none", "shift", "zoom"])
 def test_images_kept_on_the_device_and_batches_that_come_as_one_are_the_same(crop, together):
     source, augment = Pictures.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
-    place = Place(1, 2)
-    expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, place).from_step(2, 15))
+    ranks = Ranks(1, 2)
+    expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, ranks).from_step(2, 15))
     images = evaluation_loader(reader_for(source), 4, 0, CPU)
-    resident = ResidentLoader(images, training_order(reader_for(source), 4, augment, 0, place))
-    loaded = training_loader(reader_for(source), 4, augment, 0, 0, CPU, place)
+    resident = ResidentLoader(images, training_order(reader_for(source), 4, augment, 0, ranks))
+    loaded = training_loader(reader_for(source), 4, augment, 0, 0, CPU, ranks)
     for loader in (resident, loaded):
         found = list(loader.from_step(2, 15, together))
         assert len(found) == -(-13 // together)

@@ -20,6 +20,7 @@ from vitrail.data.loader.workers import Failures, Pool, Slots
 from vitrail.data.scan import cores
 from vitrail.data.to_device import pinned
 from vitrail.data.transforms import prepare
+from vitrail.distributed import ALONE, Ranks
 
 UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 # Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
@@ -191,24 +192,12 @@ class EvaluationLoader(Loader):
         return self.from_step(0, len(self))
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which of the processes of a run a loader works for; processes on one machine share its cores."""
-
-    rank: int = 0
-    world: int = 1
-    beside: int = 1
-
-
-ALONE = Place()
-
-
 def training_order(
-    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, place: Place = ALONE
+    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, ranks: Ranks = ALONE
 ) -> TrainingOrder:
     """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
     mixes = bool(augment.mixup or augment.cutmix)
-    return TrainingOrder(len(reader.source), batch_size, seed, place.rank, place.world, mixes, augment.repeats)
+    return TrainingOrder(len(reader.source), batch_size, seed, ranks.rank, ranks.world_size, mixes, augment.repeats)
 
 
 def training_loader(
@@ -218,28 +207,28 @@ def training_loader(
     seed: int,
     workers: int | None,
     device: torch.device,
-    place: Place = ALONE,
+    ranks: Ranks = ALONE,
 ) -> Loader:
-    order = training_order(reader, batch_size, augment, seed, place)
-    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device, place), device)
+    order = training_order(reader, batch_size, augment, seed, ranks)
+    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device, ranks), device)
 
 
 def evaluation_loader(
-    reader: Reader, batch_size: int, workers: int | None, device: torch.device, place: Place = ALONE
+    reader: Reader, batch_size: int, workers: int | None, device: torch.device, ranks: Ranks = ALONE
 ) -> EvaluationLoader:
-    order = EvaluationOrder(len(reader.source), batch_size, place.rank, place.world)
-    processes = workers_for(reader, workers, device, place)
+    order = EvaluationOrder(len(reader.source), batch_size, ranks.rank, ranks.world_size)
+    processes = workers_for(reader, workers, device, ranks)
     if workers is None:
         images = PER_PROCESS if reader.cache is None else PER_PROCESS_KEPT
-        processes = min(processes, len(reader.source) // (images * place.world))
+        processes = min(processes, len(reader.source) // (images * ranks.world_size))
     return EvaluationLoader(Maker(reader), order, processes, device)
 
 
-def workers_for(reader: Reader, asked: int | None, device: torch.device, place: Place = ALONE) -> int:
+def workers_for(reader: Reader, asked: int | None, device: torch.device, ranks: Ranks = ALONE) -> int:
     """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
     if asked is not None:
         return asked
-    kept, share = reader.cache is not None, max(1, cores() // place.beside)
+    kept, share = reader.cache is not None, max(1, cores() // ranks.local_world_size)
     if device.type == "cuda":
         return min(8 if kept else 16, share)
     return min(1, share - 1) if kept else min(8, share)

@@ -36,7 +36,7 @@ class Catalogue:
     groups: list[str] | None = None
     weights: list[float] | None = None
     classes: tuple[str, ...] | None = None  # in the order that the data itself states
-    several: bool = False
+    multilabel: bool = False
     noun: str = "class"  # what the user calls a class here
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
     scan: Scan | None = None  # what an earlier look at these very bytes found

@@ -56,21 +56,21 @@ def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalog
     lead to are left out."""
     table = _read_parquet(place) if place.suffix.lower() == ".parquet" else _read_csv(place)
     columns = _columns(table, place, notes)
-    several = "labels" in columns
-    if several and "label" in columns:
+    multilabel = "labels" in columns
+    if multilabel and "label" in columns:
         raise UserError(f"'{place}' has both a label and a labels column; keep one of them")
-    if not several and "label" not in columns:
+    if not multilabel and "label" not in columns:
         raise UserError(f"'{place}' has no column 'label' or 'labels'; its columns are {some(table, 8)}")
     where = f"'{place}'"
     paths = [_text(value) for value in columns["path"]]
-    labels = [_labels(value, several) for value in columns["labels" if several else "label"]]
+    labels = [_labels(value, multilabel) for value in columns["labels" if multilabel else "label"]]
     splits = [_split(value, row, where) for row, value in enumerate(columns["split"])] if "split" in columns else None
     weights = [_weight(v, row, where) for row, v in enumerate(columns["weight"])] if "weight" in columns else None
     groups = [_text(value) for value in columns["group"]] if "group" in columns else None
     for row, (path, own) in enumerate(zip(paths, labels, strict=True)):
         if longest := max((len(text) for text in (path, *own) if len(text) > LONGEST), default=0):
             raise UserError(f"{where} has a path or label of {longest:,} characters in row {_line(row)}: shorten it")
-    rows = _rows(paths, labels, splits, several, where, notes)
+    rows = _rows(paths, labels, splits, multilabel, where, notes)
     files = FolderFiles(str(place.absolute().parent), follow)
     entries, missing = _entries(files, paths, rows)
     rows = [row for row in rows if paths[row] in entries]
@@ -89,7 +89,7 @@ def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalog
         [labels[row] for row in rows],
         [groups[row] for row in rows] if groups else None,
         [weights[row] for row in rows] if weights else None,
-        several=several,
+        multilabel=multilabel,
         unreadable=missing,
     )
 
@@ -98,7 +98,7 @@ def _rows(
     paths: list[str],
     labels: list[tuple[str, ...]],
     splits: list[str] | None,
-    several: bool,
+    multilabel: bool,
     where: str,
     notes: list[str],
 ) -> list[int]:
@@ -109,7 +109,7 @@ def _rows(
         raise UserError(f"{where} has no path in row {_line(unnamed[0])}")
     repeated, unlabelled = [], []
     for row, path in enumerate(paths):
-        if not labels[row] and not several:
+        if not labels[row] and not multilabel:
             unlabelled.append(path)
             continue
         before = first.setdefault(path, row)
@@ -224,8 +224,8 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _labels(value: Any, several: bool) -> tuple[str, ...]:
-    if not several:
+def _labels(value: Any, multilabel: bool) -> tuple[str, ...]:
+    if not multilabel:
         name = _text(value)
         return (name,) if name else ()
     parts = value if isinstance(value, list | tuple) else _text(value).split(BETWEEN)

@@ -21,7 +21,8 @@ from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
 
 MANIFEST, INDEX, UNFINISHED = "manifest.json", "index.npz", "packing.json"
-FORMAT, VERSION = "vitrail shards", 1
+FORMAT, VERSION = "vitrail shards", 2
+_RENAMED = {"several": "multilabel", "left_out": "skipped"}  # keys of version 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ class _Manifest(BaseModel):
     shards: list[_ShardFile]
     classes: list[str]
     notes: list[str]
-    several: bool
+    multilabel: bool
 
 
 def is_packed(place: Path) -> bool:
@@ -101,7 +102,9 @@ def _is_ours(path: Path) -> bool:
 def read_packed(place: Path, notes: list[str]) -> Catalogue:
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["version"] != VERSION:
+        if manifest["version"] == 1:
+            manifest = {_RENAMED.get(key, key): value for key, value in manifest.items()}
+        elif manifest["version"] != VERSION:
             raise UserError(f"'{place}' was packed by another version of vitrail: pack the data again")
         _Manifest.model_validate(manifest)
         index = Index.read(place / INDEX)
@@ -117,7 +120,7 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
             [index.groups[row] for row in range(len(splits))] if len(index.groups.buffer) else None,
             index.weights.tolist() if (index.weights != 1).any() else None,
             classes,
-            bool(manifest["several"]),
+            bool(manifest["multilabel"]),
             scan=index.scan,
         )
     except UserError:

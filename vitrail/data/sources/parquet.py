@@ -27,7 +27,7 @@ class _Columns:
 
     image: str  # as Parquet names it: "image.bytes"
     label: str
-    several: bool
+    multilabel: bool
     names: tuple[str, ...] | None
     group: str | None
     weight: str | None
@@ -59,7 +59,7 @@ def read_parquet(place: Path, notes: list[str]) -> Catalogue:
         rows = _side_columns(table, columns)
         for row in range(len(shard.offsets)):
             labels = _names_of(rows["label"][row], columns, path)
-            if not labels and not columns.several:
+            if not labels and not columns.multilabel:
                 unlabelled += 1
                 continue
             origin = row_name(name, row, rows["origin"][row] or "")
@@ -94,7 +94,7 @@ def _finished(found: Catalogue, columns: _Columns, groups: list[str], weights: l
     return replace(
         found,
         classes=classes,
-        several=columns.several,
+        multilabel=columns.multilabel,
         groups=groups if columns.group else None,
         weights=weights if columns.weight else None,
     )

@@ -54,7 +54,7 @@ def read_source(path: str | Path, notes: list[str], labelled: bool = True, follo
     """What lies at `path`, without decoding an image. Unless `labelled`, all images have one label, and folders need
     not be classes. Unless `follow`, links in a folder, and rows of a table that lead over links, are left out."""
     found = _read(path, notes, read_folders if labelled else read_unlabelled, follow)
-    return found if labelled else replace(found, labels=[NO_LABEL] * len(found.entries), classes=None, several=False)
+    return found if labelled else replace(found, labels=[NO_LABEL] * len(found.entries), classes=None, multilabel=False)
 
 
 def _read(path: str | Path, notes: list[str], of_folders: Source, follow: bool) -> Catalogue:

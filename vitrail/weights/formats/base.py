@@ -15,7 +15,7 @@ from vitrail.atomic import whole_file
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pos_embed import added_positions
-from vitrail.weights.bundle import Answering, Card, check_tensors, created_with
+from vitrail.weights.bundle import Card, Postprocess, check_tensors, created_with
 from vitrail.weights.formats.table import State, Table
 from vitrail.weights.reference_models import Reference
 from vitrail.weights.tensors import Tensors
@@ -41,7 +41,7 @@ def lost(card: Card) -> dict[str, object]:
         "the record of training (evaluate can then no longer leave out the images it was trained on)": (
             card.recipe or card.data or card.metrics
         ),
-        "the temperature and thresholds of its answers": card.answering != Answering(),
+        "the temperature and thresholds of its answers": card.postprocess != Postprocess(),
         "the background colour": set(card.preprocess.background) != {255},
         "dropout and drop_path, which matter to training alone": (
             isinstance(card.model, ModelConfig) and (card.model.dropout or card.model.drop_path)

@@ -1,4 +1,4 @@
-"""answers.csv against what its rows are made of."""
+"""predictions.csv against what its rows are made of."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_each_image_has_its_row(tiny, tmp_path, quiet):
     for number in range(2):  # two of the reds go among the blues
         (tmp_path / "new" / "red, dark" / f"00{number}.png").rename(tmp_path / "new" / "blue" / f"wrong{number}.png")
     result = train(tmp_path / "known", from_=tiny, out=tmp_path / "run", overrides=SETTINGS, console=quiet)
-    held_out = rows_of(result.folder / "answers.csv")
+    held_out = rows_of(result.folder / "predictions.csv")
     assert len(held_out) == result.scores.n
-    assert np.mean([row["answer"] == row["label"] for row in held_out]) == result.scores.top1
+    assert np.mean([row["prediction"] == row["label"] for row in held_out]) == result.scores.top1
     scores = evaluate(result.weights, tmp_path / "new", report=tmp_path / "page.html", console=quiet)
     assert "Loss by step" in (tmp_path / "page.html").read_text()  # from the weights alone
-    rows = rows_of(tmp_path / "page-answers.csv")
+    rows = rows_of(tmp_path / "page-predictions.csv")
     assert len(rows) == scores.n == 26
     said = load(result.weights).predict([tmp_path / "new" / row["name"] for row in rows])
     for row, one in zip(rows, said, strict=True):
-        assert row["answer"] == one.label and float(row["probability"]) == pytest.approx(one.probability, abs=1e-4)
+        assert row["prediction"] == one.label and float(row["probability"]) == pytest.approx(one.probability, abs=1e-4)
         assert row["label"] == Path(row["name"]).parent.name
-        assert (row["label probability"] == row["probability"]) == (row["label"] == row["answer"])
-    doubted = {row["name"]: row["rather"] for row in rows if row["rather"]}
+        assert (row["label_probability"] == row["probability"]) == (row["label"] == row["prediction"])
+    doubted = {row["name"]: row["suggested_label"] for row in rows if row["suggested_label"]}
     assert doubted == {"blue/wrong0.png": "red, dark", "blue/wrong1.png": "red, dark"}
 
 
@@ -56,10 +56,10 @@ def test_several_labels_stand_in_one_cell(tiny, tmp_path, quiet):
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(lines) + "\n")
     result = train(table, from_=tiny, out=tmp_path / "run", overrides=SETTINGS, console=quiet)
-    rows = rows_of(result.folder / "answers.csv")
+    rows = rows_of(result.folder / "predictions.csv")
     wanted = dict(line.split(",") for line in lines)
     assert {row["name"]: set(row["labels"].split("|")) for row in rows} == {
         row["name"]: set(wanted[row["name"]].split("|")) for row in rows
     }
-    right = [set(row["labels"].split("|")) == set(row["answers"].split("|")) for row in rows]
+    right = [set(row["labels"].split("|")) == set(row["predictions"].split("|")) for row in rows]
     assert np.mean(right) > 0.5 and len(rows) == result.scores.n

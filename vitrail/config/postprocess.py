@@ -7,7 +7,7 @@ from pydantic import Field
 from vitrail.config.network import Schema
 
 
-class Answering(Schema):
+class Postprocess(Schema):
     """What was found after training, and is no weight."""
 
     temperature: float = Field(default=1.0, gt=0)  # logits are divided by it
