@@ -89,7 +89,7 @@ def test_each_of_several_labels_has_its_own_probability(path, image, tmp_path):
     card, state = read_bundle(path)
     refused = card.classes.index(ranked[0][0])
     thresholds = tuple(1.0 if index == refused else 0.0 for index in range(4))
-    several = card.model_copy(update={"task": "multilabel", "answering": Postprocess(thresholds=thresholds)})
+    several = card.model_copy(update={"task": "multilabel", "postprocess": Postprocess(thresholds=thresholds)})
     write_bundle(tmp_path / "several.safetensors", state, several)
     (found,) = vitrail.load(tmp_path / "several.safetensors").predict([image])
     chances = dict(found.top)

@@ -186,6 +186,7 @@ def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
         elif isinstance(value, list):
             texts = key in ("files", "gone")
             value = [_key_before(one, "") if texts else _value_before(before, one) for one in value]
+            value = sorted(value) if texts else value
         assert before not in named, f"{key}: another key becomes {before}, too"
         named[before] = value
     return named

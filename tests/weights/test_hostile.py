@@ -156,8 +156,8 @@ def nested(key: str) -> Callable[[dict[str, Any]], None]:
     [
         {"classes": [1, 2, 3, 4, 5]}, {"classes": "abcde"}, {"classes": [None] * 10**6}, {"classes": ["a"] * 10**6},
         {"preprocess": {"size": [32, 32], "std": [0, 1, 1]}}, {"preprocess": {"size": [32, 32], "mean": [1e400] * 3}},
-        {"preprocess": {"size": [32, 32], "std": [float("nan")] * 3}}, {"answering": {"temperature": 0}},
-        {"answering": {"temperature": float("inf")}}, {"data": {"trained_on": ["not hexadecimal!"]}},
+        {"preprocess": {"size": [32, 32], "std": [float("nan")] * 3}}, {"postprocess": {"temperature": 0}},
+        {"postprocess": {"temperature": float("inf")}}, {"data": {"trained_on": ["not hexadecimal!"]}},
         {"data": {"trained_on": [5]}}, {"data": {"trained_before": [["0x" * 8]]}}, {"data": {"trained_before": 5}},
         {"data": {"images": {"train": "many"}}}, {"data": {"images": 5}}, {"data": {"max_pixels": -1}}, {"data": []},
         {"data": {"split_seed": "1"}}, {"recipe": {"model": 5}}, {"recipe": {"objective": []}}, {"recipe": 5},
