@@ -45,7 +45,7 @@ class Study:
     baseline: str  # the cell that the others are compared with
 
 
-# 20 epochs, with the settings that were best for this length on a split of the training images (docs/results.md).
+# 20 epochs, with the settings that were best for this length on a split of the training images (docs/log.md).
 SHORT = (
     "train.epochs=20",
     "augment.scale=[0.35,1.0]",
