@@ -118,16 +118,17 @@ def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("several", [False, True])
-def test_probabilities_are_those_of_predict(several, birds, tmp_path, quiet):
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_probabilities_are_those_of_predict(multilabel, birds, tmp_path, quiet):
     """At the temperature that `vitrail evaluate --write` put into the weights."""
-    options = {"task": "multilabel" if several else "classification", "postprocess": Postprocess(temperature=5.0, threshold=0.0)}
-    run = write(tmp_path / "run", random_net(image_size=(16, 24)), **options)
+    task = "multilabel" if multilabel else "classification"
+    postprocess = Postprocess(temperature=5.0, threshold=0.0)
+    run = write(tmp_path / "run", random_net(image_size=(16, 24)), task=task, postprocess=postprocess)
     image = sorted(birds.rglob("*.*"))[0]
     explain(run, [image], out=tmp_path / "out", shown=1, measured=0, console=quiet)
     label, probability = load(run).predict([image])[0].top[0]
     assert f"{label} {percent(probability)}" in (tmp_path / "out" / "explain.html").read_text()
-    hot = load(write(tmp_path / "hot", random_net(image_size=(16, 24)), several=several)).predict([image])[0].top[0]
+    hot = load(write(tmp_path / "hot", random_net(image_size=(16, 24)), task=task)).predict([image])[0].top[0]
     assert abs(hot[1] - probability) > 0.02  # else the test would say nothing
 
 

@@ -14,7 +14,13 @@ from vitrail.weights.bundle import Card, Postprocess
 def card_of(net, several, temperature):
     spec = Preprocess(size=net.config.image_size, mean=(0.5,), std=(0.5,))
     postprocess = Postprocess(temperature=temperature)
-    return Card(model=net.config, preprocess=spec, created_with="a test", task="multilabel" if several else "classification", postprocess=postprocess)
+    return Card(
+        model=net.config,
+        preprocess=spec,
+        created_with="a test",
+        task="multilabel" if several else "classification",
+        postprocess=postprocess,
+    )
 
 
 @pytest.mark.parametrize("several", [False, True])

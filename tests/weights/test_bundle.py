@@ -32,6 +32,7 @@ def rewrite(path: Path, state: dict[str, torch.Tensor], **changes: object) -> No
         document = json.loads(file.metadata()["vitrail"])
     del document["checksums"]
     document.update({"format": 1, **changes})
+    document = {key: value for key, value in document.items() if value is not None}
     save_file(state, path, metadata={"vitrail": json.dumps(document)})
 
 
