@@ -29,7 +29,7 @@ from bench.planted import CHANGES, Planted, generated, plant
 from bench.record import RESULTS, machine_facts, write_results
 from vitrail.data.decode import decode
 from vitrail.data.sources.read import read_source
-from vitrail.doctor.check import check
+from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Findings
 
 
@@ -73,7 +73,7 @@ def measure(count: int, data: str | None) -> dict[str, Any]:
             if done == total and len(stages) == 1:
                 stages.append(time.perf_counter())  # the end of the scan
 
-        found = check(root, progress=progress)
+        found = check_dataset(root, progress=progress)
         stages.append(time.perf_counter())
         return {
             "images": planted.images,

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from bench.record import RESULTS, machine_facts, write_results
-from vitrail.metrics.fewshot import GRID, SHOTS, LeastSquares
+from vitrail.metrics.fewshot import PENALTY_GRID, SHOTS, LeastSquares
 
 
 def main() -> None:
@@ -34,16 +34,21 @@ def main() -> None:
         began = time.perf_counter()
         problem = LeastSquares(x, labels, options.classes)
         decomposed = time.perf_counter()
-        for penalty in GRID:
+        for penalty in PENALTY_GRID:
             problem.weights(penalty)
         solved = time.perf_counter()
         row = {"shots": shots, "decompose_s": round(decomposed - began, 2), "solve_s": round(solved - decomposed, 2)}
         if options.tested:
-            problem.count_right(test, test_labels, GRID)
+            problem.count_right(test, test_labels, PENALTY_GRID)
             row["score_s"] = round(time.perf_counter() - solved, 2)
         rows.append(row)
         console.print(", ".join(f"{name} {value}" for name, value in row.items()))
-    sizes = {"classes": options.classes, "features": options.features, "tested": options.tested, "penalties": len(GRID)}
+    sizes = {
+        "classes": options.classes,
+        "features": options.features,
+        "tested": options.tested,
+        "penalties": len(PENALTY_GRID),
+    }
     facts = {"machine": machine_facts("cpu"), **sizes, "runs": rows}
     console.print(f"written: {write_results(Path(options.out), 'fewshot-cpu', facts)}")
 

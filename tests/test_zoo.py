@@ -20,7 +20,7 @@ from tests.data.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
 from tests.small import SMALL
 from vitrail.data.dataset import open_dataset
 from vitrail.data.scan import see
-from vitrail.doctor.check import check
+from vitrail.doctor.check import check_dataset
 from vitrail.workflows.train_run import train
 
 
@@ -41,7 +41,7 @@ def assert_outcomes(wanted: dict[str, str], used: set[str], left_out: dict[str, 
 
 def test_check(zoo: tuple[Path, dict[str, str]]) -> None:
     root, wanted = zoo
-    found = check(root)
+    found = check_dataset(root)
     lost = [finding for finding in found.findings if finding.kind in ("corrupt", "format", "missing")]
     left_out = {case.names[0]: case.detail for finding in lost for case in finding.cases}
     assert_outcomes(wanted, set(found.rows) - set(left_out), left_out)

@@ -9,7 +9,7 @@ from tests.data.pictures import Pictures
 from vitrail.config import AugmentConfig, ModelChoice, validate
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
-from vitrail.data.transforms import normalise, preprocess_for
+from vitrail.data.transforms import normalise, resolve_preprocess
 from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.workflows.network import network_from, new_network
@@ -21,7 +21,7 @@ def test_a_network_takes_what_the_loader_makes(name: str, channels: int) -> None
     choice = ModelChoice(name=name, image_size=(32, 32), channels=channels)
     model = new_network(choice, 5)
     assert model.channels == channels
-    spec = preprocess_for(model.image_size, None, {}, model.channels)
+    spec = resolve_preprocess(model.image_size, None, {}, model.channels)
     loader = training_loader(Reader(Pictures.noise(4), spec, 10**6), 2, AugmentConfig(), 0, 0, torch.device("cpu"))
     pixels = normalise(next(loader.from_step(0, 1)).pixels, spec)
     assert pixels.shape == (2, channels, 32, 32)

@@ -18,7 +18,7 @@ import torch
 from tests import ranks as processes
 from tests.commands.conftest import assert_same_bits, weights
 from vitrail.data.decode import BadImage
-from vitrail.data.loader.loader import Maker
+from vitrail.data.loader.loader import BatchDecoder
 from vitrail.training import checkpoint
 from vitrail.training.checkpoint import Checkpoints
 from vitrail.training.progress import TrainingProgress, read_metrics
@@ -136,7 +136,7 @@ def table(photos, tmp_path_factory):
 
 def _with_one_unreadable(*command, stop_after=None):
     """The command in this process, with an image that gives no pixels; the first process can be told to stop."""
-    pixels, step = Maker._pixels, TrainingProgress.step
+    pixels, step = BatchDecoder._pixels, TrainingProgress.step
 
     def broken(self, sample, draws):
         if sample == 3 and draws is not None:
@@ -148,7 +148,7 @@ def _with_one_unreadable(*command, stop_after=None):
         if number == stop_after and os.environ["RANK"] == "0":
             signal.raise_signal(signal.SIGTERM)
 
-    Maker._pixels, TrainingProgress.step = broken, step_then_stop
+    BatchDecoder._pixels, TrainingProgress.step = broken, step_then_stop
     processes.vitrail(*command)
 
 

@@ -15,7 +15,7 @@ from tests.commands.conftest import draw
 from vitrail.commands.evaluate import evaluate
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
-from vitrail.metrics.accuracy import score
+from vitrail.metrics.accuracy import score_classification
 from vitrail.tasks.table import prediction_task
 from vitrail.weights.bundle import KEY, TRAINED_ON, Postprocess, read_card, replace_card
 from vitrail.workflows.train_run import train
@@ -192,7 +192,9 @@ def test_the_real_labels_are_scored_as_timm_does():
             marks[place, peer.real_labels[names[row]]] = 1
         values += 2 * marks  # better than chance
         labels = prediction_task("classification", 1000).labels_of(values, marks)
-        scores = score(values.numpy(), labels.numpy(), [str(label) for label in range(1000)], bootstrap=10)
+        scores = score_classification(
+            values.numpy(), labels.numpy(), [str(label) for label in range(1000)], bootstrap=10
+        )
         right[1] += scores.top1 * scores.n
         right[5] += (scores.top5 or 0) * scores.n
         for place, row in enumerate(part):

@@ -14,7 +14,7 @@ from vitrail.errors import UserError
 from vitrail.inference.classifier import load
 from vitrail.inference.feature_cache import FeatureCache
 from vitrail.inference.features import Extractor
-from vitrail.metrics.fewshot import choose_shots
+from vitrail.metrics.fewshot import sample_shots
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_numbers_are_those_of_the_features_by_hand(hard, tiny, own_cache, quiet,
     labels, truth = data.splits["train"].labels, data.splits["test"].labels
 
     def solved(shots, seed, power):
-        chosen = choose_shots(labels, 3, shots, seed)
+        chosen = sample_shots(labels, 3, shots, seed)
         x = train[chosen]
         mean, deviation = x.mean(0), x.std(0) + 1e-5
         x, z = (np.hstack([(v - mean) / deviation, np.full((len(v), 1), 100.0)]) for v in (x, test))

@@ -19,10 +19,10 @@ from vitrail.data.decode import decode
 from vitrail.data.samples import Samples
 from vitrail.data.splits import SplitRule, groups_of
 from vitrail.metrics.accuracy import ClassificationScores
-from vitrail.metrics.hold_out import hold_out_groups
+from vitrail.metrics.group_split import stratified_group_mask
 from vitrail.metrics.multilabel import f1_scores, sigmoid
 from vitrail.metrics.probe import fit_probe
-from vitrail.metrics.temperature import halves
+from vitrail.metrics.temperature import split_halves
 from vitrail.metrics.tuning import tune_multilabel
 from vitrail.workflows.train_run import train as vitrail_train
 
@@ -99,7 +99,7 @@ def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[st
 def test_the_halves_that_judge_thresholds_share_no_scene(splits: dict[str, Samples]) -> None:
     groups = groups_of(splits["train"])
     for seed in range(5):
-        (first, second), (again, _) = halves(len(groups), seed, groups)
+        (first, second), (again, _) = split_halves(len(groups), seed, groups)
         assert not np.isin(groups[first], groups[second]).any() and (again == second).all()
         assert abs(len(first) - len(second)) <= len(COPIES)
 
@@ -126,14 +126,14 @@ def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
     groups = np.where(y == 2, 1000, np.arange(60) // 4)  # class 2 is one scene
     x = torch.from_numpy(chance.normal(y[:, None], 1.0, (60, 8))).float()
     labels = torch.from_numpy(y)
-    mask = hold_out_groups(groups, y, 0.2, 0)
+    mask = stratified_group_mask(groups, y, 0.2, 0)
     assert mask[y < 2].sum() == 8 and not mask[y == 2].any()
     assert all(len(set(mask[groups == group])) == 1 for group in set(groups.tolist()))
     probe = fit_probe(x, labels, 3, penalties=PENALTIES, iterations=50, groups=groups)
     assert len(probe.tried) == 2 and probe.unmeasured == 1
     probe = fit_probe(x, labels, 3, penalties=PENALTIES, iterations=50, groups=y)  # each class is one: no choice
     assert probe.tried == [] and probe.penalty == max(PENALTIES)
-    assert halves(60, 0, np.zeros(60)) == []
+    assert split_halves(60, 0, np.zeros(60)) == []
 
 
 def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:

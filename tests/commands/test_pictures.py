@@ -7,7 +7,7 @@ import torch
 from vitrail.config import DataConfig, ModelConfig, Preprocess, ResNetConfig
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import open_image
-from vitrail.data.transforms import normalise, prepare
+from vitrail.data.transforms import eval_transform, normalise
 from vitrail.inference.runner import Outputs
 from vitrail.interpret.relevance import relevance
 from vitrail.interrupt import Interrupts
@@ -48,7 +48,7 @@ def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
     for one in [*found.mistakes, *found.uncertain]:
         image, truth = image_of(samples, one.name)
         np.testing.assert_array_equal(one.image, image)
-        view = prepare(image, SPEC)
+        view = eval_transform(image, SPEC)
         pixels = normalise(view[None], SPEC)
         with torch.no_grad():
             order = net(pixels)[0].argsort(descending=True).tolist()
@@ -98,6 +98,6 @@ def test_maps_of_several_labels_are_of_the_label(net, samples):
     assert first.name == samples.name(7) and (first.predicted, first.truth) == ("blue", "not blue")
     assert (second.predicted, second.truth, second.why) == ("not red", "red", "red")
     image, _ = image_of(samples, first.name)
-    view = prepare(image, SPEC)
+    view = eval_transform(image, SPEC)
     expected = glow(view.permute(1, 2, 0).numpy(), relevance(net, normalise(view[None], SPEC), [0])[0])
     assert np.abs(first.map.astype(int) - expected).max() <= 1

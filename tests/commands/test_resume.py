@@ -284,7 +284,7 @@ def test_metrics_after_a_resume_have_each_step_once(unfinished, quiet):
 
 def test_data_that_disappears_stops_the_run_and_keeps_its_checkpoints(unfinished, quiet, monkeypatch):
     data, run = unfinished
-    monkeypatch.setattr("vitrail.data.loader.memory.IN_MEMORY", 0)  # as for images that do not fit in memory
+    monkeypatch.setattr("vitrail.data.loader.memory.MAX_CACHE_BYTES", 0)  # as for images that do not fit in memory
     before = sorted((run / "checkpoints").iterdir())
     read_run = module.read_run
 

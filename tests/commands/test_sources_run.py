@@ -24,7 +24,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.samples import LabelSets
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.multilabel import same_decisions
+from vitrail.metrics.multilabel import rescale_thresholds
 from vitrail.metrics.tuning import MultilabelTuning
 from vitrail.tasks.table import prediction_task
 from vitrail.training.progress import read_metrics
@@ -149,7 +149,9 @@ def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, 
     replace_card(weights, read_card(weights).model_copy(update={"postprocess": before}))
     evaluate(weights, tagged, report=tmp_path / "r.html", write=True, console=quiet)
     after = read_card(weights).postprocess
-    assert after.temperature == 2 and after.thresholds == pytest.approx(same_decisions(np.array([0.2, 0.5, 0.7]), 2))
+    assert after.temperature == 2 and after.thresholds == pytest.approx(
+        rescale_thresholds(np.array([0.2, 0.5, 0.7]), 2)
+    )
 
 
 def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):

@@ -14,7 +14,7 @@ from vitrail.commands.vtab import thousand, vtab
 from vitrail.config import RunConfig, check_read, leaves, merge, parse_overrides, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
-from vitrail.metrics.vtab import TASKS
+from vitrail.metrics.vtab import VTAB_TASKS
 from vitrail.weights.bundle import read_card, write_bundle
 from vitrail.workflows import vtab_score, vtab_split
 from vitrail.workflows.vtab_finetune import RECIPE, settings_for
@@ -45,7 +45,7 @@ def lists(root, counts=(16, 8, 7), classes=2):
 
 
 def task(key):
-    return next(one for one in TASKS if one.key == key)
+    return next(one for one in VTAB_TASKS if one.key == key)
 
 
 def test_published_lists_are_taken_as_they_are(tiny, tmp_path, quiet, few):
@@ -209,7 +209,7 @@ def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
     assert not any("classes, and the task has" in note for one in found.scores for note in one.notes)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.key)
+@pytest.mark.parametrize("task", VTAB_TASKS, ids=lambda task: task.key)
 def test_a_setting_is_for_all_tasks_that_read_it(task):
     """One that cuts no images must not end the others, hours into them."""
     given = parse_overrides(settings_for(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))

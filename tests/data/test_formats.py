@@ -21,7 +21,7 @@ from vitrail.data.quarantine import Quarantine
 from vitrail.data.sources.layout import read_folders
 from vitrail.data.sources.read import read_source
 from vitrail.data.sources.root import Root
-from vitrail.doctor.check import check
+from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Findings
 from vitrail.errors import UserError
 
@@ -131,7 +131,7 @@ def test_heic_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         decode(HEIC)
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     fill(tmp_path, {"a/x.heic": HEIC, "a/IMG.JPG": HEIC})
-    found = {finding.kind: finding for finding in check(tmp_path).findings}
+    found = {finding.kind: finding for finding in check_dataset(tmp_path).findings}
     assert [case.names for case in found["format"].cases] == [("a/IMG.JPG",), ("a/x.heic",)]
     assert "corrupt" not in found and found["format"].severity == "severe"
 
@@ -197,7 +197,7 @@ def test_nothing_that_looks_like_a_picture_is_lost(tmp_path: Path, archive: bool
     assert "3 files without an image: .mp4 1, .txt 1, no ending 1" in text
     assert "3 hidden items" in text
     assert ".cr2 1, .nef 1, .svg 1, no ending 1" in text
-    found = check(place)
+    found = check_dataset(place)
     cases = cases_of(found)
     assert cases["format"] == PICTURES_NOT_READ and found.severe and "corrupt" not in cases
     assert {row.name for row in found.quarantine} >= set(PICTURES_NOT_READ)
@@ -210,7 +210,7 @@ def test_files_that_are_missing_are_told_from_broken_ones(tmp_path: Path) -> Non
     names = [*numbered({"p": 6}), "p/cut.png", "p/gone.png", "p/link.png"]
     lines = [f"{name},{'ab'[i % 2]}" for i, name in enumerate(names)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
-    found = check(tmp_path / "list.csv")
+    found = check_dataset(tmp_path / "list.csv")
     cases = cases_of(found)
     assert cases["missing"] == ["p/gone.png", "p/link.png"] and cases["corrupt"] == ["p/cut.png"]
     text = " ".join(open_dataset(tmp_path / "list.csv").notes)
@@ -233,7 +233,7 @@ def test_mostly_unknown_files_stop(tmp_path: Path) -> None:
     for path in tmp_path.glob("a/*.xyz"):
         path.rename(path.with_suffix(".cr2"))
     with pytest.raises(UserError, match=r"\.cr2 7"):
-        check(tmp_path)
+        check_dataset(tmp_path)
     for path in tmp_path.glob("*/*.png"):
         path.unlink()
     with pytest.raises(UserError, match=r"\.cr2 7"):
@@ -256,7 +256,7 @@ def test_mostly_broken_images_stop_a_training(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         open_dataset(tmp_path)
     assert ".jp2 7" in str(error.value) and "6 that can" in str(error.value)
-    assert len(next(finding for finding in check(tmp_path).findings if finding.kind == "corrupt").cases) == 7
+    assert len(next(finding for finding in check_dataset(tmp_path).findings if finding.kind == "corrupt").cases) == 7
 
 
 def test_stray_images_above_the_class_folders_are_no_data_set(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_pages_and_thirty_two_bits_are_told(tmp_path: Path) -> None:
     fill(tmp_path, {"a/pages.tif": GOLDEN["pages.tif"], "b/height.tif": encode(height, "TIFF")})
     text = " ".join(open_dataset(tmp_path).notes)
     assert "1 image with several frames or pages" in text and "1 image with 32 bits a pixel" in text
-    kinds = cases_of(check(tmp_path))
+    kinds = cases_of(check_dataset(tmp_path))
     assert kinds["animated"] == ["a/pages.tif"] and kinds["wide"] == ["b/height.tif"]
 
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from tests.data.pictures import encode, photo
 from vitrail.config import Preprocess
 from vitrail.data.decode import decode
-from vitrail.data.transforms import prepare
+from vitrail.data.transforms import eval_transform
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 WHITE = (255, 255, 255, 255)
@@ -99,7 +99,7 @@ def pipeline(image: Image.Image, spec: Preprocess) -> np.ndarray:
 def test_pixels_are_those_of_a_pillow_pipeline(name: str, interpolation: str, resize: str) -> None:
     for size, fraction in ((56, 1.0), (56, 0.875), (33, 0.9)):
         spec = Preprocess(size=(size, size), resize=resize, interpolation=interpolation, crop_fraction=fraction)
-        found = prepare(decode(AWKWARD[name]), spec)
+        found = eval_transform(decode(AWKWARD[name]), spec)
         np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), pipeline(plain(AWKWARD[name]), spec))
 
 
@@ -107,7 +107,7 @@ def test_pixels_are_those_of_a_pillow_pipeline(name: str, interpolation: str, re
 @pytest.mark.parametrize("resize", ["squash", "short_side"])
 def test_one_channel(name: str, resize: str) -> None:
     spec = Preprocess(size=(40, 40), resize=resize, mean=(0.5,), std=(0.5,))
-    found = prepare(decode(AWKWARD[name], channels=1), spec)
+    found = eval_transform(decode(AWKWARD[name], channels=1), spec)
     assert found.shape == (1, 40, 40)
     np.testing.assert_array_equal(found[0].numpy(), pipeline(plain(AWKWARD[name], "L"), spec))
 
@@ -116,7 +116,7 @@ def test_one_channel(name: str, resize: str) -> None:
 def test_four_channels_keep_alpha(name: str) -> None:
     spec = Preprocess(size=(40, 40), mean=(0.5,) * 4, std=(0.5,) * 4)
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(AWKWARD[name]))).convert("RGBA")
-    found = prepare(decode(AWKWARD[name], channels=4), spec)
+    found = eval_transform(decode(AWKWARD[name], channels=4), spec)
     np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), pipeline(image, spec))
 
 
@@ -132,5 +132,5 @@ def test_any_size(source: tuple[int, int], size: int, interpolation: str, resize
         source = (source[0], source[0])  # of longer ones the far ends are cut off first
     image = photo(*source)
     spec = Preprocess(size=(size, size), resize=resize, interpolation=interpolation)
-    found = prepare(image, spec).permute(1, 2, 0).numpy()
+    found = eval_transform(image, spec).permute(1, 2, 0).numpy()
     np.testing.assert_array_equal(found, pipeline(Image.fromarray(image), spec))

@@ -17,7 +17,7 @@ from vitrail.commands.pack import pack
 from vitrail.data.dataset import open_dataset, recognised_by
 from vitrail.data.decode import decode
 from vitrail.data.pack import Packing
-from vitrail.doctor.check import check
+from vitrail.doctor.check import check_dataset
 from vitrail.errors import UserError
 
 
@@ -183,13 +183,13 @@ def test_images_made_smaller_keep_their_side_and_are_recognised(tmp_path: Path) 
 
 def test_check_reads_every_byte_of_packed_images(tmp_path: Path) -> None:
     pack(split_folder(tmp_path / "in"), tmp_path / "out")
-    assert not [finding for finding in check(tmp_path / "out").findings if finding.kind == "corrupt"]
+    assert not [finding for finding in check_dataset(tmp_path / "out").findings if finding.kind == "corrupt"]
     shard = tmp_path / "out/train-00000-of-00001.parquet"
     raw = bytearray(shard.read_bytes())
     image = open_dataset(tmp_path / "out").splits["train"].read(2)
     raw[raw.index(image) + 9] ^= 1
     shard.write_bytes(raw)
-    corrupt = next(finding for finding in check(tmp_path / "out").findings if finding.kind == "corrupt")
+    corrupt = next(finding for finding in check_dataset(tmp_path / "out").findings if finding.kind == "corrupt")
     assert [case.names[0].split()[-1] for case in corrupt.cases] == ["train/a/2.png"]
 
 

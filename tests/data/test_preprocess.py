@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.config import Preprocess
-from vitrail.data.transforms import crop_resize, normalise, prepare, preprocess_for
+from vitrail.data.transforms import crop_resize, eval_transform, normalise, resolve_preprocess
 from vitrail.errors import UserError
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -56,7 +56,7 @@ def test_antialiased_resize_is_pillows(make, interpolation, source, size) -> Non
     image = make(*source)
     spec = Preprocess(size=size, interpolation=interpolation)
     expected = pillow_resize(image, size, interpolation)
-    found = prepare(image, spec)
+    found = eval_transform(image, spec)
     assert found.dtype == torch.uint8
     assert found.shape == (3, *size)
     assert found.is_contiguous()
@@ -69,13 +69,13 @@ def test_without_antialias_it_is_the_plain_kernel_rounded(interpolation: str) ->
     spec = Preprocess(size=(32, 48), interpolation=interpolation, antialias=False)
     floats = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     plain = F.interpolate(floats, (32, 48), mode=interpolation, align_corners=False)[0]
-    assert torch.equal(prepare(image, spec), plain.round().clamp(0, 255).to(torch.uint8))
+    assert torch.equal(eval_transform(image, spec), plain.round().clamp(0, 255).to(torch.uint8))
 
 
 def test_plain_bilinear_by_hand() -> None:
     """Half the size without antialias: each pixel is the mean of the four around it, at half-pixel centres."""
     image = noise(8, 12)
-    found = prepare(image, Preprocess(size=(4, 6), antialias=False)).permute(1, 2, 0).numpy()
+    found = eval_transform(image, Preprocess(size=(4, 6), antialias=False)).permute(1, 2, 0).numpy()
     mean = image.reshape(4, 2, 6, 2, 3).mean(axis=(1, 3))
     np.testing.assert_allclose(found, mean, atol=0.5)
 
@@ -83,7 +83,7 @@ def test_plain_bilinear_by_hand() -> None:
 def test_no_resize_changes_nothing() -> None:
     image = noise(32, 48)
     for values in ({}, {"antialias": False}, {"resize": "short_side"}, {"interpolation": "bicubic"}):
-        found = prepare(image, Preprocess(size=(32, 48), **values))
+        found = eval_transform(image, Preprocess(size=(32, 48), **values))
         np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), image)
 
 
@@ -100,7 +100,7 @@ def test_centre_crop_is_timms(interpolation, crop_fraction, source) -> None:  # 
     )
     spec = Preprocess(size=(224, 224), resize="short_side", crop_fraction=crop_fraction, interpolation=interpolation)
     expected = oracle(Image.fromarray(image)).permute(1, 2, 0).numpy()
-    assert_close(prepare(image, spec), expected)
+    assert_close(eval_transform(image, spec), expected)
 
 
 @pytest.mark.parametrize(("size", "source"), [((64, 128), (300, 300)), ((128, 64), (100, 700)), ((32, 96), (10, 30))])
@@ -111,7 +111,7 @@ def test_centre_crop_of_any_shape_keeps_the_aspect(size: tuple[int, int], source
     disc = np.hypot(y + 0.5 - source[0] / 2, x + 0.5 - source[1] / 2) < radius
     image = np.repeat((disc * 255).astype(np.uint8)[:, :, None], 3, axis=2)
     spec = Preprocess(size=size, resize="short_side", crop_fraction=0.875)
-    found = prepare(image, spec)[0].float() / 255
+    found = eval_transform(image, spec)[0].float() / 255
     scale = max(math.floor(size[0] / 0.875) / source[0], math.floor(size[1] / 0.875) / source[1])
     if radius * scale * 2 < min(size):
         assert float(found.sum()) == pytest.approx(disc.sum() * scale**2, rel=0.05)
@@ -127,19 +127,19 @@ def test_a_training_crop_is_the_cut_out_resized() -> None:
     found = crop_resize(image, (10, 30, 77, 91), spec)
     assert_close(found, pillow_resize(image[10:87, 30:121], (48, 64), "bilinear"))
     whole = crop_resize(image, (0, 0, 120, 200), spec)
-    evaluated = prepare(image, spec.model_copy(update={"resize": "squash"}))
+    evaluated = eval_transform(image, spec.model_copy(update={"resize": "squash"}))
     assert (whole.int() - evaluated.int()).abs().max() <= 1
     for values in ({"antialias": False}, {"mean": (0.5,) * 4, "std": (0.5,) * 4}):
         exact = spec.model_copy(update={**values, "resize": "squash"})
         image = noise(120, 200, exact.channels)
-        assert torch.equal(crop_resize(image, (0, 0, 120, 200), exact), prepare(image, exact))
+        assert torch.equal(crop_resize(image, (0, 0, 120, 200), exact), eval_transform(image, exact))
 
 
 @pytest.mark.parametrize("source", [(1, 1), (30000, 2), (2, 30000), (1, 100000), (3, 1)])
 @pytest.mark.parametrize("values", [{}, {"resize": "short_side", "crop_fraction": 0.875}, {"antialias": False}])
 def test_extreme_shapes(source: tuple[int, int], values: dict[str, object]) -> None:
     image = np.full((*source, 3), 77, np.uint8)
-    found = prepare(image, Preprocess(size=(224, 224), **values))
+    found = eval_transform(image, Preprocess(size=(224, 224), **values))
     assert found.shape == (3, 224, 224)
     assert (found == 77).all()
 
@@ -147,7 +147,7 @@ def test_extreme_shapes(source: tuple[int, int], values: dict[str, object]) -> N
 def test_the_centre_of_a_very_long_picture_is_the_same_as_resized_whole() -> None:
     ramp = np.linspace(0, 255, 4001).astype(np.uint8)
     image = np.repeat(np.repeat(ramp[:, None, None], 20, axis=1), 3, axis=2)
-    found = prepare(image, Preprocess(size=(32, 32), resize="short_side"))
+    found = eval_transform(image, Preprocess(size=(32, 32), resize="short_side"))
     height = int(32 * 4001 / 20)
     whole = np.array(Image.fromarray(image).resize((32, height), Image.Resampling.BILINEAR))
     top = round((height - 32) / 2)
@@ -167,7 +167,7 @@ def test_any_picture_fits_any_spec(height, width, size, fraction, channels, resi
     image = noise(height, width, channels)
     grey = (0.5,) * channels
     spec = Preprocess(size=size, resize=resize, crop_fraction=fraction, mean=grey, std=grey)
-    found = prepare(image, spec)
+    found = eval_transform(image, spec)
     assert found.shape == (channels, *size)
     assert found.min() >= image.min()
     assert found.max() <= image.max()
@@ -175,11 +175,11 @@ def test_any_picture_fits_any_spec(height, width, size, fraction, channels, resi
 
 def test_read_only_and_strided_arrays_are_taken_and_left_alone() -> None:
     image = noise(40, 50)
-    expected = prepare(image.copy(), Preprocess(size=(16, 16)))
+    expected = eval_transform(image.copy(), Preprocess(size=(16, 16)))
     image.flags.writeable = False
     before = image.copy()
-    assert torch.equal(prepare(image, Preprocess(size=(16, 16))), expected)
-    mirrored = prepare(image[:, ::-1], Preprocess(size=(16, 16)))
+    assert torch.equal(eval_transform(image, Preprocess(size=(16, 16))), expected)
+    mirrored = eval_transform(image[:, ::-1], Preprocess(size=(16, 16)))
     assert (mirrored.flip(-1).int() - expected.int()).abs().max() <= 1
     np.testing.assert_array_equal(image, before)
 
@@ -209,18 +209,18 @@ def test_pixels_are_not_normalised_twice() -> None:
 
 def test_a_network_for_other_channels_has_a_mean_for_each() -> None:
     for channels in (1, 3, 4):
-        spec = preprocess_for((32, 32), None, {}, channels)
+        spec = resolve_preprocess((32, 32), None, {}, channels)
         assert spec.channels == channels
         assert (spec.mean, spec.std) == ((0.5,) * channels, (0.5,) * channels)
     base = Preprocess(size=(8, 8), mean=(0.1,), std=(0.2,))
-    assert preprocess_for((8, 8), base, {}, 1) == base
+    assert resolve_preprocess((8, 8), base, {}, 1) == base
 
 
 def test_overrides_lie_on_the_base() -> None:
     base = Preprocess(size=(224, 224), resize="short_side", crop_fraction=0.9, mean=(0.1, 0.2, 0.3))
-    spec = preprocess_for((96, 64), base, {"crop_fraction": 0.95})
+    spec = resolve_preprocess((96, 64), base, {"crop_fraction": 0.95})
     assert spec == base.model_copy(update={"size": (96, 64), "crop_fraction": 0.95})
-    assert preprocess_for((32, 32), None, {}) == Preprocess(size=(32, 32))
+    assert resolve_preprocess((32, 32), None, {}) == Preprocess(size=(32, 32))
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_overrides_lie_on_the_base() -> None:
 )
 def test_a_wrong_override_is_named(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        preprocess_for((32, 32), None, overrides)
+        resolve_preprocess((32, 32), None, overrides)

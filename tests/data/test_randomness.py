@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.data.randomness import Stream, bits, order, philox, step_seed, uniform
+from vitrail.data.randomness import Stream, bits, epoch_permutation, philox, step_seed, uniform
 
 # Known answers of philox4x32-10 published with Random123 (kat_vectors).
 KNOWN = [
@@ -48,11 +48,11 @@ def test_uniform_is_uniform_and_open():
 
 
 def test_order_is_a_permutation_that_changes_with_epoch_and_seed():
-    first = order(0, 0, 1000)
+    first = epoch_permutation(0, 0, 1000)
     assert np.array_equal(np.sort(first), np.arange(1000))
-    assert np.array_equal(first, order(0, 0, 1000))
-    assert not np.array_equal(first, order(0, 1, 1000))
-    assert not np.array_equal(first, order(1, 0, 1000))
+    assert np.array_equal(first, epoch_permutation(0, 0, 1000))
+    assert not np.array_equal(first, epoch_permutation(0, 1, 1000))
+    assert not np.array_equal(first, epoch_permutation(1, 0, 1000))
     assert not np.array_equal(first, np.arange(1000))
 
 

@@ -16,7 +16,7 @@ from vitrail.data import scan as scan_module
 from vitrail.data.dataset import bundled_images, open_dataset
 from vitrail.data.decode import decode
 from vitrail.data.files import FolderFiles
-from vitrail.data.similar import look
+from vitrail.data.similar import descriptor
 from vitrail.data.traits import Trait
 
 # the cache
@@ -156,7 +156,7 @@ def test_traits_and_looks_are_remembered_and_left_at_zero_where_there_is_no_pict
     for _ in range(2):
         found = scan_module.scan(FolderFiles(str(tmp_path)), entries, 10_000)
         assert found.traits.tolist() == [0, Trait.GREY, 0]
-        np.testing.assert_array_equal(found.looks[0], look(pixels))
+        np.testing.assert_array_equal(found.looks[0], descriptor(pixels))
         assert found.looks.any(axis=1).tolist() == [True, True, False]
     assert len(decoded) == 3
 

@@ -12,7 +12,14 @@ from bench.planted import CHANGES, generated
 from vitrail.data import similar
 from vitrail.data.dataset import bundled_images
 from vitrail.data.decode import decode
-from vitrail.data.similar import ALIKE, MAYBE, join, look, near_groups, near_pairs
+from vitrail.data.similar import (
+    CANDIDATE_COSINE,
+    SIMILAR_COSINE,
+    connected_components,
+    descriptor,
+    similar_groups,
+    similar_pairs,
+)
 from vitrail.data.sources.read import read_source
 
 pytestmark = pytest.mark.slow  # all pairs of many pictures
@@ -47,11 +54,11 @@ def crowd() -> np.ndarray:
     """Descriptions of 3,000 real images and of changed copies of 200 of them."""
     source = read_source(bundled_images(), [])
     pixels = [decode(source.files.read(entry.name)) for entry in source.entries]
-    looks = [look(one) for one in pixels]
+    looks = [descriptor(one) for one in pixels]
     for index, one in enumerate(pixels[:200]):
         make = list(CHANGES.values())[index % len(CHANGES)]
         copy = Image.open(io.BytesIO(make(Image.fromarray(one).resize((128, 128)))[0]))
-        looks.append(look(np.array(copy.convert("RGB"))))
+        looks.append(descriptor(np.array(copy.convert("RGB"))))
     return np.stack(looks)
 
 
@@ -59,32 +66,32 @@ def crowd() -> np.ndarray:
 def test_a_changed_copy_has_nearly_the_same_description(change: str) -> None:
     for photo in PHOTOS:
         copy = decode(CHANGES[change](photo)[0])
-        description = look(copy)
-        likeness = cosine(look(np.array(photo)), mirrored(description) if change == "mirrored" else description)
+        description = descriptor(copy)
+        likeness = cosine(descriptor(np.array(photo)), mirrored(description) if change == "mirrored" else description)
         assert likeness > (0.9 if "%" in change else 0.98), change
 
 
 def test_other_pictures_have_other_descriptions() -> None:
-    looks = [look(np.array(photo)) for photo in PHOTOS]
+    looks = [descriptor(np.array(photo)) for photo in PHOTOS]
     likeness = [abs(cosine(a, b)) for i, a in enumerate(looks) for b in looks[:i]]
-    assert max(likeness) < MAYBE
+    assert max(likeness) < CANDIDATE_COSINE
 
 
 def test_the_description_is_of_unit_length_without_the_brightness() -> None:
     for photo in PHOTOS[:5]:
-        description = look(np.array(photo))
+        description = descriptor(np.array(photo))
         assert description.dtype == np.int8
         assert description.shape == (64,)
         assert description[0] == 0
         assert abs(np.linalg.norm(description.astype(float)) - 127) < 3
-        darker = look(np.array(photo) // 2)
+        darker = descriptor(np.array(photo) // 2)
         assert cosine(description, darker) > 0.99
 
 
 def test_the_mirror_image_needs_no_second_look() -> None:
     for photo in PHOTOS[:5]:
-        turned = look(np.array(ImageOps.mirror(photo)))
-        assert cosine(turned, mirrored(look(np.array(photo)))) > 0.99
+        turned = descriptor(np.array(ImageOps.mirror(photo)))
+        assert cosine(turned, mirrored(descriptor(np.array(photo)))) > 0.99
 
 
 @pytest.mark.parametrize(
@@ -96,21 +103,21 @@ def test_the_mirror_image_needs_no_second_look() -> None:
     ],
 )
 def test_one_colour_and_too_few_pixels_tell_nothing(pixels: np.ndarray) -> None:
-    assert not look(pixels).any()
+    assert not descriptor(pixels).any()
 
 
 def test_extreme_shapes_and_sizes() -> None:
     for shape in ((16, 5000), (5000, 16), (16, 16), (3001, 17)):
         pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
-        assert look(pixels).shape == (64,)
+        assert descriptor(pixels).shape == (64,)
 
 
 @pytest.mark.slow
 def test_close_pairs_are_those_of_a_comparison_of_all_with_all(crowd: np.ndarray) -> None:
-    pairs = near_pairs(crowd)
+    pairs = similar_pairs(crowd)
     found = set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
     assert len(found) == len(pairs)
-    everything, sure = all_pairs(crowd, MAYBE - 1e-6), all_pairs(crowd, ALIKE)
+    everything, sure = all_pairs(crowd, CANDIDATE_COSINE - 1e-6), all_pairs(crowd, SIMILAR_COSINE)
     assert found <= everything
     assert len(found & sure) == len(sure)
     assert len(found) >= 0.95 * len(everything)
@@ -119,9 +126,9 @@ def test_close_pairs_are_those_of_a_comparison_of_all_with_all(crowd: np.ndarray
 
 
 def test_groups_are_what_the_pairs_of_all_with_all_join(crowd: np.ndarray) -> None:
-    groups = near_groups(crowd)
+    groups = similar_groups(crowd)
     oracle = list(range(len(crowd)))
-    for left, right in sorted(all_pairs(crowd, ALIKE)):
+    for left, right in sorted(all_pairs(crowd, SIMILAR_COSINE)):
         old, new = oracle[right], oracle[left]
         oracle = [new if group == old else group for group in oracle]
     assert len(set(oracle)) == len(set(groups.tolist()))
@@ -130,38 +137,38 @@ def test_groups_are_what_the_pairs_of_all_with_all_join(crowd: np.ndarray) -> No
 
 def test_groups_do_not_depend_on_the_order(crowd: np.ndarray) -> None:
     order = np.random.default_rng(1).permutation(len(crowd))
-    groups = near_groups(crowd[order])
-    again = near_groups(crowd)[order]
+    groups = similar_groups(crowd[order])
+    again = similar_groups(crowd)[order]
     assert len(set(zip(groups.tolist(), again.tolist(), strict=True))) == len(set(groups.tolist()))
 
 
 def test_what_tells_nothing_is_alone() -> None:
     looks = np.zeros((100, 64), np.int8)
-    assert near_groups(looks).tolist() == list(range(100))
-    assert len(near_pairs(looks)) == 0
-    looks[3] = look(np.array(PHOTOS[0]))
-    assert near_groups(looks).tolist() == list(range(100))
-    assert near_groups(looks[:0]).tolist() == []
+    assert similar_groups(looks).tolist() == list(range(100))
+    assert len(similar_pairs(looks)) == 0
+    looks[3] = descriptor(np.array(PHOTOS[0]))
+    assert similar_groups(looks).tolist() == list(range(100))
+    assert similar_groups(looks[:0]).tolist() == []
 
 
 def test_the_frames_of_a_long_clip_are_one_group() -> None:
     rng = np.random.default_rng(0)
-    first, other = (look(np.array(photo)).astype(float) for photo in PHOTOS[:2])
+    first, other = (descriptor(np.array(photo)).astype(float) for photo in PHOTOS[:2])
     clip = np.rint(first + rng.normal(0, 0.4, (120, 64))).clip(-127, 127).astype(np.int8)
-    groups = near_groups(np.concatenate([clip, other[None].astype(np.int8)]))
+    groups = similar_groups(np.concatenate([clip, other[None].astype(np.int8)]))
     assert len(set(groups[:120].tolist())) == 1 and groups[120] != groups[0]
 
 
 def test_many_copies_of_one_picture_are_one_group_up_to_a_limit() -> None:
-    others = np.stack([look(np.array(photo)) for photo in generated(300, (60, 60))])
+    others = np.stack([descriptor(np.array(photo)) for photo in generated(300, (60, 60))])
     copies = np.repeat(others[:1], 40, axis=0)
-    groups = near_groups(np.concatenate([others, copies]))
+    groups = similar_groups(np.concatenate([others, copies]))
     assert len(set(groups[300:].tolist()) | {int(groups[0])}) == 1
     assert len(set(groups[:300].tolist())) == 300
 
 
 def test_join() -> None:
-    groups = join(6, np.array([4, 1, 2]), np.array([5, 4, 0]))
+    groups = connected_components(6, np.array([4, 1, 2]), np.array([5, 4, 0]))
     assert groups.tolist() == [0, 1, 0, 3, 1, 1]
 
 
@@ -180,6 +187,6 @@ def test_work_grows_with_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -
     counts = []
     for count in (1000, 4000):
         compared = 0
-        near_pairs(looks[:count])
+        similar_pairs(looks[:count])
         counts.append(compared)
     assert counts[1] < 4.1 * counts[0]  # all pairs would be 16 times

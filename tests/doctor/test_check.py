@@ -17,8 +17,8 @@ from bench.planted import encode, generated, plant
 from tests.data.folders import fill, numbered
 from vitrail.data.dataset import open_dataset
 from vitrail.data.quarantine import Quarantined, write_quarantine
-from vitrail.doctor import copies
-from vitrail.doctor.check import check
+from vitrail.doctor import duplicates
+from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import SEVERITY, Finding, Findings
 from vitrail.errors import UserError
 
@@ -48,7 +48,7 @@ def clean(tmp_path: Path) -> Path:
 
 
 def test_nothing_is_found_where_nothing_is(clean: Path) -> None:
-    found = check(clean)
+    found = check_dataset(clean)
     assert found.findings == []
     assert found.quarantine == []
     assert not found.severe
@@ -57,7 +57,7 @@ def test_nothing_is_found_where_nothing_is(clean: Path) -> None:
 
 def test_planted_faults(tmp_path: Path) -> None:
     planted = plant(tmp_path, generated(400, (90, 120)), 400)
-    found = check(tmp_path)
+    found = check_dataset(tmp_path)
     for kind, counts in compare(planted, found).items():
         assert counts["found"] == counts["planted"], kind
         assert counts["others"] == 0, kind
@@ -81,7 +81,7 @@ def test_the_stronger_split_keeps_a_leaked_image(tmp_path: Path) -> None:
     contents = dict(zip(own, DATA, strict=False))
     contents |= {f"{split}/a/same.png": DATA[20] for split in ("train", "val", "test")}
     contents |= {f"{split}/b/same.png": DATA[21] for split in ("train", "val")}
-    found = check(fill(tmp_path, contents))
+    found = check_dataset(fill(tmp_path, contents))
     assert names(by_kind(found)["leak"]) == [
         {"train/a/same.png", "val/a/same.png", "test/a/same.png"},
         {"train/b/same.png", "val/b/same.png"},
@@ -92,7 +92,7 @@ def test_the_stronger_split_keeps_a_leaked_image(tmp_path: Path) -> None:
 
 def test_of_conflicting_labels_all_copies_go(clean: Path) -> None:
     fill(clean, {"train/a/x.png": DATA[30], "train/b/x.png": DATA[30], "test/b/y.png": DATA[30]})
-    found = check(clean)
+    found = check_dataset(clean)
     kinds = by_kind(found)
     assert names(kinds["conflict"]) == [{"train/a/x.png", "train/b/x.png", "test/b/y.png"}]
     assert len(kinds["leak"].cases) == 1
@@ -103,7 +103,7 @@ def test_of_conflicting_labels_all_copies_go(clean: Path) -> None:
 
 def test_near_copies_across_labels_are_shown_and_kept(clean: Path) -> None:
     fill(clean, {"train/b/again.jpg": encode(PHOTOS[0], quality=80)})
-    found = check(clean)
+    found = check_dataset(clean)
     assert names(by_kind(found)["near-conflict"]) == [{"train/a/0.png", "train/b/again.jpg"}]
     assert found.quarantine == []
     assert not found.severe
@@ -111,7 +111,7 @@ def test_near_copies_across_labels_are_shown_and_kept(clean: Path) -> None:
 
 def test_the_same_pixels_in_other_bytes_are_a_near_copy(clean: Path) -> None:
     fill(clean, {"test/a/other.png": encode(PHOTOS[0], "PNG", compress_level=1)})
-    found = check(clean)
+    found = check_dataset(clean)
     assert "leak" not in by_kind(found)
     assert names(by_kind(found)["near-leak"]) == [{"train/a/0.png", "test/a/other.png"}]
     assert left_out(found).keys() == {"train/a/0.png"}
@@ -121,9 +121,9 @@ def test_the_same_pixels_in_other_bytes_are_a_near_copy(clean: Path) -> None:
 def test_where_all_images_are_alike_only_the_closest_count(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = PHOTOS[1].crop((3, 2, 80, 60))
     fill(clean, {"test/a/same.jpg": encode(PHOTOS[0], quality=95), "test/a/shifted.jpg": encode(shifted, quality=80)})
-    assert len(by_kind(check(clean))["near-leak"].cases) == 2
-    monkeypatch.setattr(copies, "CROWDED", 0)
-    assert names(by_kind(check(clean))["near-leak"]) == [{"train/a/0.png", "test/a/same.jpg"}]
+    assert len(by_kind(check_dataset(clean))["near-leak"].cases) == 2
+    monkeypatch.setattr(duplicates, "CROWDED", 0)
+    assert names(by_kind(check_dataset(clean))["near-leak"]) == [{"train/a/0.png", "test/a/same.jpg"}]
 
 
 def screens(count: int, size: tuple[int, int] = (120, 160)) -> list[bytes]:
@@ -147,9 +147,9 @@ def crowd(tmp_path: Path) -> Path:
 
 
 def test_screens_of_one_layout_are_told_and_not_listed(crowd: Path) -> None:
-    found = check(crowd)
+    found = check_dataset(crowd)
     leaks = by_kind(found)["near-leak"]
-    assert len(leaks.cases) > copies.FEW
+    assert len(leaks.cases) > duplicates.FEW
     assert leaks.severity == "severe" and found.severe
     assert "likely a common layout" in leaks.advice and "quarantine.csv does not list them" in leaks.advice
     assert found.quarantine == []
@@ -157,14 +157,14 @@ def test_screens_of_one_layout_are_told_and_not_listed(crowd: Path) -> None:
 
 def test_a_crowd_is_noticed(crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of images that are all a little alike only the closest are copies."""
-    few = len(by_kind(check(crowd))["near-leak"].cases)
-    monkeypatch.setattr(copies, "CROWDED", 10**9)
-    assert few < len(by_kind(check(crowd))["near-leak"].cases)
+    few = len(by_kind(check_dataset(crowd))["near-leak"].cases)
+    monkeypatch.setattr(duplicates, "CROWDED", 10**9)
+    assert few < len(by_kind(check_dataset(crowd))["near-leak"].cases)
 
 
 def test_unsplit_data_has_no_leaks(tmp_path: Path) -> None:
     files = {f"{label}/{i}.png": DATA[6 * (label == "b") + i] for label in "ab" for i in range(6)}
-    found = check(fill(tmp_path, {**files, "a/copy.png": DATA[0], "a/near.jpg": encode(PHOTOS[1])}))
+    found = check_dataset(fill(tmp_path, {**files, "a/copy.png": DATA[0], "a/near.jpg": encode(PHOTOS[1])}))
     assert set(by_kind(found)) == {"duplicate", "near-duplicate"}
     assert left_out(found).keys() == {"a/copy.png"}
 
@@ -174,7 +174,7 @@ def test_groups_torn_across_splits(tmp_path: Path) -> None:
     rows = ["path,label,split,group"]
     rows += [f"{i}.png,{'ab'[i % 2]},{'train' if i < 6 else 'test'},g{i % 7}" for i in range(12)]
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    found = check(tmp_path / "list.csv")
+    found = check_dataset(tmp_path / "list.csv")
     torn = by_kind(found)["torn-group"]
     assert [case.detail[:3] for case in torn.cases] == [f"g{i}:" for i in range(5)]
     assert names(torn)[0] == {"0.png", "7.png"}
@@ -185,7 +185,7 @@ def test_groups_torn_across_splits(tmp_path: Path) -> None:
 def test_several_labels(tmp_path: Path) -> None:
     fill(tmp_path, {"1.png": DATA[0], "2.png": DATA[0], "3.png": DATA[1], "4.png": DATA[2]})
     (tmp_path / "list.csv").write_text("path,labels\n1.png,a|b\n2.png,a\n3.png,\n4.png,b\n")
-    found = check(tmp_path / "list.csv")
+    found = check_dataset(tmp_path / "list.csv")
     assert by_kind(found)["conflict"].cases[0].detail == "a|b / a"
     assert found.balance == {"a": {"all": 2}, "b": {"all": 2}}
 
@@ -193,7 +193,7 @@ def test_several_labels(tmp_path: Path) -> None:
 def test_balance(tmp_path: Path) -> None:
     counts = {"train/a": 20, "train/b": 2, "test/a": 3, "test/c": 2}
     files = [f"{folder}/{i}.png" for folder, count in counts.items() for i in range(count)]
-    kinds = by_kind(check(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
+    kinds = by_kind(check_dataset(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
     assert [case.detail for case in kinds["missing-class"].cases] == ["b: no images in test", "c: no images in train"]
     assert [case.detail for case in kinds["few-images"].cases] == ["b: 2 images"]
     assert "imbalance" not in kinds
@@ -201,14 +201,14 @@ def test_balance(tmp_path: Path) -> None:
 
 def test_an_uneven_data_set(tmp_path: Path) -> None:
     files = [f"{label}/{i}.png" for label, count in {"a": 30, "b": 3}.items() for i in range(count)]
-    kinds = by_kind(check(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
+    kinds = by_kind(check_dataset(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
     assert kinds["imbalance"].title.startswith("The largest class has 10 times")
 
 
 def test_shapes(clean: Path) -> None:
     for name, index, size in (("x", 30, (900, 60)), ("y", 31, (15, 15)), ("z", 32, (800, 600))):
         fill(clean, {f"train/a/{name}.png": encode(PHOTOS[index].resize(size), "PNG")})
-    cases = {case.names[0]: case.detail for case in by_kind(check(clean))["shape"].cases}
+    cases = {case.names[0]: case.detail for case in by_kind(check_dataset(clean))["shape"].cases}
     assert cases["train/a/x.png"] == "900x60 pixels, one side is 15 times the other"
     assert "smaller than 16 pixels" in cases["train/a/y.png"]
     assert "huge: 100 times" in cases["train/a/z.png"]
@@ -216,33 +216,33 @@ def test_shapes(clean: Path) -> None:
 
 def test_grey_images_are_odd_among_coloured_ones_only(clean: Path) -> None:
     fill(clean, {"train/a/grey.jpg": encode(PHOTOS[30].convert("L").convert("RGB"))})
-    assert names(by_kind(check(clean))["grey"]) == [{"train/a/grey.jpg"}]
+    assert names(by_kind(check_dataset(clean))["grey"]) == [{"train/a/grey.jpg"}]
     for path in clean.rglob("*.png"):
         Image.open(path).convert("L").save(path)
-    assert "grey" not in by_kind(check(clean))
+    assert "grey" not in by_kind(check_dataset(clean))
 
 
 def test_a_class_that_the_list_would_empty_is_told(tmp_path: Path) -> None:
     files = dict(zip(("train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"), DATA, strict=False))
     files["train/c/0.png"] = files["test/c/0.png"] = DATA[9]
-    assert any("no training image is left of 'c'" in note for note in check(fill(tmp_path, files)).notes)
+    assert any("no training image is left of 'c'" in note for note in check_dataset(fill(tmp_path, files)).notes)
 
 
 def test_notes_of_the_source_are_kept(clean: Path) -> None:
     (clean / "train/a/.hidden").write_bytes(b"")
     (clean / "train/a/readme.txt").write_bytes(b"")
-    assert check(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without an image: .txt 1."]
+    assert check_dataset(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without an image: .txt 1."]
 
 
 def test_no_usable_image_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no image that can be used"):
-        check(fill(tmp_path, {"a/1.png": b"x", "b/1.png": b"y"}))
+        check_dataset(fill(tmp_path, {"a/1.png": b"x", "b/1.png": b"y"}))
 
 
 def test_json_has_everything_and_takes_any_name(clean: Path) -> None:
     odd = "train/a/" + b"\xff\n.png".decode("utf-8", "surrogateescape")
     fill(clean, {odd: DATA[0], "train/b/cut.png": DATA[1][:200]})
-    found = check(clean)
+    found = check_dataset(clean)
     told = json.loads(json.dumps(found.to_dict()))
     assert told["severe"] is True
     cases = {finding["kind"]: finding["cases"] for finding in told["findings"]}
@@ -262,6 +262,6 @@ def test_checking_does_not_import_torch() -> None:
 
 def test_classes_that_training_refuses_are_told(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"train/a": 3, "train/b": 3, "test/a": 2, "test/zebra": 2}))
-    found = check(tmp_path)
+    found = check_dataset(tmp_path)
     refused = next(finding for finding in found.findings if finding.kind == "classes")
     assert "'zebra' in the test split" in refused.cases[0].names[0] and found.severe

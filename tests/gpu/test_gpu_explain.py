@@ -8,11 +8,11 @@ import torch
 
 from tests.interpret.nets import KINDS, noise, random_net
 from vitrail.interpret.distance import attention_distances
-from vitrail.interpret.faithfulness import faithfulness
-from vitrail.interpret.pointing import paste
+from vitrail.interpret.faithfulness import deletion_insertion
+from vitrail.interpret.pointing_game import paste_images
+from vitrail.interpret.position_similarity import position_similarity
 from vitrail.interpret.relevance import relevance
 from vitrail.interpret.rollout import rollout
-from vitrail.interpret.similarity import position_similarity
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,7 +27,7 @@ def test_maps_and_distances(kind):
         net, pixels = random_net(**KINDS[kind]).to(device), noise().to(device)
         maps = rollout(net, pixels)
         distances = attention_distances(net, [pixels])
-        curves = faithfulness(net, pixels, maps, [0, 1])
+        curves = deletion_insertion(net, pixels, maps, [0, 1])
         found.append([maps, relevance(net, pixels, [1, 3], [0, 0]), distances.pixels, curves.deletion])
     for here, there in zip(*found, strict=True):
         assert np.allclose(here, there, rtol=1e-3, atol=1e-4)
@@ -36,4 +36,4 @@ def test_maps_and_distances(kind):
 def test_positions_and_pasted_pictures():
     net = random_net().to("cuda")
     assert np.allclose(position_similarity(net), position_similarity(random_net()), atol=1e-5)
-    assert paste(net, noise(8).to("cuda"), wanted=4).pixels.device.type == "cuda"
+    assert paste_images(net, noise(8).to("cuda"), wanted=4).pixels.device.type == "cuda"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.interpret.nets import KINDS, noise, random_net
-from vitrail.interpret.distance import attention_distance, attention_distances, grid_distances
+from vitrail.interpret.distance import attention_distances, grid_distances, head_distances
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from vitrail.interpret.distance import attention_distance, attention_distances, 
 def test_uniform_attention(grid, patch, pixels):
     apart = torch.from_numpy(grid_distances((grid, grid), (patch, patch)))
     uniform = torch.full((1, 1, grid**2, grid**2), 1 / grid**2, dtype=torch.float64)
-    plain, renormalised, elsewhere = (value.item() for value in attention_distance(uniform, apart))
+    plain, renormalised, elsewhere = (value.item() for value in head_distances(uniform, apart))
     assert plain == pytest.approx(renormalised) == pytest.approx(pixels, abs=0.005)
     assert elsewhere == pytest.approx(0)
 
@@ -23,7 +23,7 @@ def test_uniform_attention_with_a_class_token():
     """It takes its share where nothing is renormalised, and none where it is."""
     apart = torch.from_numpy(grid_distances((14, 14), (16, 16)))
     uniform = torch.full((2, 3, 197, 197), 1 / 197, dtype=torch.float64)
-    plain, renormalised, elsewhere = attention_distance(uniform, apart)
+    plain, renormalised, elsewhere = head_distances(uniform, apart)
     assert plain.shape == (2, 3)
     assert plain[0, 0].item() == pytest.approx(116.49 * 196 / 197, abs=0.005)
     assert renormalised[1, 2].item() == pytest.approx(116.49, abs=0.005)
@@ -32,13 +32,13 @@ def test_uniform_attention_with_a_class_token():
 
 def test_attention_to_oneself_reaches_nowhere():
     apart = torch.from_numpy(grid_distances((14, 14), (16, 16)))
-    assert all(value.abs().max() == 0 for value in attention_distance(torch.eye(196).expand(1, 2, -1, -1), apart))
+    assert all(value.abs().max() == 0 for value in head_distances(torch.eye(196).expand(1, 2, -1, -1), apart))
 
 
 def test_attention_to_the_class_token_alone_reaches_nowhere():
     attention = torch.zeros(1, 1, 5, 5)
     attention[..., 0] = 1
-    plain, renormalised, elsewhere = attention_distance(attention, torch.ones(4, 4))
+    plain, renormalised, elsewhere = head_distances(attention, torch.ones(4, 4))
     assert plain == renormalised == 0 and elsewhere == 1
 
 

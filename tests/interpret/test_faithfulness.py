@@ -7,7 +7,7 @@ import torch
 from tests.interpret.nets import brightness_net, noise, patches_of, random_net
 from vitrail.config import Preprocess
 from vitrail.inference.classifier import Classifier
-from vitrail.interpret.faithfulness import faithfulness, gain, random_maps
+from vitrail.interpret.faithfulness import deletion_insertion, paired_gain, random_maps
 from vitrail.weights.bundle import Card, Postprocess
 
 
@@ -31,7 +31,7 @@ def test_curves_are_those_computed_patch_by_patch(several, temperature):
     patches = patches_of(pixels, net)
     maps = patches.reshape(3, 4, 4)  # the truth: brighter patches speak for the second class
     chances = Classifier(net, card_of(net, several, temperature)).chances
-    found = faithfulness(net, pixels, maps, [1, 1, 1], chances=chances, steps=8)
+    found = deletion_insertion(net, pixels, maps, [1, 1, 1], chances=chances, steps=8)
     assert np.allclose(found.shares, np.arange(9) / 8)
     for image in range(3):
         order, grey = np.argsort(-patches[image]), patches[image].mean()
@@ -42,7 +42,7 @@ def test_curves_are_those_computed_patch_by_patch(several, temperature):
             shown[order[:count]] = patches[image][order[:count]]
             for curve, values in ((found.deletion, gone), (found.insertion, shown)):
                 assert curve[image, point] == pytest.approx(1 / (1 + np.exp(-values.mean() / temperature)), abs=1e-5)
-    reversed_ = faithfulness(net, pixels, -maps, [1, 1, 1], chances=chances, steps=8)
+    reversed_ = deletion_insertion(net, pixels, -maps, [1, 1, 1], chances=chances, steps=8)
     assert (found.deletion_area < reversed_.deletion_area).all()
     assert (found.insertion_area > reversed_.insertion_area).all()
 
@@ -53,12 +53,12 @@ def test_the_truth_beats_a_random_order_and_its_opposite_loses():
     truth = patches_of(pixels, net).reshape(-1, 4, 4)
     classes = [1] * 40
     areas = {
-        name: faithfulness(net, pixels, maps, classes).deletion_area
+        name: deletion_insertion(net, pixels, maps, classes).deletion_area
         for name, maps in {"truth": truth, "opposite": -truth, "random": random_maps(truth)}.items()
     }
-    assert gain(areas["random"], areas["truth"]).verdict == "better"
-    assert gain(areas["random"], areas["opposite"]).verdict == "worse"
-    same = gain(areas["random"], areas["random"])
+    assert paired_gain(areas["random"], areas["truth"]).verdict == "better"
+    assert paired_gain(areas["random"], areas["opposite"]).verdict == "worse"
+    same = paired_gain(areas["random"], areas["random"])
     assert same.verdict == "no clear difference" and same.low == same.value == same.high == 0
 
 
@@ -67,19 +67,19 @@ def test_a_map_without_order_is_not_the_order_of_reading():
     net = brightness_net()
     pixels = torch.zeros(60, 1, 8, 8)
     pixels[:, :, :2] = 4.0  # all there is stands in the first row
-    found = faithfulness(net, pixels, np.ones((60, 4, 4)), [1] * 60)
+    found = deletion_insertion(net, pixels, np.ones((60, 4, 4)), [1] * 60)
     assert len({tuple(row) for row in found.deletion.round(6).tolist()}) > 5
     # Whatever goes takes the mean colour: in a random order the mean logit stays what it was, 1.
     chance = 1 / (1 + np.exp(-1))
     assert np.allclose(found.deletion.mean(0), chance, atol=0.03)
     assert np.allclose(found.insertion.mean(0), chance, atol=0.03)
     for order in (range(16), range(15, -1, -1)):  # from the top, and from the bottom
-        read = faithfulness(net, pixels, np.array([order] * 60).reshape(60, 4, 4), [1] * 60)
+        read = deletion_insertion(net, pixels, np.array([order] * 60).reshape(60, 4, 4), [1] * 60)
         assert abs(read.deletion.mean(0) - chance).max() > 0.1
-    again = faithfulness(net, pixels, np.ones((60, 4, 4)), [1] * 60)
+    again = deletion_insertion(net, pixels, np.ones((60, 4, 4)), [1] * 60)
     assert np.array_equal(found.deletion, again.deletion) and np.array_equal(found.insertion, again.insertion)
 
 
 def test_fewer_patches_than_steps_and_images_that_are_not_square():
-    found = faithfulness(random_net(), noise(), np.ones((2, 2, 3)), [0, 1])
+    found = deletion_insertion(random_net(), noise(), np.ones((2, 2, 3)), [0, 1])
     assert found.deletion.shape == (2, 7) and np.allclose(found.deletion[:, 0], found.insertion[:, -1])

@@ -11,7 +11,7 @@ from tests.interpret.nets import KINDS, noise, random_net
 from tests.tokens import every_token
 from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.errors import UserError
-from vitrail.interpret.attention import attention_maps, query, transformer
+from vitrail.interpret.attention import attention_maps, map_query, require_vit
 from vitrail.interpret.relevance import relevance
 from vitrail.interpret.rollout import rollout
 from vitrail.models.build import build
@@ -171,11 +171,11 @@ def test_what_cannot_be_explained_says_so():
     with pytest.raises(UserError, match="no classifier"):
         relevance(random_net(num_classes=0), noise(), [0, 0])
     with pytest.raises(UserError, match="ResNet"):
-        transformer(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
+        require_vit(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
 
 
 def test_the_query_is_stated():
-    assert [query(random_net(**KINDS[kind]).config) for kind in ("token", "mean", "map")] == [
+    assert [map_query(random_net(**KINDS[kind]).config) for kind in ("token", "mean", "map")] == [
         "the class token",
         "the mean of the patch tokens",
         "the learned query of the attention pool",

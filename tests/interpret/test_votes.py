@@ -9,7 +9,7 @@ import torch
 from tests.interpret.nets import KINDS, brightness_net, dark_and_bright, noise, patches_of, random_net
 from vitrail.errors import UserError
 from vitrail.interpret.relevance import relevance
-from vitrail.interpret.votes import can_vote, reasons, votes
+from vitrail.interpret.votes import can_vote, class_map, votes
 
 VOTING = ("mean", "mean beside a class token", "axial")
 
@@ -21,7 +21,7 @@ def test_votes_add_up_to_the_logits(kind):
     if kind not in VOTING:
         with pytest.raises(UserError, match="take relevance"):
             votes(net, pixels, [1, 2])
-        assert np.array_equal(reasons(net, pixels, [1, 2]), relevance(net, pixels, [1, 2]))
+        assert np.array_equal(class_map(net, pixels, [1, 2]), relevance(net, pixels, [1, 2]))
         return
     logits, bias = net(pixels), net.head.bias
     for against in ([4, 0], None):
@@ -32,7 +32,7 @@ def test_votes_add_up_to_the_logits(kind):
         torch.testing.assert_close(
             torch.from_numpy(found.mean((1, 2))), plain[[0, 1], [1, 2]] - other, atol=1e-5, rtol=0
         )
-        assert np.array_equal(reasons(net, pixels, [1, 2], against), found.clip(0))
+        assert np.array_equal(class_map(net, pixels, [1, 2], against), found.clip(0))
 
 
 def test_where_every_patch_counts_by_itself_its_vote_is_its_brightness():

@@ -9,7 +9,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from tests.interpret.nets import KINDS, random_net
 from vitrail.errors import UserError
 from vitrail.interpret.filters import embedding_filters
-from vitrail.interpret.similarity import position_similarity
+from vitrail.interpret.position_similarity import position_similarity
 from vitrail.models.pos_embed import sincos
 
 

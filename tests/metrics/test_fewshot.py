@@ -8,7 +8,7 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.metrics import fewshot
-from vitrail.metrics.fewshot import GRID, LeastSquares, best_by_rank, choose_shots
+from vitrail.metrics.fewshot import PENALTY_GRID, LeastSquares, best_mean_rank, sample_shots
 
 FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "bigvision_fewshot.npz")
 
@@ -16,7 +16,7 @@ FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "bigvision_fewshot.np
 @pytest.mark.parametrize("kind", ["tall", "wide"])
 def test_accuracies_are_those_of_the_original_code(kind):
     x, y, x_test, y_test = (torch.from_numpy(FIXTURE[f"{kind}/{name}"]) for name in ("x", "y", "x_test", "y_test"))
-    found = LeastSquares(x, y, int(y_test.max()) + 1).count_right(x_test, y_test, GRID) / len(y_test)
+    found = LeastSquares(x, y, int(y_test.max()) + 1).count_right(x_test, y_test, PENALTY_GRID) / len(y_test)
     np.testing.assert_allclose(found, FIXTURE[f"{kind}/accuracy_at_2^-10..2^19"], atol=1e-7)  # stored in float32
 
 
@@ -34,7 +34,7 @@ def test_weights_are_those_of_a_direct_solve(n, d):
     rng = np.random.default_rng(n * d)
     x, y = rng.normal(size=(n, d)) * rng.uniform(0.1, 5, d) + 2, rng.integers(0, 5, n)
     problem = LeastSquares(torch.from_numpy(x), torch.from_numpy(y), 5)
-    for penalty in GRID:
+    for penalty in PENALTY_GRID:
         np.testing.assert_allclose(problem.weights(penalty).numpy(), direct(x, y, 5, penalty), atol=1e-8)
 
 
@@ -45,10 +45,10 @@ def test_scores_are_those_of_the_weights_and_in_parts_the_same(monkeypatch):
     problem = LeastSquares(x, y, 3)
     standard = (x_test - x.mean(0)) / (x.std(0, correction=0) + 1e-5)
     standard = torch.hstack([standard, torch.full((101, 1), 100.0, dtype=torch.float64)])
-    expected = [int(((standard @ problem.weights(penalty)).argmax(1) == y_test).sum()) for penalty in GRID]
-    assert problem.count_right(x_test, y_test, GRID).tolist() == expected
+    expected = [int(((standard @ problem.weights(penalty)).argmax(1) == y_test).sum()) for penalty in PENALTY_GRID]
+    assert problem.count_right(x_test, y_test, PENALTY_GRID).tolist() == expected
     monkeypatch.setattr(fewshot, "ROWS", 10)
-    assert problem.count_right(x_test, y_test, GRID).tolist() == expected
+    assert problem.count_right(x_test, y_test, PENALTY_GRID).tolist() == expected
 
 
 def test_one_decomposition_serves_all_penalties(monkeypatch):
@@ -56,7 +56,7 @@ def test_one_decomposition_serves_all_penalties(monkeypatch):
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: calls.append(matrix.shape) or eigh(matrix))
     x, y = torch.randn(12, 40), torch.arange(12) % 4
-    LeastSquares(x, y, 4).count_right(x, y, GRID)
+    LeastSquares(x, y, 4).count_right(x, y, PENALTY_GRID)
     assert calls == [(12, 12)]
 
 
@@ -76,22 +76,22 @@ def test_broken_features_are_told():
 
 def test_the_first_images_of_each_class():
     labels = np.array([2, 0, 0, 1, 2, 0, 2])
-    assert choose_shots(labels, 3, 2, None).tolist() == [1, 2, 3, 0, 4]
-    assert choose_shots(labels, 3, None, None).tolist() == [1, 2, 5, 3, 0, 4, 6]
+    assert sample_shots(labels, 3, 2, None).tolist() == [1, 2, 3, 0, 4]
+    assert sample_shots(labels, 3, None, None).tolist() == [1, 2, 5, 3, 0, 4, 6]
 
 
 def test_seeded_shots_are_nested_and_those_of_big_vision():
     labels = np.random.default_rng(1).integers(0, 7, 200)
     rng = np.random.default_rng(2)
     expected = [rng.permutation(np.where(labels == label)[0])[:5] for label in range(7)]
-    five = choose_shots(labels, 7, 5, 2)
+    five = sample_shots(labels, 7, 5, 2)
     assert five.tolist() == np.concatenate(expected).tolist()
-    assert set(choose_shots(labels, 7, 1, 2)) < set(five)
-    assert set(five) != set(choose_shots(labels, 7, 5, 3))
+    assert set(sample_shots(labels, 7, 1, 2)) < set(five)
+    assert set(five) != set(sample_shots(labels, 7, 5, 3))
 
 
 def test_the_penalty_of_the_best_mean_rank_is_not_that_of_the_best_mean():
     a = np.array([0.50, 0.51, 0.40])  # ranks 1, 2, 0
     b = np.array([0.30, 0.29, 0.90])  # ranks 1, 0, 2
     c = np.array([0.60, 0.61, 0.50])  # ranks 1, 2, 0
-    assert best_by_rank({"a": a, "b": b, "c": c}) == 1 != int((a + b + c).argmax())
+    assert best_mean_rank({"a": a, "b": b, "c": c}) == 1 != int((a + b + c).argmax())

@@ -5,7 +5,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vitrail.errors import UserError
 from vitrail.metrics import knn
-from vitrail.metrics.knn import nearest_classes
+from vitrail.metrics.knn import knn_predict
 
 
 def data(seed=0, n=150, m=90, d=12, k=6):
@@ -20,7 +20,7 @@ def test_votes_are_those_of_scikit_learn(monkeypatch):
     known, labels, features = data()
     monkeypatch.setattr(knn, "VALUES", 150 * 7)  # in parts that do not divide the whole
     counts = (1, 5, 20)
-    found = nearest_classes(*map(torch.from_numpy, (known, labels, features)), 6, counts)
+    found = knn_predict(*map(torch.from_numpy, (known, labels, features)), 6, counts)
     for row, count in zip(found, counts, strict=True):
         peer = KNeighborsClassifier(count, metric="cosine", weights=lambda far: np.exp((1 - far) / 0.07))
         assert row.tolist() == peer.fit(known, labels).predict(features).tolist()
@@ -28,12 +28,12 @@ def test_votes_are_those_of_scikit_learn(monkeypatch):
 
 def test_more_neighbours_than_images_are_all_images():
     known, labels, features = map(torch.from_numpy, data(n=9))
-    assert torch.equal(*nearest_classes(known, labels, features, 6, (9, 200)))
+    assert torch.equal(*knn_predict(known, labels, features, 6, (9, 200)))
 
 
 def test_what_cannot_be_asked():
     known, labels, features = map(torch.from_numpy, data())
     with pytest.raises(UserError, match="at least one image"):
-        nearest_classes(known[:0], labels[:0], features, 6)
+        knn_predict(known[:0], labels[:0], features, 6)
     with pytest.raises(UserError, match="at least 1"):
-        nearest_classes(known, labels, features, 6, (0,))
+        knn_predict(known, labels, features, 6, (0,))

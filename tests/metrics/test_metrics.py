@@ -13,7 +13,13 @@ from sklearn import metrics as oracle
 
 from vitrail.errors import UserError
 from vitrail.metrics import accuracy as metrics
-from vitrail.metrics.accuracy import confident_mistakes, least_certain, score, share_interval, softmax
+from vitrail.metrics.accuracy import (
+    least_confident,
+    most_confident_errors,
+    proportion_interval,
+    score_classification,
+    softmax,
+)
 
 
 def names(k: int) -> list[str]:
@@ -31,7 +37,7 @@ def sample(n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @given(n=st.integers(1, 60), k=st.integers(2, 9), seed=st.integers(0, 10**6))
 def test_agrees_with_scikit_learn(n: int, k: int, seed: int) -> None:
     logits, labels = sample(n, k, seed)
-    got = score(logits, labels, names(k), bootstrap=10)
+    got = score_classification(logits, labels, names(k), bootstrap=10)
     predicted = logits.argmax(axis=1)
     every = np.arange(k)
     assert got.n == n
@@ -57,7 +63,7 @@ def test_agrees_with_scikit_learn(n: int, k: int, seed: int) -> None:
 def test_balanced_accuracy_agrees_with_scikit_learn_when_a_class_is_absent() -> None:
     logits, labels = sample(300, 6)
     labels[labels == 2] = 3
-    got = score(logits, labels, names(6))
+    got = score_classification(logits, labels, names(6))
     with pytest.warns(UserWarning):  # it warns of predicted classes that are not in the truth
         expected = oracle.balanced_accuracy_score(labels, logits.argmax(axis=1))
     assert got.balanced_accuracy == pytest.approx(expected)
@@ -66,7 +72,7 @@ def test_balanced_accuracy_agrees_with_scikit_learn_when_a_class_is_absent() -> 
 
 def test_ties_go_to_the_lower_class_index() -> None:
     flat = np.zeros((7, 7))
-    got = score(flat, np.arange(7), names(7))
+    got = score_classification(flat, np.arange(7), names(7))
     assert got.top1 == pytest.approx(1 / 7)  # all answer class 0
     assert got.top5 == pytest.approx(5 / 7)  # classes 0 to 4 are the first five
     assert got.nll == pytest.approx(np.log(7))
@@ -76,11 +82,11 @@ def test_ties_go_to_the_lower_class_index() -> None:
 @given(seed=st.integers(0, 10**6), shift=st.floats(-1e6, 1e6))
 def test_chunking_row_shifts_and_image_order_change_nothing(seed: int, shift: float) -> None:
     logits, labels = sample(40, 6, seed)
-    whole = score(logits, labels, names(6), bootstrap=50)
+    whole = score_classification(logits, labels, names(6), bootstrap=50)
     order = np.random.default_rng(seed).permutation(40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "CHUNK_VALUES", 20)  # three images at a time
-        parts = score(logits[order].astype(np.float64) + shift, labels[order], names(6), bootstrap=50)
+        parts = score_classification(logits[order].astype(np.float64) + shift, labels[order], names(6), bootstrap=50)
     assert parts.top1 == whole.top1 and parts.top5 == whole.top5
     assert parts.top1_interval == whole.top1_interval
     assert parts.nll == pytest.approx(whole.nll, abs=1e-6)
@@ -91,7 +97,7 @@ def test_the_interval_is_the_binomials() -> None:
     n, p = 1000, 0.8
     logits = np.tile([1.0, 0.0], (n, 1))
     labels = (np.arange(n) >= p * n).astype(int)
-    low, high = score(logits, labels, names(2), bootstrap=20_000).top1_interval
+    low, high = score_classification(logits, labels, names(2), bootstrap=20_000).top1_interval
     half = 1.96 * np.sqrt(p * (1 - p) / n)
     assert low == pytest.approx(p - half, abs=2e-3)
     assert high == pytest.approx(p + half, abs=2e-3)
@@ -103,35 +109,37 @@ def test_the_interval_is_that_of_resampled_images() -> None:
     rng = np.random.default_rng(1)
     means = hits[rng.integers(500, size=(5000, 500))].mean(axis=1)
     expected = np.quantile(means, [0.025, 0.975])
-    np.testing.assert_allclose(score(logits, labels, names(4), bootstrap=5000).top1_interval, expected, atol=0.0041)
+    np.testing.assert_allclose(
+        score_classification(logits, labels, names(4), bootstrap=5000).top1_interval, expected, atol=0.0041
+    )
 
 
 @pytest.mark.parametrize(("hits", "n"), [(17, 19), (0, 7), (7, 7), (99, 5000), (1, 1), (4990, 5000)])
 def test_few_right_or_few_wrong_take_wilsons_interval(hits: int, n: int) -> None:
     expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
-    assert share_interval(hits, n) == pytest.approx(tuple(expected), abs=1e-6)
+    assert proportion_interval(hits, n) == pytest.approx(tuple(expected), abs=1e-6)
 
 
 def test_the_interval_of_a_share_holds_what_it_says() -> None:
     """Over all outcomes of 19 images of which 80 % are right; percentiles of resamples hold the truth in 89 %."""
     chance = stats.binom(19, 0.8).pmf
-    bounds = [share_interval(hits, 19) for hits in range(20)]
+    bounds = [proportion_interval(hits, 19) for hits in range(20)]
     assert sum(chance(hits) for hits, (low, high) in enumerate(bounds) if low <= 0.8 <= high) > 0.94
 
 
 def test_the_seed_fixes_the_interval() -> None:
     logits, labels = sample(500, 6)
     logits[::3] = -logits[::3]  # so that many are wrong, also among the first five
-    first, again, other = (score(logits, labels, names(6), bootstrap=20, seed=s) for s in (7, 7, 8))
+    first, again, other = (score_classification(logits, labels, names(6), bootstrap=20, seed=s) for s in (7, 7, 8))
     assert first.top1_interval == again.top1_interval and first.top5_interval == again.top5_interval
     assert first.top1_interval != other.top1_interval
 
 
 def test_extreme_logits_stay_finite() -> None:
     logits = np.array([[1e5, -1e5, 0.0], [-3e38, 0.0, 3e38]], dtype=np.float32)
-    got = score(logits, np.array([0, 2]), names(3))
+    got = score_classification(logits, np.array([0, 2]), names(3))
     assert got.top1 == 1.0 and got.nll == 0.0
-    assert np.isfinite(score(logits, np.array([1, 0]), names(3)).nll)
+    assert np.isfinite(score_classification(logits, np.array([1, 0]), names(3)).nll)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -139,22 +147,22 @@ def test_broken_logits_are_named(bad: float) -> None:
     logits, labels = sample(10, 3)
     logits[4, 1] = bad
     with pytest.raises(UserError, match="not a finite number for 1 of 10 images"):
-        score(logits, labels, names(3))
+        score_classification(logits, labels, names(3))
 
 
 def test_nothing_to_evaluate_and_mismatches_are_one_sentence() -> None:
     with pytest.raises(UserError, match="no images"):
-        score(np.empty((0, 3)), np.empty(0, dtype=int), names(3))
+        score_classification(np.empty((0, 3)), np.empty(0, dtype=int), names(3))
     with pytest.raises(UserError, match="3 values per image but there are 2 class names"):
-        score(np.zeros((1, 3)), np.array([0]), names(2))
+        score_classification(np.zeros((1, 3)), np.array([0]), names(2))
     with pytest.raises(UserError, match="labels run from 0 to 3"):
-        score(np.zeros((2, 3)), np.array([0, 3]), names(3))
+        score_classification(np.zeros((2, 3)), np.array([0, 3]), names(3))
 
 
 def test_to_dict_is_json() -> None:
     logits, labels = sample(30, 7)
     labels[labels == 6] = 0
-    values = json.loads(json.dumps(score(logits, labels, names(7)).to_dict(), allow_nan=False))
+    values = json.loads(json.dumps(score_classification(logits, labels, names(7)).to_dict(), allow_nan=False))
     assert values["n"] == 30 and len(values["top1_interval"]) == 2
     assert values["per_class"][6] == {"name": "class 6", "count": 0, "recall": None} | {
         key: values["per_class"][6][key] for key in ("precision", "f1")
@@ -165,17 +173,17 @@ def test_to_dict_is_json() -> None:
 def test_mistakes_come_most_confident_first() -> None:
     logits = np.log(np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3]]))
     labels = np.array([0, 0, 0, 1])
-    assert confident_mistakes(logits, labels, 10).tolist() == [2, 3, 1]
-    assert confident_mistakes(logits, labels, 1).tolist() == [2]
-    assert confident_mistakes(logits[:1], labels[:1], 5).tolist() == []
-    assert least_certain(logits, 2).tolist() == [1, 3]
+    assert most_confident_errors(logits, labels, 10).tolist() == [2, 3, 1]
+    assert most_confident_errors(logits, labels, 1).tolist() == [2]
+    assert most_confident_errors(logits[:1], labels[:1], 5).tolist() == []
+    assert least_confident(logits, 2).tolist() == [1, 3]
 
 
 @pytest.mark.slow
 def test_a_large_evaluation_is_quick_and_small() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((10_000, 1000), dtype=np.float32)
-    got = score(logits, rng.integers(1000, size=10_000), names(1000))
+    got = score_classification(logits, rng.integers(1000, size=10_000), names(1000))
     assert got.confusion.dtype == np.int32 and got.confusion.sum() == 10_000
     assert got.top5 is not None and got.top5 == pytest.approx(0.005, abs=0.003)
 
@@ -183,7 +191,7 @@ def test_a_large_evaluation_is_quick_and_small() -> None:
 def test_intervals_are_those_of_a_bootstrap_over_images() -> None:
     logits, labels = sample(150, 4, 3)
     labels[: 150 - 30] = np.where(labels[:120] == 3, 0, labels[:120])  # one class is rare
-    got = score(logits, labels, names(4))
+    got = score_classification(logits, labels, names(4))
     predicted, p = logits.argmax(axis=1), softmax(logits)
     nll = -np.log(p[np.arange(150), labels])
 
@@ -202,5 +210,5 @@ def test_intervals_are_those_of_a_bootstrap_over_images() -> None:
 
 def test_a_class_that_is_all_right_or_all_wrong_leaves_some_doubt() -> None:
     logits, labels = np.eye(3)[[0, 1, 1]].repeat(8, axis=0) * 9, np.array([0, 1, 2]).repeat(8)
-    low, high = score(logits, labels, names(3)).balanced_interval or (0, 0)
+    low, high = score_classification(logits, labels, names(3)).balanced_interval or (0, 0)
     assert low < 2 / 3 < high

@@ -13,7 +13,7 @@ from vitrail.metrics.multilabel import (
     average_precision,
     bootstrap_interval,
     decision_reliability,
-    same_decisions,
+    rescale_thresholds,
     score_multilabel,
     sigmoid,
     worst_decisions,
@@ -127,6 +127,6 @@ def test_reliability_counts_every_decision() -> None:
 def test_thresholds_can_follow_a_temperature() -> None:
     logits, _ = example(5, n=100)
     own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-    moved = same_decisions(own, 1.7)
+    moved = rescale_thresholds(own, 1.7)
     np.testing.assert_array_equal(sigmoid(logits / 1.7) >= moved, sigmoid(logits) >= own)
-    assert moved[2] == 0.5 and same_decisions(np.array([0.0, 1.0]), 1.7).tolist() == [0, 1]
+    assert moved[2] == 0.5 and rescale_thresholds(np.array([0.0, 1.0]), 1.7).tolist() == [0, 1]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
-from vitrail.metrics.significance import compare_multilabel, compare_right, holm, sign_test
+from vitrail.metrics.significance import compare_correct, compare_multilabel, holm_correction, sign_test
 
 
 @given(won=st.integers(0, 400), lost=st.integers(0, 400))
@@ -17,7 +17,7 @@ def test_the_exact_test_is_scipys(won, lost):
 def test_what_differs_is_counted_and_resampled():
     rng = np.random.default_rng(0)
     first, second = rng.random(500) < 0.7, rng.random(500) < 0.8
-    found = compare_right(first, second)
+    found = compare_correct(first, second)
     assert found.difference == pytest.approx(second.mean() - first.mean())
     assert (found.only_first, found.only_second) == ((first & ~second).sum(), (~first & second).sum())
     expected = stats.bootstrap((first, second), lambda a, b: b.mean() - a.mean(), paired=True, method="percentile",
@@ -28,7 +28,7 @@ def test_what_differs_is_counted_and_resampled():
 
 def test_a_classifier_is_not_better_than_itself_and_some_doubt_remains():
     right = np.random.default_rng(0).random(100) < 0.5
-    found = compare_right(right, right)
+    found = compare_correct(right, right)
     assert found.p == 1 and not found.different and found.difference == 0
     assert found.interval[0] < 0 < found.interval[1]
 
@@ -39,7 +39,7 @@ def test_false_alarms_are_as_rare_as_promised():
     for seed in range(300):
         shared = rng.random(200)
         first, second = ((shared + rng.random(200)) > 0.8 for _ in range(2))  # equally good, and often together
-        alarms.append(compare_right(first, second, seed).different)
+        alarms.append(compare_correct(first, second, seed).different)
     assert np.mean(alarms) < 0.07
 
 
@@ -55,6 +55,6 @@ def test_several_labels_are_compared_on_the_same_images():
 
 
 def test_holms_correction_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.6]) == [1.0, 1.0]
-    assert holm([0.02]) == [0.02] and holm([]) == []
+    assert holm_correction([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm_correction([0.9, 0.6]) == [1.0, 1.0]
+    assert holm_correction([0.02]) == [0.02] and holm_correction([]) == []

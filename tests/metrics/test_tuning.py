@@ -7,11 +7,11 @@ from scipy.stats import binomtest
 from sklearn.metrics import f1_score, log_loss, precision_recall_curve
 
 from vitrail.errors import UserError
-from vitrail.metrics.abstain import coverage_curve, lower_bound, threshold_for
 from vitrail.metrics.accuracy import softmax
-from vitrail.metrics.calibration import chance_error, reliability
+from vitrail.metrics.calibration import ece_chance_level, reliability
 from vitrail.metrics.multilabel import best_thresholds, f1_scores, sigmoid
-from vitrail.metrics.temperature import fit_temperature, held_out_temperatures
+from vitrail.metrics.selective import clopper_pearson_lower, risk_coverage_curve, selective_threshold
+from vitrail.metrics.temperature import cross_fitted_temperatures, fit_temperature
 from vitrail.metrics.tuning import tune, tune_multilabel
 
 
@@ -61,11 +61,11 @@ def test_where_there_is_no_best_temperature_it_stays_as_it_is():
 
 def test_no_image_has_a_hand_in_the_temperature_it_is_judged_with():
     logits, labels = classes(n=101)
-    found = held_out_temperatures(logits, labels, seed=1)
+    found = cross_fitted_temperatures(logits, labels, seed=1)
     assert len(set(found)) == 2
     for value in set(found):
         assert value == fit_temperature(logits[found != value], labels[found != value])
-    assert held_out_temperatures(logits[:1], labels[:1]).tolist() == [1.0]
+    assert cross_fitted_temperatures(logits[:1], labels[:1]).tolist() == [1.0]
 
 
 def test_the_error_that_is_no_sign_of_a_fault():
@@ -74,18 +74,18 @@ def test_the_error_that_is_no_sign_of_a_fault():
         reliability(softmax(logits), labels).ece for logits, labels in (classes(s, 500, factor=1) for s in range(40))
     ]
     confidence = softmax(classes(99, 500, factor=1)[0]).max(axis=1)
-    assert 0.8 < np.mean(np.array(calibrated) < chance_error(confidence, rng)) <= 1
+    assert 0.8 < np.mean(np.array(calibrated) < ece_chance_level(confidence, rng)) <= 1
     spoiled = reliability(softmax(classes(1, 500)[0]), classes(1, 500)[1])
-    assert spoiled.ece > 3 * chance_error(confidence, rng)
+    assert spoiled.ece > 3 * ece_chance_level(confidence, rng)
 
 
 def test_the_coverage_curve_by_hand():
-    found = coverage_curve(np.array([0.9, 0.5, 0.7, 0.7]), np.array([True, False, True, False]))
+    found = risk_coverage_curve(np.array([0.9, 0.5, 0.7, 0.7]), np.array([True, False, True, False]))
     assert found.threshold.tolist() == [0.9, 0.7, 0.5]
     assert found.coverage.tolist() == [0.25, 0.75, 1.0]
     assert found.accuracy == pytest.approx([1, 2 / 3, 0.5])
     assert found.risk == pytest.approx((0 + 2 * (1 / 3) + 0.5) / 4)
-    written = coverage_curve(np.random.default_rng(0).random(5000), np.ones(5000, bool)).to_dict()
+    written = risk_coverage_curve(np.random.default_rng(0).random(5000), np.ones(5000, bool)).to_dict()
     assert len(written["coverage"]) == 101 and written["coverage"][-1] == 1
 
 
@@ -96,7 +96,7 @@ def test_the_promised_accuracy_holds_on_new_images():
         logits, labels = classes(seed, n=2000, k=4, factor=1.5)
         p = softmax(logits)
         confidence, right = p.max(axis=1), p.argmax(axis=1) == labels
-        threshold = threshold_for(confidence[:1000], right[:1000], 0.75)
+        threshold = selective_threshold(confidence[:1000], right[:1000], 0.75)
         if threshold is None:
             continue
         new = confidence[1000:] >= threshold
@@ -109,19 +109,19 @@ def test_the_promised_accuracy_holds_on_new_images():
 
 def test_no_threshold_is_better_than_a_false_promise():
     confidence = np.random.default_rng(0).random(400)
-    assert threshold_for(confidence, np.zeros(400, bool), 0.9) is None
-    assert threshold_for(confidence[:10], np.ones(10, bool), 0.9) is None  # ten answers say nothing
-    assert threshold_for(confidence, np.ones(400, bool), 0.9) == confidence.min()
+    assert selective_threshold(confidence, np.zeros(400, bool), 0.9) is None
+    assert selective_threshold(confidence[:10], np.ones(10, bool), 0.9) is None  # ten answers say nothing
+    assert selective_threshold(confidence, np.ones(400, bool), 0.9) == confidence.min()
     with pytest.raises(UserError, match="between 0 and 1"):
-        threshold_for(confidence, np.ones(400, bool), 95)
-    assert threshold_for(confidence[:100], np.ones(100, bool), 0.95) == confidence[:100].min()
-    assert threshold_for(confidence[:50], np.ones(50, bool), 0.95) is None  # 0.95 ** 50 is more than 5 %
+        selective_threshold(confidence, np.ones(400, bool), 95)
+    assert selective_threshold(confidence[:100], np.ones(100, bool), 0.95) == confidence[:100].min()
+    assert selective_threshold(confidence[:50], np.ones(50, bool), 0.95) is None  # 0.95 ** 50 is more than 5 %
 
 
 @pytest.mark.parametrize(("right", "n"), [(90, 100), (100, 100), (1, 40), (0, 10), (4800, 5000)])
 def test_the_lower_bound_is_scipys(right, n):
     expected = binomtest(right, n).proportion_ci(0.9, "exact").low  # two-sided 90 % is one-sided 95 %
-    assert lower_bound(right, n) == pytest.approx(expected, abs=1e-9)
+    assert clopper_pearson_lower(right, n) == pytest.approx(expected, abs=1e-9)
 
 
 def test_thresholds_of_labels_are_the_best_of_scikit_learns_curve():

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from vitrail.metrics.vtab import TASKS, summarise
+from vitrail.metrics.vtab import VTAB_TASKS, summarize_vtab
 
 # Test images as google-research/task_adaptation states them in its own tests, or the data sets in their papers.
 TESTED = {
@@ -31,22 +31,42 @@ TESTED = {
 
 
 def test_nineteen_tasks_in_three_groups():
-    assert Counter(task.group for task in TASKS) == {"natural": 7, "specialized": 4, "structured": 8}
-    assert {task.key: task.test for task in TASKS} == TESTED
-    assert [task.classes for task in TASKS] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9]
+    assert Counter(task.group for task in VTAB_TASKS) == {"natural": 7, "specialized": 4, "structured": 8}
+    assert {task.key: task.test for task in VTAB_TASKS} == TESTED
+    assert [task.classes for task in VTAB_TASKS] == [
+        102,
+        100,
+        47,
+        102,
+        37,
+        397,
+        10,
+        2,
+        10,
+        45,
+        5,
+        8,
+        6,
+        6,
+        4,
+        16,
+        16,
+        18,
+        9,
+    ]
 
 
 def test_shares_of_what_is_published_without_a_split():
     """Of the training images that train (the others choose the penalty), and of all images."""
-    assert {task.key: task.learned for task in TASKS if task.learned != 0.9} == {"oxford_iiit_pet": 0.8}
-    parts = {task.key: task.parts for task in TASKS if task.parts}
+    assert {task.key: task.learned for task in VTAB_TASKS if task.learned != 0.9} == {"oxford_iiit_pet": 0.8}
+    parts = {task.key: task.parts for task in VTAB_TASKS if task.parts}
     assert parts == {"eurosat": (0.6, 0.2, 0.2), "resisc45": (0.6, 0.2, 0.2)}
-    assert {task.key: task.per_class for task in TASKS if task.per_class} == {"caltech101": 30}
+    assert {task.key: task.per_class for task in VTAB_TASKS if task.per_class} == {"caltech101": 30}
 
 
 def test_what_would_change_a_label_is_left_out_in_training():
-    assert {task.name for task in TASKS if not task.flip} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
-    assert {task.name for task in TASKS if not task.crop} == {
+    assert {task.name for task in VTAB_TASKS if not task.flip} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
+    assert {task.name for task in VTAB_TASKS if not task.crop} == {
         "Clevr-Count",
         "Clevr-Dist",
         "DMLab",
@@ -56,9 +76,9 @@ def test_what_would_change_a_label_is_left_out_in_training():
 
 
 def test_the_score_is_the_mean_over_tasks_and_not_over_groups():
-    whole = summarise({task.key: 0.9 if task.group == "specialized" else 0.5 for task in TASKS})
+    whole = summarize_vtab({task.key: 0.9 if task.group == "specialized" else 0.5 for task in VTAB_TASKS})
     assert whole.complete and whole.mean == pytest.approx((4 * 0.9 + 15 * 0.5) / 19)
     assert whole.groups == {"natural": 0.5, "specialized": pytest.approx(0.9), "structured": 0.5}
-    part = summarise({"dtd": 0.4, "kitti": 0.2})
+    part = summarize_vtab({"dtd": 0.4, "kitti": 0.2})
     assert not part.complete and part.tasks == 2
     assert part.groups == {"natural": 0.4, "specialized": None, "structured": 0.2}

@@ -10,7 +10,7 @@ import pytest
 from bench.planted import encode, generated
 from tests.data.folders import fill
 from tests.report.test_page import EVIL, Reader
-from vitrail.doctor.check import check
+from vitrail.doctor.check import check_dataset
 from vitrail.report.check_page import MOST_PICTURES, render, write_check_page
 
 DATA = [encode(photo, "PNG") for photo in generated(80, (40, 50))]
@@ -25,7 +25,7 @@ def messy(tmp_path_factory: pytest.TempPathFactory) -> str:
     files |= {f"train/b/{i}.png": data for i, data in enumerate(DATA[:45])}
     files |= {f"test/b/{i}.png": data for i, data in enumerate(DATA[:45])}
     files |= {f"train/b/x{name}.png": b"no image" for name in names}
-    found = check(fill(tmp_path_factory.mktemp("messy") / "data", files))
+    found = check_dataset(fill(tmp_path_factory.mktemp("messy") / "data", files))
     return render(found, EVIL[0], ["vitrail train 'a b'"])
 
 
@@ -53,7 +53,7 @@ def test_pictures_stay_within_their_number_and_the_rest_is_told(messy: str) -> N
 
 def test_an_image_that_is_gone_leaves_a_grey_square(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{label}/{i}.png": DATA[i] for label in "ab" for i in range(2)})
-    found = check(root)
+    found = check_dataset(root)
     for path in root.rglob("*.png"):
         path.unlink()
     write_check_page(tmp_path / "page.html", found, "data", [])
@@ -61,7 +61,7 @@ def test_an_image_that_is_gone_leaves_a_grey_square(tmp_path: Path) -> None:
 
 
 def test_clean_data_has_a_short_page(tmp_path: Path) -> None:
-    found = check(
+    found = check_dataset(
         fill(tmp_path, {f"{label}/{i}.png": DATA[i + 10 * (label == "b")] for label in "ab" for i in range(6)})
     )
     words = " ".join(Reader(render(found, "data", [])).words)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.interpret.distance import Distances
-from vitrail.interpret.faithfulness import Curves, Gain
+from vitrail.interpret.distance import AttentionDistances
+from vitrail.interpret.faithfulness import FaithfulnessCurves, PairedGain
 from vitrail.report.explain_plots import draw_side_by_side, glow
 from vitrail.report.explain_summary import Pointing, distance_sentences, rank_correlation, trust, trust_sentences
 from vitrail.report.raster import lit, mosaic, rgb
 
 
-def distances(reach: list[list[float]], elsewhere: float = 0.0) -> Distances:
+def distances(reach: list[list[float]], elsewhere: float = 0.0) -> AttentionDistances:
     values = np.array(reach)
-    return Distances(values * (1 - elsewhere), values, np.full(values.shape, elsewhere), 100.0, 8)
+    return AttentionDistances(values * (1 - elsewhere), values, np.full(values.shape, elsewhere), 100.0, 8)
 
 
 def test_a_network_as_the_paper_describes_it() -> None:
@@ -41,10 +41,10 @@ def test_rank_correlation() -> None:
     assert rank_correlation(np.arange(4), np.ones(4)) == 0
 
 
-def curves(level: float, images: int = 20) -> Curves:
+def curves(level: float, images: int = 20) -> FaithfulnessCurves:
     """Deletion at one level, insertion at its complement."""
     noise = np.random.default_rng(0).normal(0, 0.01, (images, 1))
-    return Curves(np.array([0.0, 1.0]), level + noise.repeat(2, 1), 1 - level + noise.repeat(2, 1))
+    return FaithfulnessCurves(np.array([0.0, 1.0]), level + noise.repeat(2, 1), 1 - level + noise.repeat(2, 1))
 
 
 def point(accuracy: float, low: float) -> Pointing:
@@ -66,8 +66,8 @@ def test_trust_needs_every_test_and_most_pasted_pictures() -> None:
 
 
 def test_a_certain_difference_that_is_tiny_is_none() -> None:
-    assert Gain(0.005, 0.004, 0.006).verdict == "no clear difference"
-    assert Gain(0.05, 0.04, 0.06).verdict == "better" and Gain(-0.05, -0.06, -0.04).verdict == "worse"
+    assert PairedGain(0.005, 0.004, 0.006).verdict == "no clear difference"
+    assert PairedGain(0.05, 0.04, 0.06).verdict == "better" and PairedGain(-0.05, -0.06, -0.04).verdict == "worse"
 
 
 def test_light_follows_the_map() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.metrics.abstain import coverage_curve
-from vitrail.metrics.accuracy import score
+from vitrail.metrics.accuracy import score_classification
 from vitrail.metrics.multilabel import score_multilabel
+from vitrail.metrics.selective import risk_coverage_curve
 from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, suspicion_sentence, write_report
@@ -61,7 +61,7 @@ def bare(classes: list[str], n: int = 60, strength: float = 3.0, seed: int = 0) 
     rng = np.random.default_rng(seed)
     labels = rng.integers(len(classes), size=n)
     logits = rng.normal(size=(n, len(classes))) + strength * np.eye(len(classes))[labels]
-    result = SINGLE.result(score(logits, labels, classes))
+    result = SINGLE.result(score_classification(logits, labels, classes))
     return ReportFacts("title", "subtitle", result, "Measured on the test split.")
 
 
@@ -183,7 +183,7 @@ def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=n)
     logits = 5 * (rng.normal(size=(n, 3)) + 1.5 * np.eye(3)[labels])
-    scores = replace(score(logits, labels, ["cat", "dog", "owl"]), tuned=tune(logits, labels, accuracy))
+    scores = replace(score_classification(logits, labels, ["cat", "dog", "owl"]), tuned=tune(logits, labels, accuracy))
     return ReportFacts("title", "subtitle", SINGLE.result(scores), "Measured on the test split.")
 
 
@@ -205,7 +205,7 @@ def test_what_tuning_found_is_shown() -> None:
 
 def test_rows_of_answering_less_are_of_the_curve() -> None:
     confidence, correct = np.linspace(1, 0, 200, endpoint=False), np.arange(200) < 120
-    rows = answered_rows(coverage_curve(confidence, correct), 200)
+    rows = answered_rows(risk_coverage_curve(confidence, correct), 200)
     assert [row.share for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
     np.testing.assert_allclose([row.right for row in rows], [0.6, 120 / 180, 0.8, 1, 1])
     assert all(row.at_least < row.right for row in rows)
@@ -223,7 +223,7 @@ def test_an_absent_class_has_a_dash_and_comes_last() -> None:
     classes = ["cat", "dog", "owl"]
     labels = np.array([0, 0, 1, 1])
     logits = np.array([[2.0, 1, 0], [0, 2, 1], [0, 2, 1], [1, 2, 0]])
-    facts = ReportFacts("t", "s", SINGLE.result(score(logits, labels, classes)), "On four.")
+    facts = ReportFacts("t", "s", SINGLE.result(score_classification(logits, labels, classes)), "On four.")
     rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render(facts))
     assert rows == ["cat", "dog", "owl"]
     assert "–" in Reader(render(facts)).words
@@ -269,7 +269,7 @@ def test_the_verdict_says_what_the_numbers_allow() -> None:
 def test_balanced_test_images_are_compared_with_guessing() -> None:
     labels = np.arange(8) % 4
     logits = 3 * np.eye(4)[labels]
-    assert f"Guessing would score {percent(0.25)}." in verdict(score(logits, labels, list("abcd")), None)
+    assert f"Guessing would score {percent(0.25)}." in verdict(score_classification(logits, labels, list("abcd")), None)
 
 
 def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.metrics.abstain import coverage_curve
 from vitrail.metrics.calibration import bin_confidence
+from vitrail.metrics.selective import risk_coverage_curve
 from vitrail.report import plots
 
 pytestmark = pytest.mark.slow  # pictures are drawn
@@ -129,10 +129,10 @@ def test_curves_of_little_data(tmp_path: Path) -> None:
 def test_the_coverage_curve_marks_what_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.3, 1, 400)
-    curve = coverage_curve(confidence, rng.random(400) < confidence)
+    curve = risk_coverage_curve(confidence, rng.random(400) < confidence)
     assert any("asked for 95.0" in text for text in texts(plots.coverage_curve(curve, 400, 0.95)))
     assert not any("asked" in text for text in texts(plots.coverage_curve(curve, 400)))
-    one = coverage_curve(np.array([0.5]), np.array([False]))
+    one = risk_coverage_curve(np.array([0.5]), np.array([False]))
     assert "Share of answers that are right" in texts(plots.coverage_curve(one, 1))
 
 

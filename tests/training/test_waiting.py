@@ -96,4 +96,4 @@ def test_advice_is_what_would_help(monkeypatch, workers, keep, memory, advice):
     source, spec = Pictures.noise(6), Preprocess(size=(224, 224))
     reader = Reader(source, spec, 10**6, PixelCache(source.areas, 3) if keep else None)
     loader = training_loader(reader, 2, AugmentConfig(), 0, workers, torch.device("cpu"))
-    assert advice in outputs.waiting_advice(loader, source, spec, DataConfig(path="photos"))
+    assert advice in outputs.data_wait_advice(loader, source, spec, DataConfig(path="photos"))

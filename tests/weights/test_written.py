@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.weights.configs import card_of, outputs, pixels_for, random_state
 from vitrail.config import ModelConfig, ResNetConfig, StemConfig
-from vitrail.data.transforms import normalise, prepare
+from vitrail.data.transforms import eval_transform, normalise
 from vitrail.models.variants import configure
 from vitrail.weights.formats import google, huggingface
 from vitrail.weights.formats import timm as timm_format
@@ -240,5 +240,5 @@ def test_transformers_makes_the_same_pixels(tmp_path, options):
     image = np.random.default_rng(0).integers(0, 256, (50, 75, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     found = processor(images=Image.fromarray(image), return_tensors="pt")["pixel_values"]
-    expected = normalise(prepare(image, card.preprocess)[None], card.preprocess)
+    expected = normalise(eval_transform(image, card.preprocess)[None], card.preprocess)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

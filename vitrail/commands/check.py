@@ -12,7 +12,7 @@ from vitrail import strict_json
 from vitrail.atomic import whole_file
 from vitrail.data.quarantine import write_quarantine
 from vitrail.data.sources.catalogue import UNSPLIT, count
-from vitrail.doctor.check import check as look_at
+from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Case, Findings
 from vitrail.errors import given_path, os_errors_as
 from vitrail.interrupt import Interrupted, Interrupts
@@ -35,7 +35,7 @@ def check(
     _refuse_others(folder)
     try:
         with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
-            found = look_at(data, follow=follow_links, progress=scanned)
+            found = check_dataset(data, follow=follow_links, progress=scanned)
     except Interrupted as stopped:
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
         raise

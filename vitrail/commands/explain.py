@@ -16,9 +16,9 @@ from vitrail.config import ModelConfig, Size
 from vitrail.data.sources.images import image_paths
 from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import Classifier, loaded
-from vitrail.interpret.attention import block_query, query, transformer
+from vitrail.interpret.attention import block_query, map_query, require_vit
 from vitrail.interpret.filters import embedding_filters
-from vitrail.interpret.similarity import position_similarity
+from vitrail.interpret.position_similarity import position_similarity
 from vitrail.interpret.votes import can_vote
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.explain_page import ExplainFacts, Picture, check_figures, write_explanation
@@ -107,7 +107,7 @@ def explain(
         raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
     classifier, images = loaded(weights, image_size, device), image_paths(images)
     weights = classifier.spec
-    net = transformer(classifier.net)
+    net = require_vit(classifier.net)
     wanted = wanted_of(classifier, layers, heads, why, rather_than)
     options = {
         "--out": out,
@@ -158,11 +158,11 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
     if config.positions_at == "layers":
         notes.append("Every block has position embeddings of its own; shown are those of the first.")
     source = [("weights from", classifier.card.source)] if classifier.card.source else []
-    view = f"maps of the whole network show the view of {query(config)}"
+    view = f"maps of the whole network show the view of {map_query(config)}"
     return ExplainFacts(
         title=title,
         subtitle=_subtitle(config),
-        query=query(config),
+        query=map_query(config),
         block_query=block_query(config),
         votes=can_vote(net),
         findings=[],
@@ -227,5 +227,5 @@ def _subtitle(config: ModelConfig) -> str:
     rows, columns = config.grid
     return (
         f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
-        f"patches of {cell} px{extra}, read by {query(config)}"
+        f"patches of {cell} px{extra}, read by {map_query(config)}"
     )

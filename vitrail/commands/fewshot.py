@@ -19,7 +19,7 @@ from vitrail.errors import UserError, given_path
 from vitrail.inference.classifier import load
 from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.fewshot import FIXED, GRID, SHOTS, choose_shots
+from vitrail.metrics.fewshot import FIXED_PENALTY, PENALTY_GRID, SHOTS, sample_shots
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.frozen_features import (
@@ -37,7 +37,7 @@ from vitrail.workflows.train_test_overlap import Trained, seen_by
 
 Form = Literal["paper", "big_vision"]
 SEEDS = {"paper": (None,), "big_vision": (0, 1, 2)}
-PENALTIES = {"paper": GRID, "big_vision": (FIXED,)}
+PENALTIES = {"paper": PENALTY_GRID, "big_vision": (FIXED_PENALTY,)}
 
 
 def fewshot(
@@ -113,7 +113,7 @@ def _tasks(
         classes = len(dataset.classes)
         _note_fewer(extractor.console, name, train, classes, shots)
         chosen = {
-            (number, seed): choose_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
+            (number, seed): sample_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
         }
         yield FrozenTask(
             name,

@@ -11,11 +11,11 @@ from rich.progress import Progress
 from vitrail.config import Size
 from vitrail.errors import UserError, given_path, os_errors_as
 from vitrail.inference.classifier import Classifier, load
-from vitrail.interpret.attention import query, transformer
-from vitrail.interpret.distance import Distances
+from vitrail.interpret.attention import map_query, require_vit
+from vitrail.interpret.distance import AttentionDistances
 from vitrail.interpret.filters import embedding_filters
+from vitrail.interpret.position_similarity import position_similarity
 from vitrail.interpret.rollout import rollout
-from vitrail.interpret.similarity import position_similarity
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
 from vitrail.terminal import escape, make_console
@@ -70,12 +70,12 @@ def _drawing(
     match name:
         case "figure-6":
             seen = _seen(first, images, ROWS, console)
-            net = transformer(first.net)
+            net = require_vit(first.net)
             maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
-            console.print(f"attention rollout: the view of {query(net.config)}")
+            console.print(f"attention rollout: the view of {map_query(net.config)}")
             return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
         case "figure-7":
-            net = transformer(first.net)
+            net = require_vit(first.net)
             try:
                 similarity = position_similarity(net)
             except UserError as error:
@@ -83,15 +83,17 @@ def _drawing(
                 console.print(f"[dim]{escape(str(error))}[/]")
             return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar, console))
         case "figure-10":
-            tiles = [(label, position_similarity(transformer(one.net))) for label, one in networks]
+            tiles = [(label, position_similarity(require_vit(one.net))) for label, one in networks]
             return draw_side_by_side("Figure 10", tiles)
         case _:
             measured = [(label, _distances(one, images, bar, console)) for label, one in networks]
             return draw_side_by_side("Figure 11", measured)
 
 
-def _distances(classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console) -> Distances:
-    transformer(classifier.net)  # a ResNet is told before images are opened
+def _distances(
+    classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console
+) -> AttentionDistances:
+    require_vit(classifier.net)  # a ResNet is told before images are opened
     return distances_of(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
 
 

@@ -19,7 +19,7 @@ from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.inference.classifier import load
 from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
-from vitrail.metrics.vtab import TASKS, Summary, Task, summarise
+from vitrail.metrics.vtab import VTAB_TASKS, VtabSummary, VtabTask, summarize_vtab
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.show import scanning
 from vitrail.workflows.train_test_overlap import Trained, seen_by
@@ -37,7 +37,7 @@ NAMES = ("train", "val", "test")
 @dataclass(frozen=True)
 class Vtab:
     scores: list[TaskScore]
-    summary: Summary
+    summary: VtabSummary
     missing: dict[str, str]  # task -> what is missing, or wrong with what is there
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def vtab(
         raise UserError("none of the tasks could be measured: " + next(iter(wrong.values())))
     result = Vtab(
         scores,
-        summarise({one.key: one.accuracy for one in scores}),
+        summarize_vtab({one.key: one.accuracy for one in scores}),
         {task.key: what_is_missing(task) for task in wanted if task not in places} | wrong,
     )
     _show(console, result, "fine-tuning" if by == "finetune" else "a linear probe on frozen features")
@@ -95,7 +95,7 @@ def vtab(
 
 def _probe_tasks(
     weights: str | Path,
-    places: Mapping[Task, Path],
+    places: Mapping[VtabTask, Path],
     image_size: Size | None,
     device: str,
     console: Console,
@@ -121,29 +121,29 @@ def _probe_tasks(
 
 
 def _open(
-    task: Task, place: Path, console: Console, interrupts: Interrupts
+    task: VtabTask, place: Path, console: Console, interrupts: Interrupts
 ) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
     with scanning(console, interrupts) as scanned:
         dataset = open_dataset(place, None, progress=scanned, read=READERS.get(task.key))
     return dataset, thousand(dataset, task)
 
 
-def _wanted(keys: Sequence[str]) -> list[Task]:
-    known = {task.key: task for task in TASKS}
+def _wanted(keys: Sequence[str]) -> list[VtabTask]:
+    known = {task.key: task for task in VTAB_TASKS}
     for key in keys:
         if key not in known:
             raise UserError(f"VTAB has no task '{key}'{did_you_mean(key, known) or '; it has ' + ', '.join(known)}")
-    return [task for task in TASKS if not keys or task.key in keys]
+    return [task for task in VTAB_TASKS if not keys or task.key in keys]
 
 
-def _place(folder: Path, task: Task) -> Path | None:
+def _place(folder: Path, task: VtabTask) -> Path | None:
     if not folder.is_dir():
         raise UserError(f"'{folder}' is not a folder: give the one that holds a folder for each task")
     names = (task.key, f"{task.key}.zip", f"{task.key}.tar.gz", f"{task.key}.parquet")
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
-def what_is_missing(task: Task) -> str:
+def what_is_missing(task: VtabTask) -> str:
     """What it would take to run a task that is not there."""
     lists = "train800.txt, val200.txt and test.txt beside its images"
     if task.missing:
@@ -155,7 +155,7 @@ def _show(console: Console, result: Vtab, by: str) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "group", "top-1", "test images", "with"):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("task", "group") else "right")
-    names = {task.key: task.name for task in TASKS}
+    names = {task.key: task.name for task in VTAB_TASKS}
     for one in result.scores:
         half = 100 * (one.interval[1] - one.interval[0]) / 2
         table.add_row(names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", one.setting)
@@ -167,7 +167,7 @@ def _show(console: Console, result: Vtab, by: str) -> None:
         left = ", ".join(result.missing)
         console.print(f"[dim]not run: {left}; `vitrail vtab` tells what each needs[/]")
     groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
-    what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(TASKS)} tasks"
+    what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(VTAB_TASKS)} tasks"
     console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")
 
 
@@ -177,14 +177,14 @@ def show_tasks(console: Console) -> None:
     headings = ("folder", "task", "group", "classes", "test", "without")
     for heading in headings:
         table.add_column(heading, no_wrap=True, justify="right" if heading in headings[3:5] else "left")
-    for task in TASKS:
+    for task in VTAB_TASKS:
         without = ", ".join(name for name, may in (("flip", task.flip), ("crop", task.crop)) if not may)
         table.add_row(task.key, task.name, task.group, str(task.classes), f"{task.test:,}", without)
     console.print(table)
-    for task in TASKS:
+    for task in VTAB_TASKS:
         console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
         console.print(f"  needs {escape(what_is_missing(task))}")
 
 
 def list_tasks() -> list[dict[str, Any]]:
-    return [asdict(task) for task in TASKS]
+    return [asdict(task) for task in VTAB_TASKS]

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 2  # blocks that wait for their next use
+MAX_FREE = 2  # blocks that wait for their next use
 _ALIGNED = 64  # bytes, as torch's own memory
 
 
-class Recycler:
+class BufferPool:
     """Float tensors in memory that is used again when nothing holds the last tensor in it any more.
 
     What the system gives anew it clears first, page by page; for a batch of floats that takes longer than the
@@ -37,7 +37,7 @@ class Recycler:
         return torch.from_numpy(view)
 
     def _back(self, block: np.ndarray) -> None:
-        if len(self.free) < KEPT:
+        if len(self.free) < MAX_FREE:
             self.free.append(block)
 
 

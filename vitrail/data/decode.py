@@ -39,7 +39,7 @@ except ImportError:  # the pixels are the same without it
     simplejpeg = None
 
 MAX_PIXELS = 100_000_000
-SHRINKS = (8, 4, 2)  # by which a JPEG can be decoded smaller
+JPEG_SCALES = (8, 4, 2)  # by which a JPEG can be decoded smaller
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _QUIET_MODULE = r"PIL\."
@@ -85,7 +85,7 @@ def open_image(
     channels: int = 3,
     background: tuple[int, int, int] = (255, 255, 255),
     max_pixels: int = MAX_PIXELS,
-) -> Opened:
+) -> OpenedImage:
     """As decode, but only the header is read; the pixels, whole or smaller, are decoded when they are asked for."""
     if channels not in _MODES:
         raise ValueError(f"channels must be 1, 3 or 4, not {channels}")
@@ -93,16 +93,16 @@ def open_image(
         raise BadImage("the file is empty")
     _strict_and_quiet(max_pixels)
     with _one_reason(data):
-        image = Image.open(io.BytesIO(data), formats=openable(data))
+        image = Image.open(io.BytesIO(data), formats=pillow_formats(data))
         width, height = image.size
         if width * height > max_pixels:
             raise BadImage(f"{width}x{height} pixels is more than the limit of {max_pixels:,}")
         if isinstance(image, TiffImagePlugin.TiffImageFile) and _is_raw(image):
             raise BadImage(why_not_read(RAW))
-        return Opened(image, data, channels, background)
+        return OpenedImage(image, data, channels, background)
 
 
-class Opened:
+class OpenedImage:
     """A picture whose header has been read."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Opened:
         if not self.can_shrink:
             image.load()  # some formats have their orientation after the pixels
         # Without metadata there is nothing to parse, which takes Pillow as long as opening the file.
-        self._tag = 1 if self.can_shrink and not {"exif", "xmp"} & image.info.keys() else orientation(image)
+        self._tag = 1 if self.can_shrink and not {"exif", "xmp"} & image.info.keys() else exif_orientation(image)
         self._stored = image.height, image.width  # as the file has it; Pillow changes what it says for a smaller one
 
     @property
@@ -221,7 +221,7 @@ def _is_raw(image: TiffImagePlugin.TiffImageFile) -> bool:
     return _DNG_TAG in tags or bool(tags.get(_SUBFILE_TAG, 0) & 1 and _SUB_IFDS_TAG in tags)
 
 
-def openable(data: bytes) -> tuple[str, ...]:
+def pillow_formats(data: bytes) -> tuple[str, ...]:
     """The formats in which Pillow may open the file: those of the list, and HEIF where that may be one."""
     return (*FORMATS, "HEIF") if data[4:8] == b"ftyp" and _heif() else FORMATS
 
@@ -240,7 +240,7 @@ def _heif() -> bool:
     return True
 
 
-def orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
     """The camera's orientation tag; unreadable metadata counts as upright, since the pixels are fine."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))

@@ -68,7 +68,7 @@ def uniform(seed: int, stream: Stream, epoch: ArrayLike, sample: ArrayLike, coun
     return (bits(seed, stream, epoch, sample, count).astype(np.float64) + 0.5) / 2.0**32
 
 
-def order(seed: int, epoch: int, size: int) -> np.ndarray:
+def epoch_permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     """The order in which an epoch visits its samples: sorted by a random 64-bit number each."""
     words = bits(seed, Stream.ORDER, epoch, np.arange(size), 2)
     return np.argsort((words[:, 0] << SHIFT) | words[:, 1], kind="stable")

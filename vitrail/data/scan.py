@@ -18,7 +18,7 @@ from vitrail.atomic import whole_file
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import Entry, Files, why_unread
 from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of, other_kind
-from vitrail.data.similar import SIZE, look
+from vitrail.data.similar import DESCRIPTOR_SIZE, descriptor
 from vitrail.data.traits import Trait, read_traits
 
 Progress = Callable[[int, int], None]
@@ -39,7 +39,7 @@ class Scan:
     shapes: np.ndarray  # int32 (n, 2): height, width
     problems: dict[int, str]  # row -> why it is no picture
     traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
-    looks: np.ndarray = field(default_factory=lambda: np.zeros((0, SIZE), np.int8))  # (n, 64): see similar.look
+    looks: np.ndarray = field(default_factory=lambda: np.zeros((0, DESCRIPTOR_SIZE), np.int8))  # (n, 64)
     pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8): digests of the pixels
     # Digests of the bytes and of the pixels as they were before packing made images smaller; else the same as above
     first_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
@@ -158,7 +158,7 @@ def see(data: bytes, name: str, max_pixels: int) -> Seen:
     traits = read_traits(data, name)
     if _is_grey(pixels):
         traits |= Trait.GREY
-    return Seen(digest, pixels.shape[:2], traits=int(traits), look=look(pixels), pixels=digest_of_pixels(pixels))
+    return Seen(digest, pixels.shape[:2], traits=int(traits), look=descriptor(pixels), pixels=digest_of_pixels(pixels))
 
 
 def digest_of_pixels(pixels: np.ndarray) -> bytes:

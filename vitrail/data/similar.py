@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-SIZE = 64  # numbers in a description
-ALIKE = 0.94  # cosine of two descriptions from which images stay on one side of a split
-MAYBE = 0.87  # cosine from which two images are worth a closer comparison
-TOO_SMALL = 16  # pixels: on a shorter side there is too little to see
+DESCRIPTOR_SIZE = 64  # numbers in a description
+SIMILAR_COSINE = 0.94  # cosine of two descriptions from which images stay on one side of a split
+CANDIDATE_COSINE = 0.87  # cosine from which two images are worth a closer comparison
+MIN_SIDE = 16  # pixels: on a shorter side there is too little to see
 
 _WAVES = 8  # cosines along each axis
 _SAMPLES = 48  # pixels read along each axis, up to twice as many: more change nothing
@@ -26,20 +26,20 @@ _TABLES, _KEY_BITS, _WINDOW = 32, 48, 8
 _ROWS = 65_536  # handled at a time
 
 
-def look(pixels: np.ndarray) -> np.ndarray:
+def descriptor(pixels: np.ndarray) -> np.ndarray:
     """A description of decoded pixels (height, width, 3), int8 (64,); zeros when there is nothing to tell it by.
 
     It is the low frequencies of the brightness, of unit length (127): hardly changed by re-encoding, resizing,
     brightness, contrast and colour, and little by borders and crops of a few per cent.
     """
-    if min(pixels.shape[:2]) < TOO_SMALL:
-        return np.zeros(SIZE, np.int8)
+    if min(pixels.shape[:2]) < MIN_SIDE:
+        return np.zeros(DESCRIPTOR_SIZE, np.int8)
     few = pixels[_evenly(pixels.shape[0]), _evenly(pixels.shape[1])]
     height, width, _ = few.shape
     waves = _waves(height) @ few.reshape(height, 3 * width).astype(np.float32) @ _colour_waves(width)
     flat = (waves - waves[0, 0] * _level(height, width)).ravel()
     if flat @ flat < _NO_STRUCTURE**2:
-        return np.zeros(SIZE, np.int8)
+        return np.zeros(DESCRIPTOR_SIZE, np.int8)
     flat *= _SHARPNESS
     return np.rint(flat * (127 / math.sqrt(flat @ flat))).astype(np.int8)
 
@@ -87,7 +87,7 @@ class Pairs:
         return Pairs(self.left[chosen], self.right[chosen], self.mirrored[chosen], self.cosine[chosen])
 
 
-def near_groups(looks: np.ndarray, least: float = ALIKE) -> np.ndarray:
+def similar_groups(looks: np.ndarray, least: float = SIMILAR_COSINE) -> np.ndarray:
     """A number for each image, int64 (n,): equal numbers look alike, directly or through others between them.
 
     A group that grows beyond all measure may be a chain of ever so slightly different images and not one scene: it is
@@ -95,19 +95,19 @@ def near_groups(looks: np.ndarray, least: float = ALIKE) -> np.ndarray:
     """
     count = len(looks)
     most = max(50, count // 50)
-    pairs = near_pairs(looks, least)
-    groups = join(count, pairs.left, pairs.right)
+    pairs = similar_pairs(looks, least)
+    groups = connected_components(count, pairs.left, pairs.right)
     for higher in (0.97, 0.985, 0.995):
         sizes = np.bincount(groups, minlength=count)
         too_large = sizes[groups] > most
         if not too_large.any():
             break
         pairs = pairs.keep(~too_large[pairs.left] | (pairs.cosine >= higher))
-        groups = join(count, pairs.left, pairs.right)
+        groups = connected_components(count, pairs.left, pairs.right)
     return groups
 
 
-def join(count: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def connected_components(count: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The lowest member of what each of `count` is joined to by the pairs, int64 (count,)."""
     parent = list(range(count))
 
@@ -122,7 +122,7 @@ def join(count: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.array([root(one) for one in range(count)], np.int64)
 
 
-def near_pairs(looks: np.ndarray, least: float = MAYBE) -> Pairs:
+def similar_pairs(looks: np.ndarray, least: float = CANDIDATE_COSINE) -> Pairs:
     """Pairs of images with descriptions of at least this cosine, in time that grows with the number of images.
 
     Each description and its mirror image are cut by hyperplanes; ordered by the sides they lie on, once for each of
@@ -152,7 +152,7 @@ def near_pairs(looks: np.ndarray, least: float = MAYBE) -> Pairs:
 
 def _sides(points: np.ndarray, chance: np.random.Generator) -> np.ndarray:
     """On which side of each hyperplane the points lie, uint8 (planes, n); half of them on either side."""
-    planes = chance.standard_normal((SIZE, _PLANES), dtype=np.float32)
+    planes = chance.standard_normal((DESCRIPTOR_SIZE, _PLANES), dtype=np.float32)
     sample = points[:: max(1, len(points) // _ROWS)].astype(np.float32)
     middle = np.median(sample @ planes, axis=0)
     sides = np.empty((_PLANES, len(points)), np.uint8)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.samples import Samples
-from vitrail.data.similar import join, near_groups
+from vitrail.data.similar import connected_components, similar_groups
 from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, count, some
 from vitrail.errors import UserError
-from vitrail.metrics.hold_out import Unit, whole_units
+from vitrail.metrics.group_split import Unit, stratified_units
 
 MOST_ALIKE = 0.5  # of a class: a larger part that looks alike is what the class looks like, and not one scene
 
@@ -51,7 +51,7 @@ class SplitRule:
         if "val" in images.splits:
             return images
         share = self.val_fraction if "test" in images.splits else self.test_fraction
-        together = near_groups(looks) if self.group_similar else None
+        together = similar_groups(looks) if self.group_similar else None
         return hold_out(images, digests, together, share, self.split_seed, notes)
 
 
@@ -72,7 +72,7 @@ def hold_out(
     labels, contents = [images.labels[row] for row in rows], [digests[row] for row in rows]
     names = None if images.groups is None else [images.groups[row] for row in rows]
     units = _units(contents, names, None if alike is None else alike[rows], labels, notes)
-    for place in whole_units(units, labels, share, seed):
+    for place in stratified_units(units, labels, share, seed):
         splits[rows[place]] = "val"
     _note_uneven(images, splits, share, notes)
     return replace(images, splits=splits)
@@ -87,7 +87,7 @@ def groups_of(samples: Samples, rows: np.ndarray | None = None) -> np.ndarray:
     labels = [(int(label),) for label in samples.labels[rows]]
     if samples.sets is not None:
         labels = [tuple(samples.sets[int(row)].tolist()) for row in rows]
-    alike = None if samples.looks is None or names is not None else near_groups(samples.looks[rows])
+    alike = None if samples.looks is None or names is not None else similar_groups(samples.looks[rows])
     found = np.zeros(len(rows), np.uint64)
     for unit in _units(contents, names, alike, labels, []):
         found[unit.rows] = min(int.from_bytes(contents[place], "big") for place in unit.rows)
@@ -146,7 +146,7 @@ def _units(
         if alike is not None:
             keys.append(int(alike[row]))
         pairs += [(first.setdefault(key, row), row) for key in keys]
-    joined = join(len(contents), *np.array(pairs, np.int64).reshape(-1, 2).T)
+    joined = connected_components(len(contents), *np.array(pairs, np.int64).reshape(-1, 2).T)
     members: dict[int, list[int]] = {}
     for row, group in enumerate(joined.tolist()):
         members.setdefault(group, []).append(row)

@@ -7,7 +7,7 @@ from enum import IntFlag
 
 from PIL import Image, ImageFile
 
-from vitrail.data.decode import openable, orientation
+from vitrail.data.decode import exif_orientation, pillow_formats
 from vitrail.data.formats import FORMAT_OF, ending_of
 
 
@@ -35,7 +35,7 @@ def read_traits(data: bytes, name: str) -> Trait:
         return plain | Trait.MISNAMED if _named_format(name) not in ("JPEG", None) else plain
     found = Trait(0)
     try:
-        with Image.open(io.BytesIO(data), formats=openable(data)) as image:
+        with Image.open(io.BytesIO(data), formats=pillow_formats(data)) as image:
             kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG with previews behind it
             if _named_format(name) not in (kind, None):
                 found |= Trait.MISNAMED
@@ -92,4 +92,4 @@ def _is_turned(image: Image.Image, data: bytes) -> bool:
         return False
     if image.format == "PNG" and not any(mark in data for mark in _MAY_TURN):
         return False
-    return 2 <= orientation(image) <= 8
+    return 2 <= exif_orientation(image) <= 8

@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vitrail.config import Preprocess, Size, validate
-from vitrail.data.buffer_pool import Recycler
+from vitrail.data.buffer_pool import BufferPool
 
 _REACH = 32  # a resized picture is never made longer than this many crops
 _LARGE = 1 << 20  # pixels from which memory is worth recycling
-_floats = Recycler()
+_floats = BufferPool()
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def preprocess_for(size: Size, base: Preprocess | None, overrides: Mapping[str, Any], channels: int = 3) -> Preprocess:
+def resolve_preprocess(
+    size: Size, base: Preprocess | None, overrides: Mapping[str, Any], channels: int = 3
+) -> Preprocess:
     """`overrides` laid on `base` (that of the starting weights, or the defaults), for a network that takes `size`
     and, where it starts from nothing, `channels`."""
     half = (0.5,) * channels
@@ -29,7 +31,7 @@ def preprocess_for(size: Size, base: Preprocess | None, overrides: Mapping[str, 
     return validate(Preprocess, {**values, "size": size, **overrides}, "preprocess")
 
 
-def prepare(image: np.ndarray, spec: Preprocess) -> torch.Tensor:
+def eval_transform(image: np.ndarray, spec: Preprocess) -> torch.Tensor:
     """A decoded picture, uint8 (H, W, C), as evaluation and prediction see it: uint8 (C, height, width)."""
     if spec.resize == "squash":
         return _exact(image, spec.size, spec)

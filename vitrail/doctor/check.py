@@ -18,7 +18,7 @@ from vitrail.data.scan import Progress, Scan
 from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, class_list, count, some
 from vitrail.data.sources.read import read_source
 from vitrail.data.traits import Trait
-from vitrail.doctor.copies import exact_findings, near_findings, same_bytes, same_pictures
+from vitrail.doctor.duplicates import exact_findings, find_near_duplicates, group_identical, near_findings
 from vitrail.doctor.findings import SEVERITY, Case, Finding, Findings
 from vitrail.errors import UserError, given_path
 
@@ -76,7 +76,7 @@ _TRAITS = (
 )
 
 
-def check(
+def check_dataset(
     path: str | Path, *, max_pixels: int = MAX_PIXELS, follow: bool = True, progress: Progress | None = None
 ) -> Findings:
     """Look at every image at `path`, alone and beside the others. Nothing is changed."""
@@ -84,8 +84,8 @@ def check(
     source = read_source(path, notes, follow=follow)
     found = scan_source(source, max_pixels, progress, verify=True)
     usable = usable_rows(source, found, path)
-    contents = same_bytes(source, found.digests, usable)
-    matches = same_pictures(source, found, contents, max_pixels, progress)
+    contents = group_identical(source, found.digests, usable)
+    matches = find_near_duplicates(source, found, contents, max_pixels, progress)
     reasons = {row: f"cannot be used: {why}" for row, why in found.problems.items()}
     balance = _counts(source, usable)
     findings = [

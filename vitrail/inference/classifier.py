@@ -19,7 +19,7 @@ from vitrail.data.decode import MAX_PIXELS, BadImage
 from vitrail.data.formats import is_image_name
 from vitrail.data.loader.loader import ImageBatch
 from vitrail.data.loader.reader import Reader
-from vitrail.data.transforms import normalise, prepare
+from vitrail.data.transforms import eval_transform, normalise
 from vitrail.errors import UserError, check_whole
 from vitrail.inference.device import choose_device, device_of
 from vitrail.inference.given_images import IMAGE, GivenImages, Image
@@ -208,7 +208,7 @@ class Classifier:
         """
         given = GivenImages([image], self.preprocess.channels)
         try:
-            return prepare(Reader(given, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
+            return eval_transform(Reader(given, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
         except BadImage as error:
             raise UserError(f"{given.name(0)}: {error}") from None
 

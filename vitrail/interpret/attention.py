@@ -17,13 +17,13 @@ from vitrail.models.vit import VisionTransformer
 See = Callable[[int, Tensor], None]  # number of a block, its attention (B, heads, T, T)
 
 
-def transformer(net: nn.Module) -> VisionTransformer:
+def require_vit(net: nn.Module) -> VisionTransformer:
     if not isinstance(net, VisionTransformer):
         raise UserError("these weights are a ResNet's, which has no attention: explain takes a Vision Transformer")
     return net
 
 
-def query(config: ModelConfig) -> str:
+def map_query(config: ModelConfig) -> str:
     """Whose view of the image a map of the whole network shows: what the classifier reads."""
     return {
         "token": "the class token",
@@ -38,7 +38,7 @@ def block_query(config: ModelConfig) -> str:
 
 
 @contextmanager
-def at_rest(net: nn.Module) -> Iterator[None]:
+def eval_mode(net: nn.Module) -> Iterator[None]:
     """Without dropout, whatever the network was doing."""
     training = net.training
     net.eval()
@@ -49,18 +49,18 @@ def at_rest(net: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def watch_attention(net: VisionTransformer, pixels: Tensor, see: See) -> Tensor:
+def visit_attention(net: VisionTransformer, pixels: Tensor, see: See) -> Tensor:
     """Show `see` the attention of each block in turn, one at a time in memory; returns the tokens the pool reads."""
 
     def watch(index: int, x: Tensor, _: Tensor) -> None:
         block = net.blocks[index]
         see(index, block.attn.weights(block.norm1(x)))
 
-    with at_rest(net), watched_blocks(net, watch):
-        return last_tokens(net, pixels)
+    with eval_mode(net), watched_blocks(net, watch):
+        return final_tokens(net, pixels)
 
 
-def last_tokens(net: VisionTransformer, pixels: Tensor) -> Tensor:
+def final_tokens(net: VisionTransformer, pixels: Tensor) -> Tensor:
     """What the pool is given: (B, T, D), or (B, 1, D) where it reads the class token alone."""
     found: list[Tensor] = []
     hook = net.norm.register_forward_hook(lambda _, __, output: found.append(output))
@@ -71,7 +71,7 @@ def last_tokens(net: VisionTransformer, pixels: Tensor) -> Tensor:
     return found[0]
 
 
-def read_out(net: VisionTransformer, shares: Tensor, tokens: Tensor) -> Tensor:
+def patch_map(net: VisionTransformer, shares: Tensor, tokens: Tensor) -> Tensor:
     """Of the shares of input tokens in the last ones, (B, T, T), those of the patches in what the classifier reads:
     (B, h, w). `tokens` are what the pool is given."""
     first = net.config.prefix
@@ -87,7 +87,7 @@ def read_out(net: VisionTransformer, shares: Tensor, tokens: Tensor) -> Tensor:
 def attention_maps(net: VisionTransformer, pixels: Tensor, layers: Sequence[int]) -> np.ndarray:
     """Where `block_query` looks in chosen blocks: (B, layers, heads, h, w), the shares of the patches."""
     first, grid = net.config.prefix, net.config.grid
-    with torch.no_grad(), at_rest(net):
+    with torch.no_grad(), eval_mode(net):
         seen = net.trace(pixels, layers).attention
     count = net.config.blocks
     maps = []

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.interpret.attention import watch_attention
+from vitrail.interpret.attention import visit_attention
 from vitrail.models.vit import VisionTransformer
 
 
 @dataclass(frozen=True, eq=False)
-class Distances:
+class AttentionDistances:
     """Means over images and over the patches that look."""
 
     pixels: np.ndarray  # (blocks, heads): as the paper's code has it, what goes to the class token counts as distance 0
@@ -31,7 +31,7 @@ def grid_distances(grid: Size, cell: Size) -> np.ndarray:
     return np.linalg.norm(places[:, None] - places[None], axis=-1)
 
 
-def attention_distance(attention: Tensor, apart: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def head_distances(attention: Tensor, apart: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For attention (B, heads, T, T) of tokens whose last N are patches, `apart` (N, N) pixels from each other: the
     mean distance of what each patch looks at, the same after the patches' shares are made to sum to one, and the share
     of other tokens; each (B, heads)."""
@@ -44,7 +44,7 @@ def attention_distance(attention: Tensor, apart: Tensor) -> tuple[Tensor, Tensor
 
 def attention_distances(
     net: VisionTransformer, batches: Iterable[Tensor], between: Callable[[int], None] | None = None
-) -> Distances:
+) -> AttentionDistances:
     """Measure every head over batches of normalised pixels; `between` hears how many images are done."""
     config = net.config
     distances = grid_distances(config.grid, config.cell)
@@ -52,16 +52,16 @@ def attention_distances(
     sums = torch.zeros(3, config.blocks, config.heads, dtype=torch.float64)
 
     def see(index: int, attention: Tensor) -> None:
-        for kind, values in enumerate(attention_distance(attention.float(), apart)):
+        for kind, values in enumerate(head_distances(attention.float(), apart)):
             sums[kind, index] += values.sum(0).double().cpu()
 
     images = 0
     for pixels in batches:
-        watch_attention(net, pixels, see)
+        visit_attention(net, pixels, see)
         images += len(pixels)
         if between is not None:
             between(images)
     if not images:
         raise ValueError("there are no images to measure attention on")
     plain, renormalised, elsewhere = (sums / images).numpy()
-    return Distances(plain, renormalised, elsewhere.clip(0, 1), float(distances.mean()), images)
+    return AttentionDistances(plain, renormalised, elsewhere.clip(0, 1), float(distances.mean()), images)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.interpret.attention import at_rest
+from vitrail.interpret.attention import eval_mode
 from vitrail.models.vit import VisionTransformer
 
 STEPS = 10  # points of a curve after its first
@@ -18,7 +18,7 @@ NOTABLE = 0.01  # of a probability: smaller differences count as none, however c
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class FaithfulnessCurves:
     """The probability of the explained class, (images, points), while patches go or come in the order of a map."""
 
     shares: np.ndarray  # (points,): of the patches that are gone, or there
@@ -37,7 +37,7 @@ class Curves:
 
 
 @torch.no_grad()
-def faithfulness(
+def deletion_insertion(
     net: VisionTransformer,
     pixels: Tensor,
     maps: np.ndarray,
@@ -46,7 +46,7 @@ def faithfulness(
     chances: Callable[[Tensor], Tensor] | None = None,
     steps: int = STEPS,
     between: Callable[[int], None] | None = None,
-) -> Curves:
+) -> FaithfulnessCurves:
     """Curves for normalised pixels (B, C, H, W) and maps (B, h, w) of the same images.
 
     A patch that is gone has the mean colour of its image. Patches of equal rank go in a random order, which is the
@@ -73,12 +73,12 @@ def faithfulness(
             between(len(pixels))
         return found.gather(1, chosen)[:, 0].cpu().numpy()
 
-    with at_rest(net):
+    with eval_mode(net):
         middle = counts[1:-1].tolist()
         whole, nothing = probability(rank >= 0), probability(rank < 0)
         deletion = [whole, *(probability(rank >= k) for k in middle), nothing]
         insertion = [nothing, *(probability(rank < k) for k in middle), whole]
-    return Curves(counts / count, np.stack(deletion, axis=1), np.stack(insertion, axis=1))
+    return FaithfulnessCurves(counts / count, np.stack(deletion, axis=1), np.stack(insertion, axis=1))
 
 
 def random_maps(maps: np.ndarray, seed: int = 1) -> np.ndarray:
@@ -87,7 +87,7 @@ def random_maps(maps: np.ndarray, seed: int = 1) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Gain:
+class PairedGain:
     """How much better a number is than its reference on the same images, with its 95 % interval."""
 
     value: float
@@ -101,9 +101,9 @@ class Gain:
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no clear difference"
 
 
-def gain(better: np.ndarray, reference: np.ndarray) -> Gain:
+def paired_gain(better: np.ndarray, reference: np.ndarray) -> PairedGain:
     """The mean of paired differences, (images,) each; the interval is a bootstrap over images."""
     difference = better - reference
     drawn = np.random.default_rng(0).integers(0, len(difference), (2000, len(difference)))
     low, high = np.quantile(difference[drawn].mean(1), [0.025, 0.975])
-    return Gain(float(difference.mean()), float(low), float(high))
+    return PairedGain(float(difference.mean()), float(low), float(high))

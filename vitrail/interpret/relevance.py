@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.interpret.attention import at_rest, read_out
+from vitrail.interpret.attention import eval_mode, patch_map
 from vitrail.models.trace import watched_blocks
 from vitrail.models.vit import VisionTransformer
 
@@ -39,7 +39,7 @@ def relevance(
     hooks = [out.register_forward_pre_hook(keep) for out in outs]
     hooks.append(net.norm.register_forward_hook(lambda _, __, output: last.append(output.detach())))
     try:
-        with torch.enable_grad(), at_rest(net):
+        with torch.enable_grad(), eval_mode(net):
             with watched_blocks(net, lambda _, x, __: inputs.append(x.detach())):
                 logits = net(pixels)
             rows = torch.arange(len(pixels), device=logits.device)
@@ -70,7 +70,7 @@ def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Seque
         weighted = _weighted(net.attn_pool.weights(tokens), gradients[-1].unsqueeze(1), values)
         return (weighted @ total)[:, 0, net.config.prefix :].unflatten(1, net.config.grid)
     total.diagonal(dim1=1, dim2=2).sub_(1)  # what every patch has of itself, and a mean of patches would show as a veil
-    return read_out(net, total, tokens)
+    return patch_map(net, total, tokens)
 
 
 def _weighted(attention: Tensor, gradient: Tensor, values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.interpret.attention import read_out, watch_attention
+from vitrail.interpret.attention import patch_map, visit_attention
 from vitrail.models.vit import VisionTransformer
 
 
@@ -23,7 +23,7 @@ def rollout(net: VisionTransformer, pixels: Tensor) -> np.ndarray:
         mixing /= 2
         product = mixing if product is None else mixing @ product
 
-    tokens = watch_attention(net, pixels, see)
+    tokens = visit_attention(net, pixels, see)
     assert product is not None
     with torch.no_grad():
-        return read_out(net, product, tokens).cpu().numpy()
+        return patch_map(net, product, tokens).cpu().numpy()

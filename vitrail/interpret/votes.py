@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.interpret.attention import at_rest, last_tokens
+from vitrail.interpret.attention import eval_mode, final_tokens
 from vitrail.interpret.relevance import relevance
 from vitrail.models.layers import Classifier
 from vitrail.models.vit import VisionTransformer
@@ -32,8 +32,8 @@ def votes(
     """
     if not net.config.num_classes or not can_vote(net):
         raise UserError("votes of patches need a classifier on their mean: this network has none, so take relevance")
-    with at_rest(net):
-        patches = last_tokens(net, pixels)[:, net.config.prefix :].float()  # (B, h*w, D)
+    with eval_mode(net):
+        patches = final_tokens(net, pixels)[:, net.config.prefix :].float()  # (B, h*w, D)
     weight = cast(Classifier, net.head).weight.float()
     some = weight[torch.as_tensor(classes, device=weight.device)]
     if against is not None:
@@ -44,7 +44,7 @@ def votes(
     return said.unflatten(1, net.config.grid).cpu().numpy()
 
 
-def reasons(
+def class_map(
     net: VisionTransformer, pixels: Tensor, classes: Sequence[int], against: Sequence[int] | None = None
 ) -> np.ndarray:
     """The map to show of what spoke for a class: votes where patches have them, else relevance."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitrail.errors import UserError
-from vitrail.metrics.calibration import bin_confidence, chance_error
+from vitrail.metrics.calibration import bin_confidence, ece_chance_level
 from vitrail.metrics.scores import Interval, Scores
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ClassificationScores(Scores):
         return self.top1_interval
 
 
-def score(
+def score_classification(
     logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = RESAMPLES, seed: int = 0
 ) -> ClassificationScores:
     """Judge (N, K) logits against (N,) labels.
@@ -78,7 +78,7 @@ def score(
     predicted = np.empty(n, dtype=np.int64)
     confidence, truth_nll = np.empty(n), np.empty(n)
     rank = np.empty(n, dtype=np.int64)  # classes that rank before the true one
-    for rows in chunks(n, k):
+    for rows in row_chunks(n, k):
         log_p = log_softmax(logits[rows])
         truth = np.take_along_axis(log_p, labels[rows, None], axis=1)
         predicted[rows] = log_p.argmax(axis=1)
@@ -95,9 +95,9 @@ def score(
     return ClassificationScores(
         n=n,
         top1=float(correct.mean()),
-        top1_interval=share_interval(int(correct.sum()), n, bootstrap, rng),
+        top1_interval=proportion_interval(int(correct.sum()), n, bootstrap, rng),
         top5=None if hits5 is None else float(hits5.mean()),
-        top5_interval=None if hits5 is None else share_interval(int(hits5.sum()), n, bootstrap, rng),
+        top5_interval=None if hits5 is None else proportion_interval(int(hits5.sum()), n, bootstrap, rng),
         balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
         nll=float(truth_nll.mean()),
         ece=reliable.ece,
@@ -106,7 +106,7 @@ def score(
         confusion=confusion,
         balanced_interval=_balanced_interval(confusion, bootstrap, rng),
         nll_interval=mean_interval(truth_nll, bootstrap, rng),
-        ece_chance=chance_error(confidence, rng),
+        ece_chance=ece_chance_level(confidence, rng),
     )
 
 
@@ -115,21 +115,21 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return np.exp(log_softmax(np.asarray(logits)))
 
 
-def confident_mistakes(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+def most_confident_errors(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
     """Indices of the at most `k` wrongly classified images, the most confident mistake first."""
     logits, labels = _checked(logits, labels)
     wrong = np.flatnonzero(logits.argmax(axis=1) != labels)
     return wrong[np.argsort(-_confidence(logits)[wrong], kind="stable")][:k]
 
 
-def least_certain(logits: np.ndarray, k: int) -> np.ndarray:
+def least_confident(logits: np.ndarray, k: int) -> np.ndarray:
     """Indices of the at most `k` images whose predicted class has the lowest probability, right or wrong."""
     return np.argsort(_confidence(np.asarray(logits)), kind="stable")[:k]
 
 
 def _confidence(logits: np.ndarray) -> np.ndarray:
     """(N,) probability of the predicted class."""
-    parts = [np.exp(log_softmax(logits[rows]).max(axis=1)) for rows in chunks(*logits.shape)]
+    parts = [np.exp(log_softmax(logits[rows]).max(axis=1)) for rows in row_chunks(*logits.shape)]
     return np.concatenate([*parts, np.empty(0)])
 
 
@@ -144,7 +144,7 @@ def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
         raise ValueError(f"labels are {labels.dtype}, not integers")
     if labels.min() < 0 or labels.max() >= k:
         raise UserError(f"labels run from {labels.min()} to {labels.max()} but the network knows classes 0 to {k - 1}")
-    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in chunks(n, k))
+    bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in row_chunks(n, k))
     if bad:
         raise UserError(
             f"the network's output is not a finite number for {bad} of {n} images; the weights or the inputs are broken"
@@ -152,7 +152,7 @@ def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     return logits, labels.astype(np.int64)
 
 
-def chunks(n: int, k: int) -> Iterator[slice]:
+def row_chunks(n: int, k: int) -> Iterator[slice]:
     rows = max(1, CHUNK_VALUES // max(1, k))
     for start in range(0, n, rows):
         yield slice(start, min(n, start + rows))
@@ -165,7 +165,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def share_interval(hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random.Generator | None = None) -> Interval:
+def proportion_interval(
+    hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random.Generator | None = None
+) -> Interval:
     """95 % percentile bootstrap over images of the share of `hits` among `n`.
 
     Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same

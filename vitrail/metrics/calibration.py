@@ -55,7 +55,7 @@ def bin_confidence(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) 
     )
 
 
-def chance_error(confidence: np.ndarray, rng: np.random.Generator, resamples: int = 200, bins: int = 15) -> float:
+def ece_chance_level(confidence: np.ndarray, rng: np.random.Generator, resamples: int = 200, bins: int = 15) -> float:
     """What calibration error is no sign of a fault: 95 % of classifiers that are perfectly calibrated and state these
     probabilities measure less, for no other reason than that images are few."""
     confidence = confidence.clip(0, 1)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 
-GRID = tuple(2.0**power for power in range(-10, 20))  # the penalties that the paper's code tries
-FIXED = 2.0**10  # the one that big_vision takes
+PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))  # the penalties that the paper's code tries
+FIXED_PENALTY = 2.0**10  # the one that big_vision takes
 SHOTS = (1, 5, 10, 25)
 CONSTANT = 100.0  # the last feature: so large that the bias is hardly penalised
 LEAST_DEVIATION = 1e-5  # added to every deviation
@@ -69,7 +69,7 @@ class LeastSquares:
         return torch.nn.functional.pad((x - self.mean) / self.deviation, (0, 1), value=CONSTANT)
 
 
-def choose_shots(labels: np.ndarray, num_classes: int, shots: int | None, seed: int | None) -> np.ndarray:
+def sample_shots(labels: np.ndarray, num_classes: int, shots: int | None, seed: int | None) -> np.ndarray:
     """Which images to learn from, class by class: at most `shots` of each, or all.
 
     Without a seed they are the first of each class, as the paper's code has it; with one the first of a permutation, as
@@ -80,7 +80,7 @@ def choose_shots(labels: np.ndarray, num_classes: int, shots: int | None, seed: 
     return np.concatenate([(own if rng is None else rng.permutation(own))[:shots] for own in members])
 
 
-def best_by_rank(accuracies: Mapping[str, np.ndarray]) -> int:
+def best_mean_rank(accuracies: Mapping[str, np.ndarray]) -> int:
     """Which penalty serves several data sets: that of the best mean rank over them, each ranking its own accuracies.
 
     Of equal accuracies the stronger penalty ranks higher.

@@ -16,7 +16,7 @@ TEMPERATURE = 0.07
 VALUES = 16_000_000  # similarities held at a time
 
 
-def nearest_classes(
+def knn_predict(
     known: Tensor,
     labels: Tensor,
     features: Tensor,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.errors import UserError
-from vitrail.metrics.accuracy import chunks
+from vitrail.metrics.accuracy import row_chunks
 
 ROUNDING = 1e-6  # of a probability, by which it may miss a threshold
 
 
 @dataclass(frozen=True, eq=False)
-class Suspects:
+class LabelIssues:
     """Images whose label is doubted, the most doubtful first."""
 
     row: np.ndarray  # (S,) of the probabilities
@@ -21,7 +21,7 @@ class Suspects:
     margin: np.ndarray  # (S,) -1 to 1: probability of the label less that of the likeliest other class
 
 
-def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
+def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> LabelIssues:
     """Of (N, K) probabilities for images that were not learned from, and their (N,) labels, those that disagree with
     confidence.
 
@@ -34,14 +34,16 @@ def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
         raise ValueError(f"probabilities are {probabilities.shape} and labels {labels.shape}, not (N, K) and (N,)")
     if not len(labels):
         raise UserError("suspecting labels takes at least one image")
-    least = thresholds(probabilities, labels) - ROUNDING
-    parts = [_suspects(probabilities[part], labels[part], least, part.start) for part in chunks(*probabilities.shape)]
+    least = class_thresholds(probabilities, labels) - ROUNDING
+    parts = [
+        _suspects(probabilities[part], labels[part], least, part.start) for part in row_chunks(*probabilities.shape)
+    ]
     row, rather, margin = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(margin, kind="stable")
-    return Suspects(row[order], rather[order], margin[order])
+    return LabelIssues(row[order], rather[order], margin[order])
 
 
-def thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def class_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(K,) the mean probability of each class over the images labelled with it; no image can reach that of a class
     without any."""
     count = np.bincount(labels, minlength=probabilities.shape[1])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.metrics.tuning import MultilabelTuning
 
 THRESHOLD = 0.5
-FEWEST = 5  # images with a label, for a threshold of its own
+MIN_POSITIVES = 5  # images with a label, for a threshold of its own
 RESAMPLES = 200
 BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer resamples are drawn
 
@@ -156,7 +156,7 @@ def worst_decisions(
     return [(int(row), int(label[row])) for row in rows if most[row] >= 0]
 
 
-def same_decisions(thresholds: np.ndarray, scale: float) -> np.ndarray:
+def rescale_thresholds(thresholds: np.ndarray, scale: float) -> np.ndarray:
     """The thresholds that decide as these do once logits are divided by `scale`."""
     return sigmoid(_logit(thresholds) / scale)
 
@@ -168,7 +168,7 @@ def best_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """
     found = np.full(truth.shape[1], THRESHOLD)
     for label in range(truth.shape[1]):
-        if truth[:, label].sum() < FEWEST:
+        if truth[:, label].sum() < MIN_POSITIVES:
             continue
         order = np.argsort(-probabilities[:, label], kind="stable")
         p, hits = probabilities[order, label], np.cumsum(truth[order, label])

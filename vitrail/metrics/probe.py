@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import UserError
-from vitrail.metrics.hold_out import hold_out_groups
+from vitrail.metrics.group_split import stratified_group_mask
 
 HELD_OUT = 0.2
 EXACT = 1e-6  # largest gradient at which to stop: probabilities are within about 1e-5 of the optimum's
@@ -149,7 +149,7 @@ class _Solver:
 def _hold_out(labels: Tensor, groups: np.ndarray | None, seed: int) -> tuple[Tensor, int]:
     """(N,) mask of a fifth of each class; and how many classes with two images or more have none in it."""
     own = labels.cpu().numpy()
-    mask = hold_out_groups(np.arange(len(own)) if groups is None else groups, own, HELD_OUT, seed)
+    mask = stratified_group_mask(np.arange(len(own)) if groups is None else groups, own, HELD_OUT, seed)
     names, sizes = np.unique(own, return_counts=True)
     unmeasured = int((~np.isin(names[sizes > 1], own[mask])).sum())
     return torch.from_numpy(mask).to(labels.device), unmeasured

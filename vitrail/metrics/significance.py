@@ -16,7 +16,7 @@ MULTILABEL_RESAMPLES = 200
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedComparison:
     """A second classifier against a first one."""
 
     difference: float  # of the headline number, second minus first
@@ -31,7 +31,7 @@ class Paired:
         return self.p < 0.05 if self.p is not None else self.interval[0] > 0 or self.interval[1] < 0
 
 
-def compare_right(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Paired:
+def compare_correct(first: np.ndarray, second: np.ndarray, seed: int = 0) -> PairedComparison:
     """From which images each gets right, (N,) bool in the same order."""
     n = len(first)
     lost, won = int((first & ~second).sum()), int((second & ~first).sum())
@@ -40,7 +40,7 @@ def compare_right(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Paire
     if not won + lost:  # resamples cannot see a difference that did not happen
         high = 1 - 1 / (1 + 1.96**2 / n)
         low = -high
-    return Paired((won - lost) / n, (float(low), float(high)), lost, won, sign_test(won, lost))
+    return PairedComparison((won - lost) / n, (float(low), float(high)), lost, won, sign_test(won, lost))
 
 
 def sign_test(won: int, lost: int) -> float:
@@ -50,7 +50,7 @@ def sign_test(won: int, lost: int) -> float:
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
-def compare_multilabel(first: np.ndarray, second: np.ndarray, truth: np.ndarray, seed: int = 0) -> Paired:
+def compare_multilabel(first: np.ndarray, second: np.ndarray, truth: np.ndarray, seed: int = 0) -> PairedComparison:
     """Mean average precision of two (N, K) logits for the same (N, K) zeros and ones: each resample takes the same
     images for both."""
     truth = truth.astype(bool)
@@ -65,10 +65,10 @@ def compare_multilabel(first: np.ndarray, second: np.ndarray, truth: np.ndarray,
         ]
     )
     interval = bootstrap_interval(found[:, 0], found[:, 1:], truth[:, used].sum(axis=0))
-    return Paired(float(found[:, 0].mean()), interval, None, None, None)
+    return PairedComparison(float(found[:, 0].mean()), interval, None, None, None)
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def holm_correction(values: Sequence[float]) -> list[float]:
     """The p-values of several tests, raised so that one false alarm among all of them stays as unlikely as it says."""
     found, highest = [0.0] * len(values), 0.0
     for place, index in enumerate(np.argsort(values, kind="stable").tolist()):

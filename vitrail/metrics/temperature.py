@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.metrics.accuracy import chunks, log_softmax
-from vitrail.metrics.hold_out import hold_out_groups
+from vitrail.metrics.accuracy import log_softmax, row_chunks
+from vitrail.metrics.group_split import stratified_group_mask
 from vitrail.metrics.multilabel import sigmoid
 
 COLDEST, HOTTEST = 0.02, 50.0
@@ -40,20 +40,20 @@ def fit_temperature(logits: np.ndarray, truth: np.ndarray) -> float:
     return 1 / inverse if 1.01 / HOTTEST < inverse < 0.99 / COLDEST else 1.0
 
 
-def held_out_temperatures(
+def cross_fitted_temperatures(
     logits: np.ndarray, truth: np.ndarray, seed: int = 0, groups: np.ndarray | None = None
 ) -> np.ndarray:
     """(N,) temperatures, that of each half of the images fitted on the other half, so that its judgement is fair."""
     found = np.ones(len(logits))
-    for own, other in halves(len(logits), seed, groups):
+    for own, other in split_halves(len(logits), seed, groups):
         found[own] = fit_temperature(logits[other], truth[other])
     return found
 
 
-def halves(n: int, seed: int, groups: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+def split_halves(n: int, seed: int, groups: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Two random halves, as (this one, the other one), images of equal `groups` in one; a single image or group has
     none."""
-    mask = hold_out_groups(np.arange(n) if groups is None else groups, None, 0.5, seed)
+    mask = stratified_group_mask(np.arange(n) if groups is None else groups, None, 0.5, seed)
     first, second = np.flatnonzero(mask), np.flatnonzero(~mask)
     return [(first, second), (second, first)] if len(first) else []
 
@@ -61,7 +61,7 @@ def halves(n: int, seed: int, groups: np.ndarray | None = None) -> list[tuple[np
 def _derivatives(logits: np.ndarray, truth: np.ndarray, inverse: float) -> tuple[float, float]:
     """First and second derivative of the mean negative log-likelihood by the inverse of the temperature."""
     slope = curvature = 0.0
-    for rows in chunks(*logits.shape):
+    for rows in row_chunks(*logits.shape):
         z = logits[rows].astype(np.float64)
         if truth.ndim == 2:
             p = sigmoid(inverse * z)

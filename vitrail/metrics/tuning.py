@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.abstain import Coverage, coverage_curve, threshold_for
-from vitrail.metrics.accuracy import chunks, log_softmax
+from vitrail.metrics.accuracy import log_softmax, row_chunks
 from vitrail.metrics.calibration import bin_confidence
 from vitrail.metrics.multilabel import best_thresholds, f1_scores, sigmoid
-from vitrail.metrics.temperature import COLDEST, HOTTEST, fit_temperature, halves, held_out_temperatures
+from vitrail.metrics.selective import RiskCoverageCurve, risk_coverage_curve, selective_threshold
+from vitrail.metrics.temperature import COLDEST, HOTTEST, cross_fitted_temperatures, fit_temperature, split_halves
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Tuning:
     temperature: float  # of the network's own logits, whatever those fitted to were divided by already
     nll: float  # this and the next with temperatures that were fitted on the other half of the images
     ece: float
-    coverage: Coverage  # at that temperature
+    coverage: RiskCoverageCurve  # at that temperature
     abstention: Abstention | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,15 +70,15 @@ def tune(
     """Fit (N, K) logits, divided by `temperature` already, to (N,) labels; `accuracy`: that answers shall have, for the
     price of giving fewer. Images of equal `groups` are in one half."""
     found = _fit(logits, labels, temperature)
-    held_out = held_out_temperatures(logits, labels, seed, groups)
-    parts = halves(len(labels), seed, groups)
+    held_out = cross_fitted_temperatures(logits, labels, seed, groups)
+    parts = split_halves(len(labels), seed, groups)
     confidence, correct, nll = _answers(logits, labels, held_out)
     final, _, _ = _answers(logits, labels, np.full(len(labels), found / temperature))
     return Tuning(
         found,
         nll=float(nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
-        coverage=coverage_curve(final, correct),
+        coverage=risk_coverage_curve(final, correct),
         abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, parts),
     )
 
@@ -96,11 +96,11 @@ def _abstention(
     for own, other in parts:
         scale = np.full(len(labels), held_out[own[0]])  # what was fitted on the other half
         confidence, _, _ = _answers(logits, labels, scale)
-        threshold = threshold_for(confidence[other], correct[other], accuracy)
+        threshold = selective_threshold(confidence[other], correct[other], accuracy)
         answered[own] = threshold is not None and confidence[own] >= threshold
     return Abstention(
         accuracy,
-        threshold_for(final, correct, accuracy),
+        selective_threshold(final, correct, accuracy),
         float(answered.mean()) if answered.any() else None,
         float(correct[answered].mean()) if answered.any() else None,
     )
@@ -118,11 +118,11 @@ def tune_multilabel(
     now, (K,)."""
     truth = truth.astype(bool)
     found = _fit(logits, truth, temperature)
-    held_out = held_out_temperatures(logits, truth, seed, groups)[:, None]
+    held_out = cross_fitted_temperatures(logits, truth, seed, groups)[:, None]
     decided = sigmoid(logits.astype(np.float64)) >= thresholds
     _, before = f1_scores(decided, truth)
     scaled = logits.astype(np.float64) / held_out
-    for own, other in halves(len(truth), seed, groups):
+    for own, other in split_halves(len(truth), seed, groups):
         # The order within a label does not hang on the temperature: only the scale of the numbers does.
         best = best_thresholds(sigmoid(logits[other] / held_out[own[0]]), truth[other])
         decided[own] = sigmoid(scaled[own]) >= best
@@ -146,7 +146,7 @@ def _answers(logits: np.ndarray, labels: np.ndarray, temperatures: np.ndarray) -
     """Probability of the answer, whether it is right, and negative log-likelihood of the truth, (N,) each."""
     n = len(labels)
     confidence, nll, correct = np.empty(n), np.empty(n), np.empty(n, bool)
-    for rows in chunks(*logits.shape):
+    for rows in row_chunks(*logits.shape):
         log_p = log_softmax(logits[rows].astype(np.float64) / temperatures[rows, None])
         confidence[rows] = np.exp(log_p.max(axis=1))
         nll[rows] = -np.take_along_axis(log_p, labels[rows, None], axis=1)[:, 0]

@@ -16,7 +16,7 @@ TRAIN, VAL = 800, 200
 
 
 @dataclass(frozen=True)
-class Task:
+class VtabTask:
     key: str  # the folder it lies in
     name: str
     group: Group
@@ -38,8 +38,8 @@ _FOLDERS = (0.6, 0.2, 0.2)
 _SPRITES = "dSprites is one .npz of bitmaps, which is not read"
 _NORB = "Small NORB is .mat files in a format of its own, which is not read"
 
-TASKS: tuple[Task, ...] = (
-    Task(
+VTAB_TASKS: tuple[VtabTask, ...] = (
+    VtabTask(
         "caltech101",
         "Caltech101",
         "natural",
@@ -49,10 +49,10 @@ TASKS: tuple[Task, ...] = (
         f"30 images of each class train: {_NINE}; the others test",
         per_class=30,
     ),
-    Task("cifar", "CIFAR-100", "natural", 100, 10_000, "the object", _NINE),
-    Task("dtd", "DTD", "natural", 47, 1880, "the texture", f"{_BOTH}, of the first of ten folds"),
-    Task("oxford_flowers102", "Flowers102", "natural", 102, 6149, "the flower", _BOTH),
-    Task(
+    VtabTask("cifar", "CIFAR-100", "natural", 100, 10_000, "the object", _NINE),
+    VtabTask("dtd", "DTD", "natural", 47, 1880, "the texture", f"{_BOTH}, of the first of ten folds"),
+    VtabTask("oxford_flowers102", "Flowers102", "natural", 102, 6149, "the flower", _BOTH),
+    VtabTask(
         "oxford_iiit_pet",
         "Pets",
         "natural",
@@ -62,7 +62,7 @@ TASKS: tuple[Task, ...] = (
         "80 % and 20 % of the published training images",
         learned=0.8,
     ),
-    Task(
+    VtabTask(
         "sun397",
         "Sun397",
         "natural",
@@ -72,7 +72,7 @@ TASKS: tuple[Task, ...] = (
         "train, validation and test as drawn by TensorFlow Datasets",
         missing="the lists by which TensorFlow Datasets draws its splits are not part of SUN397",
     ),
-    Task(
+    VtabTask(
         "svhn",
         "SVHN",
         "natural",
@@ -82,7 +82,7 @@ TASKS: tuple[Task, ...] = (
         _NINE,
         missing="its pixels lie in train_32x32.mat, which is not read",
     ),
-    Task(
+    VtabTask(
         "patch_camelyon",
         "Camelyon",
         "specialized",
@@ -92,10 +92,10 @@ TASKS: tuple[Task, ...] = (
         _BOTH,
         missing="PatchCamelyon is HDF5, which needs a library of its own",
     ),
-    Task(
+    VtabTask(
         "eurosat", "EuroSAT", "specialized", 10, 5400, "the use of land", "60 %, 20 % and 20 % of all", parts=_FOLDERS
     ),
-    Task(
+    VtabTask(
         "resisc45",
         "Resisc45",
         "specialized",
@@ -105,7 +105,7 @@ TASKS: tuple[Task, ...] = (
         "60 %, 20 % and 20 % of all",
         parts=_FOLDERS,
     ),
-    Task(
+    VtabTask(
         "diabetic_retinopathy",
         "Retinopathy",
         "specialized",
@@ -115,7 +115,7 @@ TASKS: tuple[Task, ...] = (
         _BOTH,
         missing="the images of Kaggle have yet to be cut and scaled as btgraham-300 does",
     ),
-    Task(
+    VtabTask(
         "clevr_count",
         "Clevr-Count",
         "structured",
@@ -125,7 +125,7 @@ TASKS: tuple[Task, ...] = (
         f"{_NINE}; the validation images test",
         crop=False,
     ),
-    Task(
+    VtabTask(
         "clevr_dist",
         "Clevr-Dist",
         "structured",
@@ -135,7 +135,7 @@ TASKS: tuple[Task, ...] = (
         f"{_NINE}; the validation images test",
         crop=False,
     ),
-    Task(
+    VtabTask(
         "dmlab",
         "DMLab",
         "structured",
@@ -146,7 +146,7 @@ TASKS: tuple[Task, ...] = (
         missing="DMLab is published as TFRecord files, which are not read",
         crop=False,
     ),
-    Task(
+    VtabTask(
         "kitti",
         "KITTI-Dist",
         "structured",
@@ -157,7 +157,7 @@ TASKS: tuple[Task, ...] = (
         missing="the drives by which TensorFlow Datasets draws its splits are not part of KITTI",
         crop=False,
     ),
-    Task(
+    VtabTask(
         "dsprites_loc",
         "dSpr-Loc",
         "structured",
@@ -169,7 +169,7 @@ TASKS: tuple[Task, ...] = (
         flip=False,
         crop=False,
     ),
-    Task(
+    VtabTask(
         "dsprites_ori",
         "dSpr-Ori",
         "structured",
@@ -180,7 +180,7 @@ TASKS: tuple[Task, ...] = (
         missing=_SPRITES,
         flip=False,
     ),
-    Task(
+    VtabTask(
         "smallnorb_azi",
         "sNORB-Azim",
         "structured",
@@ -191,7 +191,7 @@ TASKS: tuple[Task, ...] = (
         missing=_NORB,
         flip=False,
     ),
-    Task(
+    VtabTask(
         "smallnorb_ele",
         "sNORB-Elev",
         "structured",
@@ -206,7 +206,7 @@ GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 
 @dataclass(frozen=True)
-class Summary:
+class VtabSummary:
     """Means over the tasks that were run."""
 
     groups: dict[Group, float | None]  # none: no task of it
@@ -216,13 +216,13 @@ class Summary:
     @property
     def complete(self) -> bool:
         """Whether the mean is a score of VTAB, and not of some of its tasks."""
-        return self.tasks == len(TASKS)
+        return self.tasks == len(VTAB_TASKS)
 
 
-def summarise(accuracies: Mapping[str, float]) -> Summary:
+def summarize_vtab(accuracies: Mapping[str, float]) -> VtabSummary:
     """From the accuracy of each task, by its key."""
     groups: dict[Group, float | None] = {}
     for group in GROUPS:
-        own = [accuracies[task.key] for task in TASKS if task.group == group and task.key in accuracies]
+        own = [accuracies[task.key] for task in VTAB_TASKS if task.group == group and task.key in accuracies]
         groups[group] = sum(own) / len(own) if own else None
-    return Summary(groups, sum(accuracies.values()) / len(accuracies), len(accuracies))
+    return VtabSummary(groups, sum(accuracies.values()) / len(accuracies), len(accuracies))

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.interpret.distance import Distances
-from vitrail.interpret.faithfulness import Curves
+from vitrail.interpret.distance import AttentionDistances
+from vitrail.interpret.faithfulness import FaithfulnessCurves
 from vitrail.interpret.filters import Filters
 from vitrail.report.canvas import BLUE, GREEN, INK, RED, Drawing, short_name
 from vitrail.report.raster import enlarged, lit, mosaic, rgb
@@ -70,7 +70,7 @@ def draw_similarity(similarity: np.ndarray, title: str = "Similarity of position
     return Drawing(title, width, round(90 + (width - 110) * rows / columns), paint)
 
 
-def draw_distances(distances: Distances, title: str = "Mean attention distance") -> Drawing:
+def draw_distances(distances: AttentionDistances, title: str = "Mean attention distance") -> Drawing:
     """A dot for each head of each block, and what uniform attention would have."""
 
     def paint(figure: Figure) -> None:
@@ -116,7 +116,7 @@ def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads
     return Drawing(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
 
 
-def draw_curves(curves: Mapping[str, Curves]) -> Drawing:
+def draw_curves(curves: Mapping[str, FaithfulnessCurves]) -> Drawing:
     """Mean deletion and insertion curves of several maps."""
 
     def paint(figure: Figure) -> None:
@@ -169,7 +169,7 @@ def draw_pasted(
     return Drawing("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)
 
 
-def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: Distances) -> Drawing:
+def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: AttentionDistances) -> Drawing:
     """The paper's Figure 7: filters, position similarity (where positions are added) and attention distance."""
     panels = 2 if similarity is None else 3
 
@@ -202,14 +202,14 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
     return Drawing("Figure 6", 2 * PANEL + 30, round(height * len(images)) + 36, paint)
 
 
-def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | Distances]]) -> Drawing:
+def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | AttentionDistances]]) -> Drawing:
     """Figures 10 and 11: position similarity or attention distance of one network beside another."""
 
-    tops = [_top(part) for _, part in parts if isinstance(part, Distances)]
+    tops = [_top(part) for _, part in parts if isinstance(part, AttentionDistances)]
 
     def paint(figure: Figure) -> None:
         for axes, (name, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
-            if isinstance(part, Distances):
+            if isinstance(part, AttentionDistances):
                 _heads(axes, part, max(tops))
             else:
                 _tiles_of_similarity(figure, axes, part)
@@ -248,12 +248,12 @@ def _tiles_of_similarity(figure: Figure, axes: Axes, similarity: np.ndarray) -> 
     bar.outline.set_visible(False)
 
 
-def _top(distances: Distances) -> float:
+def _top(distances: AttentionDistances) -> float:
     """The end of an axis of distances."""
     return 1.12 * max(distances.uniform, float(distances.renormalised.max()))
 
 
-def _heads(axes: Axes, distances: Distances, top: float | None = None) -> None:
+def _heads(axes: Axes, distances: AttentionDistances, top: float | None = None) -> None:
     blocks, heads = distances.pixels.shape
     both = bool(distances.elsewhere.max() > 1e-6)
     places = np.repeat(np.arange(blocks), heads)

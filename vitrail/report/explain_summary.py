@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.interpret.distance import Distances
-from vitrail.interpret.faithfulness import Curves, Gain, gain
+from vitrail.interpret.distance import AttentionDistances
+from vitrail.interpret.faithfulness import FaithfulnessCurves, PairedGain, paired_gain
 from vitrail.tasks.result import percent
 
 LOCAL, GLOBAL = 0.5, 0.9  # of the distance of uniform attention: a head below looks nearby, one above everywhere
@@ -38,8 +38,8 @@ class Pointing:
     chance: float  # what a map scores that lights the same patch in every image
 
     @property
-    def over_chance(self) -> Gain:
-        return Gain(self.accuracy - self.chance, self.low - self.chance, self.high - self.chance)
+    def over_chance(self) -> PairedGain:
+        return PairedGain(self.accuracy - self.chance, self.low - self.chance, self.high - self.chance)
 
     @property
     def trusted(self) -> bool:
@@ -56,8 +56,8 @@ class Trust:
     name: str
     deletion: float
     insertion: float
-    deletion_gain: Gain | None  # none: the random order itself
-    insertion_gain: Gain | None
+    deletion_gain: PairedGain | None  # none: the random order itself
+    insertion_gain: PairedGain | None
     pointing: Pointing | None
 
     @property
@@ -84,15 +84,15 @@ class Trust:
         return values
 
 
-def trust(curves: Mapping[str, Curves], points: Mapping[str, Pointing]) -> list[Trust]:
+def trust(curves: Mapping[str, FaithfulnessCurves], points: Mapping[str, Pointing]) -> list[Trust]:
     """Every kind of map measured against the random order among them."""
     random = curves["random"]
     rows = []
     for name, one in curves.items():
-        gains: tuple[Gain | None, Gain | None] = None, None
+        gains: tuple[PairedGain | None, PairedGain | None] = None, None
         if name != "random":
-            deletion = gain(random.deletion_area, one.deletion_area)
-            gains = deletion, gain(one.insertion_area, random.insertion_area)
+            deletion = paired_gain(random.deletion_area, one.deletion_area)
+            gains = deletion, paired_gain(one.insertion_area, random.insertion_area)
         areas = float(one.deletion_area.mean()), float(one.insertion_area.mean())
         rows.append(Trust(name, *areas, *gains, points.get(name)))
     return rows
@@ -116,7 +116,7 @@ def _verdict(row: Trust) -> str:
     return f"{row.name[0].upper()}{row.name[1:]} {deserve} {word} here: {tests}{pointed}."
 
 
-def distance_sentences(distances: Distances) -> list[str]:
+def distance_sentences(distances: AttentionDistances) -> list[str]:
     """Does distance grow with depth, and do early blocks mix local and global heads?"""
     reach, uniform = distances.renormalised, distances.uniform
     blocks = len(reach)

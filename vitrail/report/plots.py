@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.metrics.abstain import FEWEST, Coverage, lower_bound
 from vitrail.metrics.calibration import Reliability
+from vitrail.metrics.selective import MIN_ANSWERED, RiskCoverageCurve, clopper_pearson_lower
 from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, draw, save, short_name, style
 
 COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
@@ -98,21 +98,21 @@ def reliability_diagram(reliability: Reliability) -> str:
     return draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
-def coverage_curve(coverage: Coverage, images: int, asked: float | None = None) -> str:
+def coverage_curve(coverage: RiskCoverageCurve, images: int, asked: float | None = None) -> str:
     """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
     least with 95 % confidence; `asked` is a line."""
     return draw(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
 
 
-def _coverage(figure: Figure, coverage: Coverage, images: int, asked: float | None) -> None:
+def _coverage(figure: Figure, coverage: RiskCoverageCurve, images: int, asked: float | None) -> None:
     axes = figure.subplots()
     points = coverage.to_dict()
     share, right = np.array(points["coverage"]), np.array(points["accuracy"])
-    told = share * images >= min(FEWEST, images)  # fewer answers say nothing
+    told = share * images >= min(MIN_ANSWERED, images)  # fewer answers say nothing
     share, right = share[told], right[told]
     answered = np.rint(share * images).astype(int)
     pairs = zip(np.rint(right * answered).astype(int).tolist(), answered.tolist(), strict=True)
-    least = np.array([lower_bound(one, many) for one, many in pairs])
+    least = np.array([clopper_pearson_lower(one, many) for one, many in pairs])
     axes.fill_between(share, least, right, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(share, right, color=BLUE, linewidth=2)
     levels = [*right, *least, *([] if asked is None else [asked])]

@@ -11,9 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config.postprocess import Postprocess
-from vitrail.metrics.accuracy import ClassificationScores, chunks, confident_mistakes, least_certain, score, softmax
-from vitrail.metrics.label_errors import suspected_labels
-from vitrail.metrics.significance import Paired, compare_right
+from vitrail.metrics.accuracy import (
+    ClassificationScores,
+    least_confident,
+    most_confident_errors,
+    row_chunks,
+    score_classification,
+    softmax,
+)
+from vitrail.metrics.label_errors import find_label_issues
+from vitrail.metrics.significance import PairedComparison, compare_correct
 from vitrail.metrics.tuning import Tuning, tune
 from vitrail.tasks.cross_entropy import CrossEntropy, LabelValidation
 from vitrail.tasks.result import (
@@ -76,14 +83,14 @@ class Classification(CrossEntropy):
     def score(
         self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> ClassificationScores:
-        return score(logits, labels, classes)
+        return score_classification(logits, labels, classes)
 
     def examples(
         self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> Examples:
         probabilities = softmax(logits)
-        wrong, unsure = confident_mistakes(logits, labels, MISTAKES), least_certain(logits, UNCERTAIN)
-        suspects = suspected_labels(probabilities, labels)
+        wrong, unsure = most_confident_errors(logits, labels, MISTAKES), least_confident(logits, UNCERTAIN)
+        suspects = find_label_issues(probabilities, labels)
         predicted = probabilities.argmax(axis=1)
 
         def of(rows: np.ndarray, named: np.ndarray) -> list[Example]:
@@ -105,19 +112,19 @@ class Classification(CrossEntropy):
         postprocess: Postprocess,
         examples: Examples,
     ) -> Iterator[tuple[str, ...]]:
-        for part in chunks(*logits.shape):
+        for part in row_chunks(*logits.shape):
             for row, own in enumerate(softmax(logits[part]), part.start):
                 label, predicted = int(labels[row]), int(own.argmax())
                 other = classes[examples.likelier[row]] if row in examples.likelier else ""
                 stated = (f"{own[index]:.4f}" for index in (predicted, label))
                 yield classes[label], classes[predicted], *stated, other
 
-    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
+    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> PairedComparison:
         right = [
             logits.argmax(axis=1) == self.labels_of(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
             for logits in (first, second)
         ]
-        return compare_right(right[0], right[1])
+        return compare_correct(right[0], right[1])
 
     def tune(
         self,

@@ -16,12 +16,12 @@ from vitrail.metrics.multilabel import (
     THRESHOLD,
     MultilabelScores,
     mean_average_precision,
-    same_decisions,
+    rescale_thresholds,
     score_multilabel,
     sigmoid,
     worst_decisions,
 )
-from vitrail.metrics.significance import Paired, compare_multilabel
+from vitrail.metrics.significance import PairedComparison, compare_multilabel
 from vitrail.metrics.tuning import MultilabelTuning, tune_multilabel
 from vitrail.tasks.cross_entropy import CrossEntropy, LabelValidation
 from vitrail.tasks.result import (
@@ -110,7 +110,7 @@ class Multilabel(CrossEntropy):
         for row, own in enumerate(logits):
             yield named(labels[row]), named(sigmoid(own.astype(np.float64)) >= least)
 
-    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
+    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> PairedComparison:
         return compare_multilabel(first, second, labels)
 
     def tune(
@@ -129,7 +129,7 @@ class Multilabel(CrossEntropy):
         if tuning.macro_f1 >= tuning.macro_f1_before:
             found, told = tuning.thresholds, f"a threshold for each of {len(tuning.thresholds)} labels"
         else:
-            found = same_decisions(np.array(before.thresholds), tuning.temperature / before.temperature).tolist()
+            found = rescale_thresholds(np.array(before.thresholds), tuning.temperature / before.temperature).tolist()
             told = "labels decided as before: thresholds fitted on one half of the images do worse on the other"
         return {"temperature": tuning.temperature, "thresholds": found}, [told]
 

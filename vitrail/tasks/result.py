@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.abstain import FEWEST, Coverage, lower_bound
 from vitrail.metrics.calibration import Reliability
 from vitrail.metrics.scores import Interval, Scores
+from vitrail.metrics.selective import MIN_ANSWERED, RiskCoverageCurve, clopper_pearson_lower
 
 THIN_SPACE = "\u202f"  # does not break
 WORTH = 0.005  # of a calibration error or of F1, that tuning has to change to be worth a line
@@ -57,7 +57,7 @@ class Answered:
 class Abstaining:
     """Accuracy against the share of images that get a prediction."""
 
-    coverage: Coverage
+    coverage: RiskCoverageCurve
     rows: Sequence[Answered]
     temperature: float
     accuracy: float | None  # that was asked for
@@ -117,15 +117,15 @@ class Examples:
     likelier: Mapping[int, int] = field(default_factory=dict)  # of all rows whose label is doubted, that class
 
 
-def answered_rows(curve: Coverage, images: int) -> list[Answered]:
+def answered_rows(curve: RiskCoverageCurve, images: int) -> list[Answered]:
     """For round shares of the images, as long as enough of them are answered to say anything."""
     places = [int(np.searchsorted(curve.coverage, share - 1e-9)) for share in SHARES]
-    kept = [place for place in dict.fromkeys(places) if curve.coverage[place] * images >= FEWEST]
+    kept = [place for place in dict.fromkeys(places) if curve.coverage[place] * images >= MIN_ANSWERED]
     return [
         Answered(
             float(curve.coverage[place]),
             float(curve.accuracy[place]),
-            lower_bound(round(curve.accuracy[place] * answered), answered),
+            clopper_pearson_lower(round(curve.accuracy[place] * answered), answered),
             float(curve.threshold[place]),
         )
         for place in kept

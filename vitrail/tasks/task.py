@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrail.config.postprocess import Postprocess
 from vitrail.distributed import Ranks
 from vitrail.metrics.scores import Scores
-from vitrail.metrics.significance import Paired
+from vitrail.metrics.significance import PairedComparison
 from vitrail.tasks.result import Baseline, Examples, Result
 
 
@@ -125,7 +125,7 @@ class PredictionTask(Task, Protocol):
     def to_postprocess(self, tuning: Any, before: Postprocess) -> tuple[dict[str, Any], list[str]]:
         """What of the tuning to write into the weights, and in words."""
 
-    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Paired:
+    def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> PairedComparison:
         """Two networks on the same images."""
 
     def rows(

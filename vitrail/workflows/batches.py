@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from vitrail.data.augment.batch import augment_batch, erase
 from vitrail.data.augment.mix import mix
 from vitrail.data.loader.loader import (
-    UNCUT,
+    FULL_IMAGE_CROPS,
     ImageBatch,
     Loader,
     evaluation_loader,
     training_loader,
-    training_order,
+    training_sampler,
 )
-from vitrail.data.loader.memory import reader_of, waiting_advice
+from vitrail.data.loader.memory import data_wait_advice, make_reader
 from vitrail.data.loader.reader import Reader
 from vitrail.data.loader.resident import ResidentLoader
 from vitrail.data.to_device import on_device
@@ -90,7 +90,7 @@ class ImageBatches:
         samples, batch_size = self.plan.dataset.splits["train"], self.plan.config.train.batch_size
         # Where images are kept, those of the first epoch are yet to be decoded: what it waits for says nothing.
         settled = start + (len(samples) // batch_size + 1 if self.loader.reader.cache is not None else 0)
-        return waiting_advice(self.loader, samples, self.plan.preprocess, self.plan.config.data), settled
+        return data_wait_advice(self.loader, samples, self.plan.preprocess, self.plan.config.data), settled
 
     def _report(self, batch: ImageBatch, step: int) -> None:
         for name, reason in batch.failures:
@@ -108,14 +108,14 @@ def _loader(plan: Plan, ranks: Ranks) -> Loader | ResidentLoader:
     config, samples, device = plan.config, plan.dataset.splits["train"], plan.device
     settings = config.train.batch_size, config.augment, config.train.seed
     size = len(samples) * plan.preprocess.channels * plan.preprocess.size[0] * plan.preprocess.size[1]
-    if config.augment.crop in UNCUT and device.type == "cuda":
+    if config.augment.crop in FULL_IMAGE_CROPS and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         if size <= min(RESIDENT, RESIDENT_SHARE * free):
             reader = Reader(samples, plan.preprocess, config.data.max_pixels)
             alone = replace(ranks, rank=0, world_size=1)  # any process may need any image
             images = evaluation_loader(reader, 512, config.data.workers, device, alone)
-            return ResidentLoader(images, training_order(reader, *settings, ranks))
-    reader = reader_of(samples, plan.preprocess, config.data, ranks.local_world_size)
+            return ResidentLoader(images, training_sampler(reader, *settings, ranks))
+    reader = make_reader(samples, plan.preprocess, config.data, ranks.local_world_size)
     return training_loader(reader, *settings, config.data.workers, device, ranks)
 
 
@@ -144,7 +144,7 @@ def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
     one number."""
     cast, ranks = autocast(plan.config.precision.compute, plan.device), run.ranks
     data = plan.config.data.model_copy(update={"scaled_decoding": False})
-    reader = reader_of(plan.dataset.splits["val"], plan.preprocess, data, ranks.local_world_size)
+    reader = make_reader(plan.dataset.splits["val"], plan.preprocess, data, ranks.local_world_size)
     size = max(1, min(plan.config.train.batch_size // ranks.world_size, 512))
     loader = evaluation_loader(reader, size, data.workers, plan.device, ranks)
 

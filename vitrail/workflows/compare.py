@@ -19,7 +19,7 @@ from vitrail.inference.device import device_of
 from vitrail.inference.runner import Outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
-from vitrail.metrics.significance import Paired, holm
+from vitrail.metrics.significance import PairedComparison, holm_correction
 from vitrail.models.flops import macs, parameters
 from vitrail.tasks.table import prediction_task
 from vitrail.tasks.task import PredictionTask
@@ -43,7 +43,7 @@ class Compared:
     parameters: int
     gmacs: float
     settings: dict[str, Any]  # of its recipe: those that are not the same in all
-    against_first: Paired | None
+    against_first: PairedComparison | None
     fitted: bool = False  # its temperature and thresholds, to these very images
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Output
             Compared(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
         )
     tests = [row.against_first for row in rows if row.against_first is not None]
-    raised = iter(holm([one.p for one in tests if one.p is not None]))
+    raised = iter(holm_correction([one.p for one in tests if one.p is not None]))
     return [
         row
         if row.against_first is None or row.against_first.p is None

@@ -19,11 +19,11 @@ from vitrail.errors import UserError, reason_of
 from vitrail.inference.classifier import NOT_FINITE, Classifier
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import read_pixels
-from vitrail.interpret.attention import attention_maps, transformer
-from vitrail.interpret.distance import Distances, attention_distances
+from vitrail.interpret.attention import attention_maps, require_vit
+from vitrail.interpret.distance import AttentionDistances, attention_distances
 from vitrail.interpret.relevance import relevance
 from vitrail.interpret.rollout import rollout
-from vitrail.interpret.votes import can_vote, reasons
+from vitrail.interpret.votes import can_vote, class_map
 
 BATCH = 16
 MOST_IMAGES = 128  # that the paper measures attention distance on
@@ -95,11 +95,11 @@ def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterat
         yield normalise(part.to(device_of(classifier.net)), classifier.preprocess)
 
 
-def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> Distances:
+def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> AttentionDistances:
     """Attention distance over all the images."""
     task = bar.add_task("attention distance", total=len(seen.pixels))
     parts = batches(classifier, seen.pixels)
-    return attention_distances(transformer(classifier.net), parts, lambda done: bar.update(task, completed=done))
+    return attention_distances(require_vit(classifier.net), parts, lambda done: bar.update(task, completed=done))
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def maps_of(
     """Every kind of map, (N, h, w) each, for batches of normalised pixels: votes where there are any and relevance, for
     `classes` (rather than `against`); rollout, and the last block's attention. The first one is what `reasons` shows.
     `between` hears how many images a batch had."""
-    net = transformer(classifier.net)
+    net = require_vit(classifier.net)
     kinds = (*(("votes",) if can_vote(net) else ()), "relevance", "rollout", "last attention")
     found: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
     done = 0
@@ -129,7 +129,7 @@ def maps_of(
         rows = slice(done, done + len(pixels))
         others = None if against is None else against[rows].tolist()
         if "votes" in found:
-            found["votes"].append(reasons(net, pixels, classes[rows].tolist(), others))
+            found["votes"].append(class_map(net, pixels, classes[rows].tolist(), others))
         found["relevance"].append(relevance(net, pixels, classes[rows].tolist(), others))
         found["rollout"].append(rollout(net, pixels))
         found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.inference.classifier import Classifier
 from vitrail.interpret.attention import attention_maps
 from vitrail.interpret.rollout import rollout
-from vitrail.interpret.votes import reasons
+from vitrail.interpret.votes import class_map
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.canvas import short_name
 from vitrail.report.explain_page import Looked, Picture
@@ -54,6 +54,6 @@ def _panels(
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
         panels.append(
-            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", reasons(net, pixels, first, second or None)[0])
+            MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", class_map(net, pixels, first, second or None)[0])
         )
     return answer, panels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitrail.errors import UserError, did_you_mean
 from vitrail.inference.classifier import Classifier
-from vitrail.interpret.attention import transformer
+from vitrail.interpret.attention import require_vit
 from vitrail.weights.names import HUB
 from vitrail.workflows.explain_inputs import weights_name
 from vitrail.workflows.show import data_name
@@ -35,7 +35,7 @@ def wanted_of(
     why: str | None,
     rather_than: str | None,
 ) -> Wanted:
-    config = transformer(classifier.net).config
+    config = require_vit(classifier.net).config
     count = config.blocks
     asked = list(layers) if layers else list(dict.fromkeys([0, count // 2, count - 1]))
     for numbers, most, what in ((asked, count, "block"), (heads or (), config.heads, "head")):

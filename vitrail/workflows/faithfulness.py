@@ -10,9 +10,9 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.inference.classifier import Classifier
-from vitrail.interpret.attention import transformer
-from vitrail.interpret.faithfulness import STEPS, Curves, faithfulness, random_maps
-from vitrail.interpret.pointing import Pasted, paste, pointing, share_found
+from vitrail.interpret.attention import require_vit
+from vitrail.interpret.faithfulness import STEPS, FaithfulnessCurves, deletion_insertion, random_maps
+from vitrail.interpret.pointing_game import PastedImages, hit_rate, paste_images, pointing_game
 from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_curves, draw_pasted
 from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
@@ -30,7 +30,7 @@ class Trusted:
     curves: Drawing
     pasted: Drawing | None
     pasted_sentence: str
-    found: Pasted
+    found: PastedImages
     notes: list[str]
 
 
@@ -66,15 +66,15 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
 
 def _curves(
     classifier: Classifier, pixels: Tensor, maps: dict[str, np.ndarray], classes: np.ndarray, bar: Progress
-) -> dict[str, Curves]:
-    net = transformer(classifier.net)
+) -> dict[str, FaithfulnessCurves]:
+    net = require_vit(classifier.net)
     task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * len(maps))
-    parts: dict[str, list[Curves]] = {name: [] for name in maps}
+    parts: dict[str, list[FaithfulnessCurves]] = {name: [] for name in maps}
     for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
         for name, one in maps.items():
             parts[name].append(
-                faithfulness(
+                deletion_insertion(
                     net,
                     batch,
                     one[rows],
@@ -86,18 +86,18 @@ def _curves(
     return {name: joined(found) for name, found in parts.items()}
 
 
-def joined(parts: list[Curves]) -> Curves:
+def joined(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
     """The curves of all images."""
     deletion, insertion = (np.concatenate([getattr(one, kind) for one in parts]) for kind in ("deletion", "insertion"))
-    return Curves(parts[0].shares, deletion, insertion)
+    return FaithfulnessCurves(parts[0].shares, deletion, insertion)
 
 
 def _pasted(
     classifier: Classifier, pixels: Tensor, wanted: int, bar: Progress
-) -> tuple[Pasted, dict[str, Pointing], Drawing | None]:
-    net = transformer(classifier.net)
+) -> tuple[PastedImages, dict[str, Pointing], Drawing | None]:
+    net = require_vit(classifier.net)
     whole = torch.cat(list(batches(classifier, pixels)))
-    found = paste(net, whole, wanted)
+    found = paste_images(net, whole, wanted)
     if len(found.pixels) < FEWEST:
         return found, {}, None
     task = bar.add_task("pasted pictures", total=len(found.pixels))
@@ -110,8 +110,8 @@ def _pasted(
     )
     points = {}
     for name, one in maps.items():
-        hits, share = pointing(one, found.inside)
-        points[name] = Pointing(*share_found(hits), float(share.mean()), found.chance)
+        hits, share = pointing_game(one, found.inside)
+        points[name] = Pointing(*hit_rate(hits), float(share.mean()), found.chance)
     spec = classifier.preprocess
     mean, std = (np.array(values)[:, None, None] for values in (spec.mean, spec.std))
     shown = found.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean

@@ -10,9 +10,9 @@ import numpy as np
 
 from vitrail.config import ProbeConfig
 from vitrail.inference.features import Features
-from vitrail.metrics.accuracy import share_interval
-from vitrail.metrics.fewshot import LeastSquares, best_by_rank
-from vitrail.metrics.knn import nearest_classes
+from vitrail.metrics.accuracy import proportion_interval
+from vitrail.metrics.fewshot import LeastSquares, best_mean_rank
+from vitrail.metrics.knn import knn_predict
 from vitrail.metrics.probe import fit_probe
 
 Method = Literal["least-squares", "probe", "knn"]
@@ -83,7 +83,7 @@ def knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: float)
     features, labels = task.train.take(rows)
     correct = tested = 0
     for values, truth in task.test.parts():
-        (said,) = nearest_classes(features, labels, values, task.classes, (neighbours,), temperature)
+        (said,) = knn_predict(features, labels, values, task.classes, (neighbours,), temperature)
         correct += int((said == truth).sum())
         tested += len(truth)
     return Counts(np.array([correct]), tested, len(labels), f"{neighbours} neighbours, temperature {temperature:g}")
@@ -94,7 +94,7 @@ def rows_of(
 ) -> list[FewShot]:
     """The candidate that serves all data sets, and what each of them scores with it."""
     accuracies = {name: np.stack([one.correct / one.tested for one in found]) for name, found in counts.items()}
-    best = best_by_rank({name: found.mean(axis=0) for name, found in accuracies.items()})
+    best = best_mean_rank({name: found.mean(axis=0) for name, found in accuracies.items()})
     rows = []
     for name, found in counts.items():
         seeds, tested = accuracies[name][:, best], found[0].tested
@@ -106,7 +106,7 @@ def rows_of(
                 shots,
                 accuracy=float(seeds.mean()),
                 deviation=float(seeds.std(ddof=1)) if len(seeds) > 1 else None,
-                interval=share_interval(round(float(seeds.mean()) * tested), tested),
+                interval=proportion_interval(round(float(seeds.mean()) * tested), tested),
                 seeds=seeds.tolist(),
                 images=found[0].images,
                 tested=tested,

@@ -12,11 +12,11 @@ from torch import nn
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.dataset import Samples
 from vitrail.data.decode import BadImage
-from vitrail.data.loader.memory import reader_of
-from vitrail.data.transforms import normalise, prepare
+from vitrail.data.loader.memory import make_reader
+from vitrail.data.transforms import eval_transform, normalise
 from vitrail.inference.device import device_of, repeatable
 from vitrail.inference.runner import Outputs
-from vitrail.interpret.votes import reasons
+from vitrail.interpret.votes import class_map
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.explain_plots import glow
 from vitrail.report.page import Picture
@@ -30,7 +30,7 @@ class Pictures:
 
     def __init__(self, net: nn.Module, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig) -> None:
         self.net, self.samples, self.spec, self.sample = net, samples, spec, out.sample
-        self.reader = reader_of(samples, spec, data)
+        self.reader = make_reader(samples, spec, data)
 
     def most(self, plain: int) -> int:
         """How many to explain where `plain` ones would be shown: a map costs as much as two or three predictions."""
@@ -61,12 +61,12 @@ class Pictures:
             yield one, Picture(image, self.samples.name(index), truth, predicted, probability, its_own)
 
     def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, Picture]]) -> list[Picture]:
-        seen = torch.stack([prepare(picture.image, self.spec) for _, picture in found])
+        seen = torch.stack([eval_transform(picture.image, self.spec) for _, picture in found])
         why = [one.why for one, _ in found]
         against = [one.rather for one, _ in found if one.rather is not None]
         device = device_of(net)
         with repeatable(device):
-            maps = np.nan_to_num(reasons(net, normalise(seen.to(device), self.spec), why, against or None))
+            maps = np.nan_to_num(class_map(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [
             replace(picture, map=glow(view, map_), why=self._words(one))

@@ -27,7 +27,7 @@ from vitrail.config import (
 )
 from vitrail.data.dataset import Dataset, open_dataset
 from vitrail.data.splits import SplitRule
-from vitrail.data.transforms import preprocess_for
+from vitrail.data.transforms import resolve_preprocess
 from vitrail.errors import UserError, did_you_mean, given_path
 from vitrail.inference.device import choose_device
 from vitrail.models.flops import macs
@@ -242,7 +242,7 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
-    preprocess = preprocess_for(model.image_size, base, overrides, model.channels)
+    preprocess = resolve_preprocess(model.image_size, base, overrides, model.channels)
     if preprocess.channels != model.channels:
         raise UserError(f"preprocess.mean has {preprocess.channels} values, and the network {model.channels} channels")
     return model, preprocess

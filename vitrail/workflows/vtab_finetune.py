@@ -9,8 +9,8 @@ from rich.console import Console
 
 from vitrail.data.sources.listed import THOUSAND
 from vitrail.errors import UserError
-from vitrail.metrics.accuracy import share_interval
-from vitrail.metrics.vtab import TRAIN, VAL, Task
+from vitrail.metrics.accuracy import proportion_interval
+from vitrail.metrics.vtab import TRAIN, VAL, VtabTask
 from vitrail.workflows.transfer import run_transfer
 from vitrail.workflows.vtab_score import TaskScore, notes_on
 
@@ -19,7 +19,7 @@ RECIPE = "paper-finetune-vtab"
 
 def finetune_tasks(
     weights: str | Path,
-    places: Mapping[Task, Path],
+    places: Mapping[VtabTask, Path],
     *,
     out: str | Path,
     seeds: int,
@@ -51,7 +51,7 @@ def finetune_tasks(
                 task.key,
                 task.group,
                 found.mean,
-                share_interval(round(found.mean * found.tested), found.tested),
+                proportion_interval(round(found.mean * found.tested), found.tested),
                 found.tested,
                 f"rate {found.rate:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}",
                 True,
@@ -61,7 +61,7 @@ def finetune_tasks(
     return scores
 
 
-def settings_for(task: Task, overrides: Sequence[str]) -> list[str]:
+def settings_for(task: VtabTask, overrides: Sequence[str]) -> list[str]:
     """What is asked for, without what would change the label of an image; where images are not cut, no matter how."""
     how = () if task.crop else ("augment.scale=", "augment.ratio=")
     unchanged = ["augment.flip=false"] * (not task.flip) + ["augment.crop=none"] * (not task.crop)

@@ -12,10 +12,10 @@ from torch import Tensor
 from vitrail.config import ProbeConfig
 from vitrail.data.dataset import Dataset
 from vitrail.inference.features import Features
-from vitrail.metrics.accuracy import share_interval
+from vitrail.metrics.accuracy import proportion_interval
 from vitrail.metrics.probe import Probe, fit_probe
 from vitrail.metrics.scores import Interval
-from vitrail.metrics.vtab import Task
+from vitrail.metrics.vtab import VtabTask
 
 LISTS = "Read as a task of VTAB-1k with its published lists."
 
@@ -32,7 +32,7 @@ class TaskScore:
     notes: list[str]  # in what it is not the published task
 
 
-def notes_on(task: Task, published: bool, classes: int, tested: int, seen: int) -> list[str]:
+def notes_on(task: VtabTask, published: bool, classes: int, tested: int, seen: int) -> list[str]:
     """`seen`: test images that the weights were trained on."""
     notes = [] if published else ["the 1,000 images are drawn anew: compare it in kind, not to the digit"]
     if classes != task.classes:
@@ -44,7 +44,7 @@ def notes_on(task: Task, published: bool, classes: int, tested: int, seen: int) 
     return notes
 
 
-def probe_score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: int) -> TaskScore:
+def probe_score(task: VtabTask, dataset: Dataset, splits: Sequence[Features], seen: int) -> TaskScore:
     """A linear probe, whose penalty is chosen on the images to validate on; then all 1,000 images are trained on."""
     train, val, test = splits
     x, y = train.take(np.arange(len(train.samples)))
@@ -66,5 +66,5 @@ def probe_score(task: Task, dataset: Dataset, splits: Sequence[Features], seen: 
         tested += len(truth)
     published = LISTS in dataset.notes
     notes = notes_on(task, published, classes, tested, seen)
-    interval = share_interval(right, tested)
+    interval = proportion_interval(right, tested)
     return TaskScore(task.key, task.group, right / tested, interval, tested, f"penalty {best:g}", published, notes)

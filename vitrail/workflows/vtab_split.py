@@ -7,12 +7,12 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Samples
 from vitrail.data.splits import groups_of
 from vitrail.errors import UserError
-from vitrail.metrics.vtab import TRAIN, VAL, Task
+from vitrail.metrics.vtab import TRAIN, VAL, VtabTask
 
 CANDIDATES = 3  # times the images to validate on, to choose those from that stand apart from training images
 
 
-def thousand(dataset: Dataset, task: Task) -> tuple[Samples, Samples, Samples]:
+def thousand(dataset: Dataset, task: VtabTask) -> tuple[Samples, Samples, Samples]:
     """The 800, the 200 and the test images. Where they are not published, they are drawn by the content of the images:
     the same ones whatever their names and order."""
     splits = dataset.splits
@@ -49,7 +49,7 @@ def _apart(images: Samples, learned: np.ndarray, watched: np.ndarray) -> np.ndar
     return candidates[np.argsort(with_learned, kind="stable")][:VAL]
 
 
-def _parted(images: Samples, task: Task, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _parted(images: Samples, task: VtabTask, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows to train, to validate and to test on."""
     order = _order(images)
     if task.per_class:

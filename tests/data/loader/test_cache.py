@@ -15,7 +15,7 @@ from vitrail.data.decode import decode
 from vitrail.data.loader import cache as cache_module
 from vitrail.data.loader import memory as outputs
 from vitrail.data.loader.cache import PixelCache, StoredPixelCache
-from vitrail.data.loader.memory import UNKNOWN, available_memory
+from vitrail.data.loader.memory import DEFAULT_AVAILABLE, available_memory
 from vitrail.data.loader.reader import Reader
 from vitrail.errors import UserError
 
@@ -143,7 +143,7 @@ def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytes
 
 def reader_for(monkeypatch: pytest.MonkeyPatch, available: int, **data: object) -> Reader:
     monkeypatch.setattr(outputs, "available_memory", lambda: available)
-    return outputs.reader_of(Pictures.noise(6), SPEC, DataConfig(**data))
+    return outputs.make_reader(Pictures.noise(6), SPEC, DataConfig(**data))
 
 
 def test_images_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_memory_that_is_left_does_not_change_pixels(monkeypatch: pytest.Monk
         assert not any(reader_for(monkeypatch, available, cache=cache).scaled for available in (0, 10**9))
     assert reader_for(monkeypatch, 10**9, cache="none").scaled
     assert not reader_for(monkeypatch, 10**9, cache="none", scaled_decoding=False).scaled
-    monkeypatch.setattr(outputs, "IN_MEMORY", 10)
+    monkeypatch.setattr(outputs, "MAX_CACHE_BYTES", 10)
     assert all(reader_for(monkeypatch, available).scaled for available in (0, 10**9))
 
 
@@ -207,11 +207,11 @@ def test_memory_of_nested_control_groups(tmp_path: Path) -> None:
     write("sys/fs/cgroup/memory/slurm/memory.stat", "inactive_file 3\ntotal_inactive_file 50\n")
     assert available_memory(tmp_path) == 750
     write("proc/self/cgroup", "5:memory:/../slurm\n")
-    assert available_memory(tmp_path) == UNKNOWN
+    assert available_memory(tmp_path) == DEFAULT_AVAILABLE
 
 
 def test_memory_of_machine_and_container(tmp_path: Path) -> None:
-    assert available_memory(tmp_path) == UNKNOWN
+    assert available_memory(tmp_path) == DEFAULT_AVAILABLE
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 8000 kB\n")
     assert available_memory(tmp_path) == 8000 * 1024

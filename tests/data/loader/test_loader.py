@@ -23,11 +23,11 @@ from vitrail.data.loader.loader import (
     ImageBatch,
     evaluation_loader,
     training_loader,
-    training_order,
+    training_sampler,
 )
-from vitrail.data.loader.reader import Reader, shrink_for, shrunk
+from vitrail.data.loader.reader import Reader, jpeg_scale_for, scale_box
 from vitrail.data.loader.resident import ResidentLoader
-from vitrail.data.randomness import order
+from vitrail.data.randomness import epoch_permutation
 from vitrail.data.transforms import crop_resize
 from vitrail.distributed import ALONE, Ranks
 from vitrail.errors import UserError
@@ -68,7 +68,7 @@ def test_every_epoch_sees_every_sample_once_across_batch_borders():
     samples = torch.cat([b.sample for b in batches])
     assert epochs.tolist() == [e for e in range(4) for _ in range(10)]
     for epoch in range(4):
-        assert samples[epochs == epoch].tolist() == order(0, epoch, 10).tolist()
+        assert samples[epochs == epoch].tolist() == epoch_permutation(0, epoch, 10).tolist()
 
 
 def test_pixels_are_the_crop_of_the_decoded_image():
@@ -169,10 +169,18 @@ def test_workers_fill_one_cache_for_all():
 
 
 def test_how_much_smaller_an_image_may_be():
-    assert [shrink_for((0, 0, side, 999), (10, 20)) for side in (19, 20, 39, 40, 79, 80, 500)] == [1, 2, 2, 4, 4, 8, 8]
-    assert shrink_for((0, 0, 999, 39), (10, 20)) == 1
-    assert shrunk((3, 9, 101, 202), 1) == (3, 9, 101, 202)
-    assert shrunk((3, 10, 101, 202), 4) == (1, 2, 25, 51)
+    assert [jpeg_scale_for((0, 0, side, 999), (10, 20)) for side in (19, 20, 39, 40, 79, 80, 500)] == [
+        1,
+        2,
+        2,
+        4,
+        4,
+        8,
+        8,
+    ]
+    assert jpeg_scale_for((0, 0, 999, 39), (10, 20)) == 1
+    assert scale_box((3, 9, 101, 202), 1) == (3, 9, 101, 202)
+    assert scale_box((3, 10, 101, 202), 4) == (1, 2, 25, 51)
 
 
 def test_scaled_decoding_is_close_to_the_whole_and_only_for_crops():
@@ -207,7 +215,7 @@ def test_slots_are_used_again_and_dev_shm_never():
     for batch in loader.from_step(0, 40):
         places.add(batch.pixels.data_ptr())
         assert not [path for path in set(Path("/dev/shm").glob("*")) - before if "torch" in path.name]
-    assert len(places) <= workers_module.AHEAD + workers_module.LENT
+    assert len(places) <= workers_module.PREFETCH + workers_module.MAX_LENT
 
 
 def test_a_killed_worker_is_told_in_one_sentence():
@@ -296,7 +304,7 @@ def test_images_kept_on_the_device_and_batches_that_come_as_one_are_the_same(cro
     ranks = Ranks(1, 2)
     expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, ranks).from_step(2, 15))
     images = evaluation_loader(reader_for(source), 4, 0, CPU)
-    resident = ResidentLoader(images, training_order(reader_for(source), 4, augment, 0, ranks))
+    resident = ResidentLoader(images, training_sampler(reader_for(source), 4, augment, 0, ranks))
     loaded = training_loader(reader_for(source), 4, augment, 0, 0, CPU, ranks)
     for loader in (resident, loaded):
         found = list(loader.from_step(2, 15, together))

@@ -18,7 +18,7 @@ PER_CLASS = {"train": 200, "test": 100}
 BATCHES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
 
 
-def build(binaries: Path, target: Path) -> None:
+def build_archive(binaries: Path, target: Path) -> None:
     classes = (binaries / "batches.meta.txt").read_text().split()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for split, count in PER_CLASS.items():
@@ -48,4 +48,4 @@ def _lossless(pixels: np.ndarray) -> bytes:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), Path(sys.argv[2]))
+    build_archive(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -14,15 +14,15 @@ from torch import Tensor
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.crop import crop_box, crop_draws
 from vitrail.data.decode import BadImage
-from vitrail.data.loader.order import NOBODY, EvaluationOrder, Order, Rows, TrainingOrder
 from vitrail.data.loader.reader import Reader
-from vitrail.data.loader.workers import Failures, Pool, Slots
+from vitrail.data.loader.sampler import PADDING, BatchRows, EvaluationSampler, Sampler, TrainingSampler
+from vitrail.data.loader.workers import Failures, Slots, WorkerPool
 from vitrail.data.scan import cores
 from vitrail.data.to_device import pinned
-from vitrail.data.transforms import prepare
+from vitrail.data.transforms import eval_transform
 from vitrail.distributed import ALONE, Ranks
 
-UNCUT = ("none", "shift", "zoom")  # crops that take the image as evaluation does
+FULL_IMAGE_CROPS = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 # Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
 # they are kept decoded.
 PER_PROCESS, PER_PROCESS_KEPT = 32, 256
@@ -43,7 +43,7 @@ class ImageBatch:
         return len(self.labels)
 
 
-def joined(batches: Sequence[ImageBatch]) -> ImageBatch:
+def concat_batches(batches: Sequence[ImageBatch]) -> ImageBatch:
     """One after the other, as one."""
     return ImageBatch(
         torch.cat([batch.pixels for batch in batches]),
@@ -57,12 +57,12 @@ def joined(batches: Sequence[ImageBatch]) -> ImageBatch:
     )
 
 
-class Maker:
+class BatchDecoder:
     """Pixels of the rows of a batch; runs in the workers."""
 
     def __init__(self, reader: Reader, augment: AugmentConfig | None = None, seed: int = 0) -> None:
         self.reader, self.seed = reader, seed
-        self.augment = augment if augment is not None and augment.crop not in UNCUT else None
+        self.augment = augment if augment is not None and augment.crop not in FULL_IMAGE_CROPS else None
 
     def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
         """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
@@ -79,14 +79,14 @@ class Maker:
     def _pixels(self, sample: int, draws: np.ndarray | None) -> Tensor:
         augment = self.augment
         if augment is None or draws is None:
-            return prepare(self.reader.image(sample), self.reader.spec)
+            return eval_transform(self.reader.image(sample), self.reader.spec)
         return self.reader.crop(sample, lambda height, width: crop_box(height, width, augment, draws))
 
 
 class Loader:
     """Batches for training steps or for evaluation, from the main process or from workers."""
 
-    def __init__(self, maker: Maker, order: Order, workers: int, device: torch.device) -> None:
+    def __init__(self, maker: BatchDecoder, order: Sampler, workers: int, device: torch.device) -> None:
         self.maker, self.order, self.workers, self.device = maker, order, workers, device
 
     @property
@@ -104,7 +104,7 @@ class Loader:
                 batches = list(islice(arrived, min(together, stop - first)))
                 if epoch < (epoch := int(batches[-1].epoch[-1])):
                     self.reader.save()
-                yield batches[0] if len(batches) == 1 else joined(batches)
+                yield batches[0] if len(batches) == 1 else concat_batches(batches)
         finally:
             made.close()
             self.reader.save()
@@ -124,8 +124,8 @@ class Loader:
 
     def _from_workers(self, start: int, stop: int) -> Generator[ImageBatch]:
         slots = Slots(self.order.most, self.shape)
-        pool = Pool(self.maker, self.workers, slots)
-        steps, coming = iter(range(start, stop)), deque[tuple[int, Rows]]()
+        pool = WorkerPool(self.maker, self.workers, slots)
+        steps, coming = iter(range(start, stop)), deque[tuple[int, BatchRows]]()
         try:
             with pinned(slots.pixels, self.device):
                 while True:
@@ -141,12 +141,12 @@ class Loader:
         finally:
             pool.close()
 
-    def _batch(self, pixels: Tensor, rows: Rows, failures: Failures) -> ImageBatch:
+    def _batch(self, pixels: Tensor, rows: BatchRows, failures: Failures) -> ImageBatch:
         source, extra = self.reader.source, self.order.extra
         known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
         weights = np.array(known, np.float32)
         weights[[row for row, _ in failures]] = 0
-        weights[rows.positions == NOBODY] = 0
+        weights[rows.positions == PADDING] = 0
         return ImageBatch(
             pixels,
             torch.from_numpy(np.ascontiguousarray(source.labels_of(rows.samples))),
@@ -183,7 +183,7 @@ def _copied_ahead(batches: Iterable[ImageBatch], device: torch.device) -> Iterat
 class EvaluationLoader(Loader):
     """Every image of a split, or a rank's part of them."""
 
-    order: EvaluationOrder
+    order: EvaluationSampler
 
     def __len__(self) -> int:
         return self.order.steps
@@ -192,12 +192,12 @@ class EvaluationLoader(Loader):
         return self.from_step(0, len(self))
 
 
-def training_order(
+def training_sampler(
     reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, ranks: Ranks = ALONE
-) -> TrainingOrder:
+) -> TrainingSampler:
     """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
     mixes = bool(augment.mixup or augment.cutmix)
-    return TrainingOrder(len(reader.source), batch_size, seed, ranks.rank, ranks.world_size, mixes, augment.repeats)
+    return TrainingSampler(len(reader.source), batch_size, seed, ranks.rank, ranks.world_size, mixes, augment.repeats)
 
 
 def training_loader(
@@ -209,19 +209,19 @@ def training_loader(
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> Loader:
-    order = training_order(reader, batch_size, augment, seed, ranks)
-    return Loader(Maker(reader, augment, seed), order, workers_for(reader, workers, device, ranks), device)
+    order = training_sampler(reader, batch_size, augment, seed, ranks)
+    return Loader(BatchDecoder(reader, augment, seed), order, workers_for(reader, workers, device, ranks), device)
 
 
 def evaluation_loader(
     reader: Reader, batch_size: int, workers: int | None, device: torch.device, ranks: Ranks = ALONE
 ) -> EvaluationLoader:
-    order = EvaluationOrder(len(reader.source), batch_size, ranks.rank, ranks.world_size)
+    order = EvaluationSampler(len(reader.source), batch_size, ranks.rank, ranks.world_size)
     processes = workers_for(reader, workers, device, ranks)
     if workers is None:
         images = PER_PROCESS if reader.cache is None else PER_PROCESS_KEPT
         processes = min(processes, len(reader.source) // (images * ranks.world_size))
-    return EvaluationLoader(Maker(reader), order, processes, device)
+    return EvaluationLoader(BatchDecoder(reader), order, processes, device)
 
 
 def workers_for(reader: Reader, asked: int | None, device: torch.device, ranks: Ranks = ALONE) -> int:

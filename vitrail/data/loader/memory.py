@@ -12,9 +12,9 @@ from vitrail.data.samples import Samples
 from vitrail.data.scan import cores
 from vitrail.errors import UserError, reason_of
 
-IN_MEMORY = 32 << 30  # decoded bytes up to which images are kept without being asked
-SHARE = 0.4  # of the memory that is left, at most
-UNKNOWN = 2 << 30  # what is taken for granted where nothing can be read
+MAX_CACHE_BYTES = 32 << 30  # decoded bytes up to which images are kept without being asked
+MEMORY_FRACTION = 0.4  # of the memory that is left, at most
+DEFAULT_AVAILABLE = 2 << 30  # what is taken for granted where nothing can be read
 
 _CGROUPS = [  # (controller, folder, limit, in use, reclaimable part in memory.stat) of control groups, version 2 and 1
     ("", "", "memory.max", "memory.current", "inactive_file"),
@@ -30,7 +30,7 @@ def available_memory(system: Path = Path("/")) -> int:
             place = system / "sys/fs/cgroup" / folder / group
             found.append(_of_container(place / limit, place / used, reclaimable))
     known = [value for value in found if value is not None]
-    return max(0, min(known)) if known else UNKNOWN
+    return max(0, min(known)) if known else DEFAULT_AVAILABLE
 
 
 def _of_machine(path: Path) -> int | None:
@@ -72,12 +72,12 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def reader_of(samples: Samples, spec: Preprocess, data: DataConfig, beside: int = 1) -> Reader:
+def make_reader(samples: Samples, spec: Preprocess, data: DataConfig, beside: int = 1) -> Reader:
     """For a split that is read many times, as in training, by so many processes on this machine."""
     size = decoded_bytes(samples, spec)
     # Whether images are decoded smaller changes their pixels a little. So it hangs on the settings and the data alone,
     # and not on the memory that is left: a run goes on to the bit on another machine.
-    scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > IN_MEMORY))
+    scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > MAX_CACHE_BYTES))
     return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size, beside), scaled)
 
 
@@ -86,7 +86,7 @@ def decoded_bytes(samples: Samples, spec: Preprocess) -> int:
 
 
 def fits_in_memory(size: int) -> bool:
-    return size <= min(IN_MEMORY, SHARE * available_memory())
+    return size <= min(MAX_CACHE_BYTES, MEMORY_FRACTION * available_memory())
 
 
 def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, beside: int) -> PixelCache | None:
@@ -104,12 +104,12 @@ def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, besi
         ) from None
 
 
-def waiting_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:
+def data_wait_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:
     """What would help here when training waits for images, in one sentence."""
     size = decoded_bytes(samples, spec)
     if loader.workers < cores():
         return f"more processes that load images would help: --set data.workers={cores()}"
-    if loader.reader.cache is None and size <= SHARE * available_memory():
+    if loader.reader.cache is None and size <= MEMORY_FRACTION * available_memory():
         return f"images kept decoded, {size / 1e9:,.1f} GB, fit in memory and would help: --set data.cache=memory"
     height, width = spec.size
     return f"smaller images would help: vitrail pack {data.path} OUT --resize {round(max(height, width) * 8 / 7)}"

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.config import Preprocess
-from vitrail.data.decode import SHRINKS, BadImage, Opened, open_image
+from vitrail.data.decode import JPEG_SCALES, BadImage, OpenedImage, open_image
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.transforms import crop_resize
 from vitrail.errors import reason_of
@@ -60,16 +60,16 @@ class Reader:
             return crop_resize(image, choose(*image.shape[:2]), self.spec)
         opened = self._open(data)
         box = choose(*opened.size)
-        shrink = shrink_for(box, self.spec.size) if opened.can_shrink else 1
+        shrink = jpeg_scale_for(box, self.spec.size) if opened.can_shrink else 1
         image = opened.pixels(shrink)
-        return crop_resize(image, shrunk(box, shrink), self.spec)
+        return crop_resize(image, scale_box(box, shrink), self.spec)
 
     def save(self) -> None:
         """Let later runs have what was decoded, where they can."""
         if self.cache is not None:
             self.cache.save()
 
-    def _open(self, data: bytes) -> Opened:
+    def _open(self, data: bytes) -> OpenedImage:
         spec = self.spec
         return open_image(data, channels=spec.channels, background=spec.background, max_pixels=self.max_pixels)
 
@@ -80,13 +80,13 @@ class Reader:
             raise BadImage(f"cannot be read: {reason_of(error)}") from error
 
 
-def shrink_for(box: Box, size: tuple[int, int]) -> int:
+def jpeg_scale_for(box: Box, size: tuple[int, int]) -> int:
     """How many times smaller a picture may be decoded for `box` of it to be at least `size`."""
-    fits = (shrink for shrink in SHRINKS if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
+    fits = (shrink for shrink in JPEG_SCALES if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
     return next(fits, 1)
 
 
-def shrunk(box: Box, shrink: int) -> Box:
+def scale_box(box: Box, shrink: int) -> Box:
     """The same part of a picture that was decoded smaller, to the nearest pixel."""
     if shrink == 1:
         return box

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from vitrail.data.loader.loader import EvaluationLoader, ImageBatch
-from vitrail.data.loader.order import TrainingOrder
+from vitrail.data.loader.sampler import TrainingSampler
 from vitrail.data.to_device import on_device
 
 
 class ResidentLoader:
     """The batches that a Loader would make, of the images that `images` reads through once."""
 
-    def __init__(self, images: EvaluationLoader, order: TrainingOrder) -> None:
+    def __init__(self, images: EvaluationLoader, order: TrainingSampler) -> None:
         self.images, self.order = images, order
         self.kept: ImageBatch | None = None
 

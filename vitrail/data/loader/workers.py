@@ -29,8 +29,8 @@ from torch import Tensor
 from vitrail.data.loader.cache import shared_bytes
 from vitrail.errors import UserError
 
-AHEAD = 3  # batches that are made while one is used
-LENT = 2  # and those that the loop and a copy to a GPU hold
+PREFETCH = 3  # batches that are made while one is used
+MAX_LENT = 2  # and those that the loop and a copy to a GPU hold
 CAN_FORK = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"  # macOS has it, unsafe
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -44,7 +44,7 @@ class Slots:
     """Room for a few batches: pixels, and which samples they are of."""
 
     def __init__(self, batch: int, shape: tuple[int, int, int]) -> None:
-        count = AHEAD + LENT
+        count = PREFETCH + MAX_LENT
         self.pixels = shared_bytes(count * batch * int(np.prod(shape))).reshape(count, batch, *shape)
         self.epochs = shared_bytes(count * batch * 8).view(np.int64).reshape(count, batch)
         self.samples = shared_bytes(count * batch * 8).view(np.int64).reshape(count, batch)
@@ -55,7 +55,7 @@ class Slots:
         """The pixels of a slot, uint8 (rows, C, H, W), which is free again when nobody holds them any more. To one who
         keeps more batches than there is room for, copies are given."""
         view = self.pixels[slot, :rows]
-        if self.lent >= LENT:
+        if self.lent >= MAX_LENT:
             copy = torch.from_numpy(view.copy())
             self.free.append(slot)
             return copy
@@ -68,7 +68,7 @@ class Slots:
         self.free.append(slot)
 
 
-class Pool:
+class WorkerPool:
     """Processes that fill slots, each batch divided among all of them."""
 
     def __init__(self, fill: Fill, workers: int, slots: Slots) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 from vitrail.errors import UserError
 
 DOUBT = 0.05  # that a promised accuracy is luck, one-sided
-FEWEST = 30  # answers that a threshold has to leave: fewer say nothing
+MIN_ANSWERED = 30  # answers that a threshold has to leave: fewer say nothing
 POINTS = 101  # of a curve that is written down
 CANDIDATES = 20  # thresholds looked at; the more of them, the likelier one is good by luck
 
 
 @dataclass(frozen=True, eq=False)
-class Coverage:
+class RiskCoverageCurve:
     """For every threshold, from the highest on: which share of the images is answered, and which share of it right."""
 
     threshold: np.ndarray  # (m,): answered if the probability is at least this
@@ -33,7 +33,7 @@ class Coverage:
         return {**curve, "risk": self.risk}
 
 
-def coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> Coverage:
+def risk_coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> RiskCoverageCurve:
     """From the probability of each answer and whether it was right, (N,) each."""
     if not len(confidence):
         raise UserError("a coverage curve needs at least one image")
@@ -43,7 +43,7 @@ def coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> Coverage:
     ends = np.flatnonzero(np.append(np.diff(sorted_confidence) != 0, True))  # equal ones are answered together
     accuracy = right[ends] / answered[ends]
     steps = np.diff(answered[ends], prepend=0)
-    return Coverage(
+    return RiskCoverageCurve(
         sorted_confidence[ends],
         answered[ends] / len(order),
         accuracy,
@@ -51,7 +51,7 @@ def coverage_curve(confidence: np.ndarray, correct: np.ndarray) -> Coverage:
     )
 
 
-def threshold_for(confidence: np.ndarray, correct: np.ndarray, accuracy: float) -> float | None:
+def selective_threshold(confidence: np.ndarray, correct: np.ndarray, accuracy: float) -> float | None:
     """The lowest threshold above which answers are right with at least this `accuracy`; none if there is no such.
 
     Of 20 thresholds, even in coverage, the lowest for which the exact lower bound (95 %, one-sided) of the accuracy
@@ -60,31 +60,31 @@ def threshold_for(confidence: np.ndarray, correct: np.ndarray, accuracy: float) 
     """
     if not 0 < accuracy < 1:
         raise UserError(f"the accuracy to reach is a share between 0 and 1, not {accuracy:g}")
-    curve = coverage_curve(confidence, correct)
+    curve = risk_coverage_curve(confidence, correct)
     found = None
     for share in np.linspace(0, 1, CANDIDATES + 1)[1:]:
         place = min(int(np.searchsorted(curve.coverage, share)), len(curve.coverage) - 1)
         answered = round(curve.coverage[place] * len(confidence))
-        if answered < FEWEST or lower_bound(answered, answered) < accuracy:
+        if answered < MIN_ANSWERED or clopper_pearson_lower(answered, answered) < accuracy:
             continue
-        if lower_bound(round(curve.accuracy[place] * answered), answered) < accuracy:
+        if clopper_pearson_lower(round(curve.accuracy[place] * answered), answered) < accuracy:
             break
         found = float(curve.threshold[place])
     return found
 
 
-def lower_bound(right: int, n: int) -> float:
+def clopper_pearson_lower(right: int, n: int) -> float:
     """Clopper and Pearson's: the share at which so many right of n, or more, would be as unlikely as DOUBT."""
     if right == 0:
         return 0.0
     low, high = 0.0, right / n
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if at_least(right, n, middle) < DOUBT else (low, middle)
+        low, high = (middle, high) if binomial_tail(right, n, middle) < DOUBT else (low, middle)
     return low
 
 
-def at_least(right: int, n: int, share: float) -> float:
+def binomial_tail(right: int, n: int, share: float) -> float:
     """How likely so many right of n, or more, are where each is right with this chance: a sum whose terms fall, for a
     `share` below right / n, from the first one on."""
     if share <= 0:

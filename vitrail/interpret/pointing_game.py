@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.interpret.attention import at_rest
+from vitrail.interpret.attention import eval_mode
 from vitrail.models.vit import VisionTransformer
 
 TRIES = 16  # pastings tried for each that is wanted
@@ -21,7 +21,7 @@ Cell = tuple[slice, slice]  # rows and columns of patches
 
 
 @dataclass(frozen=True, eq=False)
-class Pasted:
+class PastedImages:
     """Images that another picture, pasted into a quarter of them, made another class for the network. A grey box in its
     place does not: something in the picture is needed for the answer."""
 
@@ -47,7 +47,7 @@ def quarters(grid: Size) -> list[Cell]:
 
 
 @torch.no_grad()
-def paste(net: VisionTransformer, pixels: Tensor, wanted: int = 64, seed: int = 0) -> Pasted:
+def paste_images(net: VisionTransformer, pixels: Tensor, wanted: int = 64, seed: int = 0) -> PastedImages:
     """Shrink one image to a quarter of another that is of another class for the network, and paste it there.
 
     Kept are those where the answer becomes that of the pasted picture, and does not where the quarter has the mean
@@ -61,7 +61,7 @@ def paste(net: VisionTransformer, pixels: Tensor, wanted: int = 64, seed: int = 
     draws = rng.choice(count * count * len(cells), min(count * count * len(cells), wanted * TRIES), replace=False)
     kept: list[list[tuple[Tensor, int, int]]] = [[] for _ in cells]
     tried = changed = hidden = 0
-    with at_rest(net):
+    with eval_mode(net):
         answers = np.concatenate([_answers(net, part) for part in pixels.split(BATCH)])
         picture, background, place = np.unravel_index(draws, (count, count, len(cells)))
         other = answers[picture] != answers[background]
@@ -85,7 +85,7 @@ def paste(net: VisionTransformer, pixels: Tensor, wanted: int = 64, seed: int = 
     return _balanced(pixels, kept, cells, config.grid, min(each, *map(len, kept)), (tried, changed, hidden))
 
 
-def pointing(maps: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pointing_game(maps: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For maps (M, h, w): whether the highest patch is inside the box, and the share of the map that is; (M,) each.
     A map that is the same everywhere scores what a random patch would."""
     flat, box = maps.reshape(len(maps), -1), inside.reshape(len(maps), -1)
@@ -96,7 +96,7 @@ def pointing(maps: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return hits, share
 
 
-def share_found(hits: np.ndarray) -> tuple[float, float, float]:
+def hit_rate(hits: np.ndarray) -> tuple[float, float, float]:
     """The mean of (M,) hits, and Wilson's 95 % interval, which does not vanish where all or none were found."""
     share, n = float(hits.mean()), len(hits)
     centre = share + SURE**2 / (2 * n)
@@ -127,7 +127,7 @@ def _balanced(
     grid: Size,
     each: int,
     counts: tuple[int, int, int],
-) -> Pasted:
+) -> PastedImages:
     """`each` images of every cell, the cells in turn."""
     places = [(row, cell) for row in range(each) for cell in range(len(cells))]
     inside = np.zeros((len(places), *grid), bool)
@@ -136,4 +136,4 @@ def _balanced(
     chosen = [kept[cell][row] for row, cell in places]
     made = torch.stack([one[0] for one in chosen]) if chosen else pixels[:0]
     classes, backgrounds = (np.array([one[which] for one in chosen], int) for which in (1, 2))
-    return Pasted(made, inside, classes, backgrounds, *counts)
+    return PastedImages(made, inside, classes, backgrounds, *counts)

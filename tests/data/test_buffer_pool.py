@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from vitrail.config import Preprocess
-from vitrail.data.buffer_pool import KEPT, Recycler
+from vitrail.data.buffer_pool import MAX_FREE, BufferPool
 from vitrail.data.transforms import normalise
 
 
 def test_memory_comes_back_when_the_last_tensor_on_it_is_gone() -> None:
-    recycler = Recycler()
+    recycler = BufferPool()
     first = recycler.empty((4, 5))
     part = first[1:, ::2]
     place = first.data_ptr()
@@ -21,11 +21,11 @@ def test_memory_comes_back_when_the_last_tensor_on_it_is_gone() -> None:
     again = [recycler.empty((2, 5)) for _ in range(2)]
     assert place in [tensor.data_ptr() for tensor in again]
     del again
-    assert len(recycler.free) <= KEPT
+    assert len(recycler.free) <= MAX_FREE
 
 
 def test_held_tensors_never_share_memory() -> None:
-    recycler = Recycler()
+    recycler = BufferPool()
     held = [recycler.empty((8,)).fill_(number) for number in range(10)]
     assert [tensor.unique().tolist() for tensor in held] == [[number] for number in range(10)]
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.scan import Progress, Scan, threads
-from vitrail.data.similar import Pairs, join, near_pairs
+from vitrail.data.similar import Pairs, connected_components, similar_pairs
 from vitrail.data.sources.catalogue import Catalogue, count
-from vitrail.doctor.compare import SAME, SIDE, same_picture, thumbnail
 from vitrail.doctor.findings import Case, Finding
+from vitrail.doctor.thumbnails import SAME_IMAGE, SIDE, thumbnail, thumbnail_similarity
 
 CROWDED = 8  # close pairs for each image from which the images are alike by nature, as digits on black are
 CLOSE_IN_A_CROWD, SAME_IN_A_CROWD = 0.97, 0.99  # what counts there, of descriptions and of thumbnails
@@ -38,7 +38,7 @@ class Match(NamedTuple):
     score: float
 
 
-def same_bytes(source: Catalogue, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
+def group_identical(source: Catalogue, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
     """The rows, gathered by content. A file that stands in two splits, as ImageNet's "real" has, is no copy."""
     gathered: dict[bytes, dict[str, int]] = {}
     for row in rows:
@@ -46,13 +46,13 @@ def same_bytes(source: Catalogue, digests: np.ndarray, rows: Iterable[int]) -> l
     return [list(named.values()) for named in gathered.values()]
 
 
-def same_pictures(
+def find_near_duplicates(
     source: Catalogue, found: Scan, contents: list[list[int]], max_pixels: int, progress: Progress | None
 ) -> list[Match]:
     """Contents that show the same picture: those whose descriptions are close, compared as thumbnails."""
     first = [rows[0] for rows in contents]
-    pairs = near_pairs(found.looks[first])
-    least = SAME
+    pairs = similar_pairs(found.looks[first])
+    least = SAME_IMAGE
     if len(pairs) > CROWDED * len(contents):
         least, pairs = SAME_IN_A_CROWD, pairs.keep(pairs.cosine >= CLOSE_IN_A_CROWD)
     kinds = np.unique([source.splits[row] for row in first], return_inverse=True)[1]
@@ -73,7 +73,9 @@ def same_pictures(
             left, right = thumbnails[places[0]], thumbnails[places[1]]
             right[part.mirrored] = right[part.mirrored][:, :, ::-1]
             parts = [slice(one, one + _COMPARED) for one in range(0, len(part), _COMPARED)]
-            scores = np.concatenate(list(pool.map(lambda few, a=left, b=right: same_picture(a[few], b[few]), parts)))
+            scores = np.concatenate(
+                list(pool.map(lambda few, a=left, b=right: thumbnail_similarity(a[few], b[few]), parts))
+            )
             for one in np.flatnonzero(scores >= least):
                 rows = contents[part.left[one]], contents[part.right[one]]
                 matches.append(Match(*rows, bool(part.mirrored[one]), float(scores[one])))
@@ -206,7 +208,7 @@ def _grouped(source: Catalogue, matches: Sequence[Match]) -> list[Case]:
     rows = sorted({row for match in matches for row in (match.left[0], match.right[0])})
     place = {row: number for number, row in enumerate(rows)}
     sides = ([place[getattr(match, side)[0]] for match in matches] for side in ("left", "right"))
-    groups = join(len(rows), *(np.array(side, np.int64) for side in sides)).tolist()
+    groups = connected_components(len(rows), *(np.array(side, np.int64) for side in sides)).tolist()
     members: dict[int, list[int]] = {}
     for row, group in zip(rows, groups, strict=True):
         members.setdefault(group, []).append(row)

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from bench.planted import CHANGES, generated
 from vitrail.data.decode import decode
-from vitrail.doctor.compare import SAME, SIDE, same_picture, thumbnail
+from vitrail.doctor.thumbnails import SAME_IMAGE, SIDE, thumbnail, thumbnail_similarity
 
 pytestmark = pytest.mark.slow  # thousands of comparisons
 
@@ -23,22 +23,22 @@ def test_a_changed_copy_is_the_same_picture(change: str) -> None:
     copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(photo))[0])) for photo in PHOTOS])
     if change == "mirrored":
         copies = copies[:, :, ::-1]
-    assert (same_picture(THUMBNAILS, copies) >= SAME).mean() >= 0.95
-    assert (same_picture(copies, THUMBNAILS) >= SAME).mean() >= 0.95
+    assert (thumbnail_similarity(THUMBNAILS, copies) >= SAME_IMAGE).mean() >= 0.95
+    assert (thumbnail_similarity(copies, THUMBNAILS) >= SAME_IMAGE).mean() >= 0.95
 
 
 def test_another_picture_is_not() -> None:
-    assert (same_picture(THUMBNAILS, np.roll(THUMBNAILS, 1, axis=0)) < 0.8).all()
-    assert same_picture(THUMBNAILS, THUMBNAILS).dtype == np.float32
-    assert (same_picture(THUMBNAILS, THUMBNAILS[:, :, ::-1]) < 0.8).all()
+    assert (thumbnail_similarity(THUMBNAILS, np.roll(THUMBNAILS, 1, axis=0)) < 0.8).all()
+    assert thumbnail_similarity(THUMBNAILS, THUMBNAILS).dtype == np.float32
+    assert (thumbnail_similarity(THUMBNAILS, THUMBNAILS[:, :, ::-1]) < 0.8).all()
 
 
 def test_the_same_shapes_in_other_colours_are_another_picture() -> None:
     shapes = Image.fromarray(PHOTOS[0]).convert("L")
     red, blue = (ImageOps.colorize(shapes, "black", colour).convert("RGB") for colour in ("#ff5050", "#7878ff"))
     pair = [np.stack([thumbnail(np.array(image))]) for image in (red, blue)]
-    assert same_picture(*pair) == [0]
-    assert same_picture(pair[0], pair[0]) > 0.999
+    assert thumbnail_similarity(*pair) == [0]
+    assert thumbnail_similarity(pair[0], pair[0]) > 0.999
 
 
 COLOURS = {
@@ -67,7 +67,7 @@ def test_chequers_of_different_colours_are_different_pictures(cell: int) -> None
     small = np.stack([thumbnail(image) for image in _chequers(cell)])
     left, right = np.array(list(combinations(range(len(small)), 2))).T
     assert len(left) == 990
-    assert (same_picture(small[left], small[right]) < SAME).all()
+    assert (thumbnail_similarity(small[left], small[right]) < SAME_IMAGE).all()
 
 
 @pytest.mark.parametrize("change", ["JPEG quality 50", "brighter", "less colour", "grey"])
@@ -75,20 +75,20 @@ def test_a_changed_copy_of_a_chequer_is_still_one(change: str) -> None:
     images = _chequers(16)
     small = np.stack([thumbnail(image) for image in images])
     copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(image))[0])) for image in images])
-    assert (same_picture(small, copies) >= SAME).mean() >= 0.95
+    assert (thumbnail_similarity(small, copies) >= SAME_IMAGE).mean() >= 0.95
 
 
 def test_one_picture_is_exactly_itself() -> None:
-    np.testing.assert_allclose(same_picture(THUMBNAILS, THUMBNAILS), 1, atol=1e-4)
+    np.testing.assert_allclose(thumbnail_similarity(THUMBNAILS, THUMBNAILS), 1, atol=1e-4)
 
 
 def test_pictures_of_one_colour_are_never_the_same_picture() -> None:
     flat = np.full((3, SIDE, SIDE, 3), [[[[10]]], [[[200]]], [[[10]]]], np.uint8)
-    assert (same_picture(flat, flat[::-1]) < SAME).all()
+    assert (thumbnail_similarity(flat, flat[::-1]) < SAME_IMAGE).all()
 
 
 def test_no_pairs() -> None:
-    assert len(same_picture(THUMBNAILS[:0], THUMBNAILS[:0])) == 0
+    assert len(thumbnail_similarity(THUMBNAILS[:0], THUMBNAILS[:0])) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 30_000), (3000, 16), (64, 64)])

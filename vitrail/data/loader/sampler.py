@@ -6,13 +6,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vitrail.data.randomness import order as random_order
+from vitrail.data.randomness import epoch_permutation as random_order
 from vitrail.errors import UserError
 
-NOBODY = -1  # the position of a row that counts nothing
+PADDING = -1  # the position of a row that counts nothing
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """What a batch is made of, int64 (B,) each."""
 
     epochs: np.ndarray
@@ -20,17 +20,17 @@ class Rows(NamedTuple):
     positions: np.ndarray
 
 
-class Order(Protocol):
+class Sampler(Protocol):
     """Which rows a step takes."""
 
     most: int  # rows in a step
     extra: int
     weighs: bool  # whether images count as much as the data says; else one as much as the other
 
-    def __call__(self, step: int) -> Rows: ...
+    def __call__(self, step: int) -> BatchRows: ...
 
 
-class TrainingOrder:
+class TrainingSampler:
     """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order.
 
     A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
@@ -60,7 +60,7 @@ class TrainingOrder:
         self.most = len(self.positions)
         self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
 
-    def __call__(self, step: int) -> Rows:
+    def __call__(self, step: int) -> BatchRows:
         distinct = -(-self.batch_size // self.repeats)
         copies, numbers = np.divmod(self.positions, distinct)  # copies lie far apart: mixing takes neighbours
         epochs, places = np.divmod(step * distinct + numbers, self.size)
@@ -73,10 +73,10 @@ class TrainingOrder:
         for epoch in touched:
             here = epochs == epoch
             samples[here] = self.orders[epoch][places[here]]
-        return Rows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
+        return BatchRows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
 
 
-class EvaluationOrder:
+class EvaluationSampler:
     """Every sample once, in order; of several ranks each takes every so manieth batch, and all the same number of
     batches, as networks that work together need it: where there is none left, one sample that counts nothing."""
 
@@ -89,9 +89,9 @@ class EvaluationOrder:
     def steps(self) -> int:
         return -(-self.size // (self.most * self.world))
 
-    def __call__(self, step: int) -> Rows:
+    def __call__(self, step: int) -> BatchRows:
         first = (step * self.world + self.rank) * self.most
         samples = np.arange(first, min(first + self.most, self.size))
         if not len(samples):
-            return Rows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([NOBODY]))
-        return Rows(np.zeros_like(samples), samples, samples - first)
+            return BatchRows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([PADDING]))
+        return BatchRows(np.zeros_like(samples), samples, samples - first)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 SIDE = 64  # pixels of a thumbnail
-SAME = 0.95  # correlation from which two thumbnails are one picture
+SAME_IMAGE = 0.95  # correlation from which two thumbnails are one picture
 SAME_WITHOUT_COLOUR = 0.985  # the same for a colour picture and a grey one, which colour cannot tell apart
 SAME_COLOURS = 0.8  # correlation of the colours of one picture
 _CELLS = 16  # along a side of a thumbnail, whose colours are compared: small copies of a JPEG lose finer ones
@@ -32,7 +32,7 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(few).resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
-def same_picture(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def thumbnail_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """How well pairs of thumbnails (n, 64, 64, 3) agree, float32 (n,): with SAME or more they are one picture.
 
     Allowed are a zoom and shift of a few per cent along each axis, another saturation, and a little more or less
@@ -40,7 +40,9 @@ def same_picture(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """
     left, right = left.astype(np.float32), right.astype(np.float32)
     result = _laid_over(left, right)
-    again = np.flatnonzero((result >= _PERHAPS) & (result < SAME))  # what has a border fits into the other one only
+    again = np.flatnonzero(
+        (result >= _PERHAPS) & (result < SAME_IMAGE)
+    )  # what has a border fits into the other one only
     result[again] = np.maximum(result[again], _laid_over(right[again], left[again]))
     return result
 

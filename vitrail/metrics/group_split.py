@@ -20,7 +20,7 @@ class Unit:
         return len(self.rows)
 
 
-def hold_out_groups(groups: np.ndarray, labels: np.ndarray | None, share: float, seed: int) -> np.ndarray:
+def stratified_group_mask(groups: np.ndarray, labels: np.ndarray | None, share: float, seed: int) -> np.ndarray:
     """The split inside of a measurement, as one that chooses a penalty has: a share of each class, bool (n,), with
     each group whole. A class that is all one group, or one image, is left on the other side. Without `labels` all
     images are one class."""
@@ -30,11 +30,11 @@ def hold_out_groups(groups: np.ndarray, labels: np.ndarray | None, share: float,
         members.setdefault(group, []).append(row)
     units = [Unit(rows, str(group).encode()) for group, rows in members.items()]
     mask = np.zeros(len(groups), bool)
-    mask[whole_units(units, classes, share, seed)] = True
+    mask[stratified_units(units, classes, share, seed)] = True
     return mask
 
 
-def whole_units(units: Sequence[Unit], labels: Sequence[Sequence[Any]], share: float, seed: int) -> list[int]:
+def stratified_units(units: Sequence[Unit], labels: Sequence[Sequence[Any]], share: float, seed: int) -> list[int]:
     """The rows of a share of each class."""
     left = Counter(name for own in labels for name in own)  # images of each class to learn from
     frequent = Counter(left)
