@@ -12,7 +12,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.files import Entry
 from vitrail.data.quarantine import Quarantine, Quarantined, write_quarantine
 from vitrail.data.sources.images import find_images
-from vitrail.spreadsheet import SafeTable, plain_cell, safe_cell
+from vitrail.spreadsheet import SafeCsvWriter, escape_cell, unescape_cell
 
 NAMES = ["=a.jpg", "-1.jpg", "+b.jpg", "@c.jpg", "\td.jpg", "\re.jpg", "'=f.jpg", "''-g.jpg", " =h.jpg", "＝i.jpg",
          "x;=j.jpg", "a,b.jpg", 'q"q.jpg', "a\nb.jpg", "'plain.jpg", "文件.jpg",
@@ -22,26 +22,26 @@ STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_cell_begins_as_a_formula_and_each_reads_back(name: str) -> None:
-    cell = safe_cell(name)
+    cell = escape_cell(name)
     assert not cell.lstrip(" ").startswith(STARTS)
-    assert plain_cell(cell) == name
+    assert unescape_cell(cell) == name
 
 
 def test_any_text_reads_back() -> None:
     draw = random.Random(0)
     for _ in range(5000):
         text = "".join(draw.choices("'=+-@ \t\r\n1a.;,\"＝", k=draw.randint(0, 6)))
-        assert plain_cell(safe_cell(text)) == text
+        assert unescape_cell(escape_cell(text)) == text
 
 
 @pytest.mark.parametrize("number", ["-1", "+2.5", "-0.25", "1e-05", "-3e+07", "0.9876"])
 def test_numbers_stay_numbers(number: str) -> None:
-    assert safe_cell(number) == number
+    assert escape_cell(number) == number
 
 
 def test_a_spreadsheet_that_divides_at_semicolons_finds_no_formula_either() -> None:
     out = io.StringIO()
-    SafeTable(out).row(["x;=1+1", "cat", "0.5"])
+    SafeCsvWriter(out).writerow(["x;=1+1", "cat", "0.5"])
     assert not any(cell.startswith(STARTS) for cell in next(csv.reader([out.getvalue()], delimiter=";")))
     assert next(csv.reader([out.getvalue()])) == ["x;=1+1", "cat", "0.5"]
 
@@ -62,11 +62,10 @@ def test_a_table_finds_files_whose_names_begin_as_formulas(tmp_path: Path, guard
     names = [name for name in NAMES if name.strip() == name and (guarded or not name.startswith("'"))]
     fill(tmp_path, names)
     out = io.StringIO(newline="")
-    table = SafeTable(out) if guarded else csv.writer(out)
-    write = table.row if isinstance(table, SafeTable) else table.writerow
-    write(["path", "label"])
+    table = SafeCsvWriter(out) if guarded else csv.writer(out)
+    table.writerow(["path", "label"])
     for index, name in enumerate(names):
-        write([name, "=yes" if index % 2 else "-1"])
+        table.writerow([name, "=yes" if index % 2 else "-1"])
     (tmp_path / "list.csv").write_bytes(out.getvalue().encode())
     data = open_dataset(tmp_path / "list.csv", None)
     assert data.classes == ("-1", "=yes") and not data.excluded

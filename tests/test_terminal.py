@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.hostile import NASTY, RAW
-from vitrail.terminal import SafeConsole, escape, is_plain, make_console, visible, visible_json, visible_text
+from vitrail.terminal import SafeConsole, escape, is_printable, make_console, printable, printable_json, printable_text
 
 LEGIT = ["ملف.png", "文件.png", "é.png", "👨‍👩‍👧.png", "می‌خواهم", "naïve café", "שלום", "हिन्दी"]
 
@@ -26,20 +26,20 @@ ACTING = [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x206
 @pytest.mark.parametrize("code", ACTING)
 def test_a_character_that_acts_on_a_terminal_is_shown_as_its_escape(code: int) -> None:
     name = f"a{chr(code)}b"
-    assert visible(name).isprintable() and visible(name).startswith("a\\") and visible(name).endswith("b")
-    assert visible_json(name) == f"a\\u{code:04x}b"
-    assert visible_text(name) == (name if chr(code) in "\n\t" else visible(name))
+    assert printable(name).isprintable() and printable(name).startswith("a\\") and printable(name).endswith("b")
+    assert printable_json(name) == f"a\\u{code:04x}b"
+    assert printable_text(name) == (name if chr(code) in "\n\t" else printable(name))
 
 
 @pytest.mark.parametrize("name", LEGIT)
 def test_names_in_any_script_stay_as_they_are(name: str) -> None:
-    assert visible(name) == name and escape(name) == name and visible_json(name) == name and is_plain(name)
+    assert printable(name) == name and escape(name) == name and printable_json(name) == name and is_printable(name)
     assert shown(escape(name)) == f"{name}\n"
 
 
 def test_a_name_is_neither_markup_nor_emoji_code_nor_command() -> None:
     for name in ("[red]x", "[/]", "x[/red].png", ":bomb:", "a\x1b[2Jb", "a\r\x08b", "[link=http://x]y"):
-        assert shown(f"[bold]{escape(name)}[/]") == visible(name) + "\n"
+        assert shown(f"[bold]{escape(name)}[/]") == printable(name) + "\n"
 
 
 def test_what_was_not_escaped_does_not_act_either() -> None:
@@ -62,5 +62,9 @@ def test_styles_still_reach_a_terminal() -> None:
 def test_every_console_of_a_command_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.cli.main import app
 
-    consoles = [app.console, app.error_console, *(make_console(stderr=s, lasting=k) for s in (0, 1) for k in (0, 1))]
+    consoles = [
+        app.console,
+        app.error_console,
+        *(make_console(stderr=s, ignore_write_errors=k) for s in (0, 1) for k in (0, 1)),
+    ]
     assert all(isinstance(one, SafeConsole) for one in consoles) and issubclass(SafeConsole, Console)

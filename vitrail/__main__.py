@@ -1,10 +1,10 @@
 """`vitrail`, and `python -m vitrail`."""
 
-from vitrail.interrupt import ended_by_signals
+from vitrail.interrupt import exit_on_signals
 
 
 def main() -> None:
-    with ended_by_signals():  # before anything that takes long to import
+    with exit_on_signals():  # before anything that takes long to import
         from vitrail.cli.main import main
 
         main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` to write into; when the block ends well it takes the place of `path`.
 
     Whatever fails, `path` stays as it was and the temporary file is removed (a killed process leaves it behind).
@@ -25,12 +25,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut; only POSIX systems can open a folder."""
     if os.name != "posix":
         return

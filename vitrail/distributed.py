@@ -23,9 +23,9 @@ from torch.distributed.rendezvous import rendezvous
 from vitrail.errors import CommandError, UserError
 
 T = TypeVar("T")
-STALL = datetime.timedelta(hours=1)  # in training, until one that does not answer is given up
-PATIENCE = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
-FAILED = "vitrail failed"  # how many processes did
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)  # in training, until one that does not answer is given up
+OBJECT_TIMEOUT = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
+FAILURES = "vitrail failed"  # how many processes did
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Ranks:
                 dist.broadcast(tensor, src=0)
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Ranks]:
+def process_group() -> Iterator[Ranks]:
     """The run this process belongs to, by the variables that torchrun sets."""
     try:
         rank, world, local, beside = (
@@ -106,11 +106,11 @@ def joined() -> Iterator[Ranks]:
     except ValueError as error:
         raise UserError(f"RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be numbers: {error}") from None
     if world == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if dist.is_initialized():  # whoever calls has set it up and will end it
         with _reported_once():
-            yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+            yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=OBJECT_TIMEOUT))
         return
     cuda = torch.cuda.is_available()
     if cuda:
@@ -123,9 +123,9 @@ def joined() -> Iterator[Ranks]:
     store, rank, world = next(rendezvous("env://"))
     store = _of_this_launch(store, rank, world)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=STALL)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
     with _reported_once():
-        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=PATIENCE))
+        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=OBJECT_TIMEOUT))
     dist.barrier()  # not after a failure: others may never come
     dist.destroy_process_group()
 
@@ -156,19 +156,19 @@ def _reported_once() -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        count(FAILED)
+        add_to_counter(FAILURES)
         if error.reported is None:  # else it was shared, or comes from a command within this one
-            error.reported = count(f"{FAILED}: {error}") > 1
+            error.reported = add_to_counter(f"{FAILURES}: {error}") > 1
         raise
     except RuntimeError as error:
-        if not count(FAILED, 0):
+        if not add_to_counter(FAILURES, 0):
             raise
         lost = UserError("another process of this run failed")
         lost.reported = True
         raise lost from error
 
 
-def count(name: str, by: int = 1) -> int:
+def add_to_counter(name: str, by: int = 1) -> int:
     """A number that all processes raise; the first one that does finds 1. It waits for nobody."""
     try:
         return dist.distributed_c10d._get_default_store().add(name, by)

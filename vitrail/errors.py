@@ -22,7 +22,7 @@ class UserError(CommandError):
     """A problem the user can fix."""
 
 
-def reason_of(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """What went wrong, without the number and the path that Python puts around an OSError."""
     return getattr(error, "strerror", None) or str(error)
 
@@ -33,10 +33,10 @@ def os_errors_as(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what}: {reason_of(error)}") from error
+        raise UserError(f"{what}: {error_reason(error)}") from error
 
 
-def given_path(path: str | Path) -> Path:
+def user_path(path: str | Path) -> Path:
     """A path as the user gave it, with ~ for a home folder. Whether anything is there is for others to see; what can be
     no path at all is found here, before any work."""
     try:
@@ -73,7 +73,7 @@ def note_once(message: str) -> None:
         warnings.warn(Note(message), stacklevel=3)
 
 
-def check_whole(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:
+def check_integer(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:
     """That an argument called `name` is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UserError(f"{name} is {what}, at least {least}, not {value!r}")

@@ -33,7 +33,7 @@ class Interrupted(CommandError):
         return f"stopped{self.advice}"
 
 
-def taken_signals() -> list[signal.Signals]:
+def stop_signals() -> list[signal.Signals]:
     """Those that ask a program to end: Ctrl-C, SIGTERM and, unless `nohup` made sure that nobody minds, SIGHUP, which
     a closed terminal sends."""
     taken = [signal.SIGINT, signal.SIGTERM]
@@ -43,7 +43,7 @@ def taken_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """For a command until it has something to save: SIGTERM and a closed terminal end it with one word. So does Ctrl-C
     in the seconds that imports take, since imported code may swallow an exception or make another one of it."""
     before, process = {}, os.getpid()
@@ -58,7 +58,7 @@ def ended_by_signals() -> Iterator[None]:
         os._exit(128 + number)
 
     if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-        for number in taken_signals():
+        for number in stop_signals():
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 before[number] = signal.signal(number, end)
     try:
@@ -98,7 +98,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in taken_signals():
+            for number in stop_signals():
                 self._before[number] = signal.signal(number, self._catch)
         return self
 
@@ -127,7 +127,7 @@ class Interrupts:
         return time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ
 
     @contextlib.contextmanager
-    def at_once(self, ranks: Ranks | None = None) -> Iterator[None]:
+    def interruptible(self, ranks: Ranks | None = None) -> Iterator[None]:
         """While there is nothing to save: a signal stops the work wherever it is. `ranks`: the work is that of all
         processes together, which then go on to the next `check` if there are several."""
         if ranks is not None and ranks.world_size > 1:

@@ -1,6 +1,6 @@
 """CSV tables that a spreadsheet opens without running what stands in them, and tables that one has written.
 
-A text cell that a spreadsheet would take for a formula gets an apostrophe before it, and `plain_cell` takes exactly
+A text cell that a spreadsheet would take for a formula gets an apostrophe before it, and `unescape_cell` takes exactly
 that away again. Cells that are numbers stay as they are.
 """
 
@@ -18,40 +18,40 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SPLITS = re.compile(r"[;\t]")  # where the comma is the decimal sign, spreadsheets divide cells here
 
 
-def safe_cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     return MARK + text if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
-def plain_cell(text: str) -> str:
-    """What `safe_cell` was given."""
+def unescape_cell(text: str) -> str:
+    """What `escape_cell` was given."""
     return text[1:] if text.startswith(MARK) and _FORMULA.match(text) else text
 
 
-class SafeTable:
+class SafeCsvWriter:
     """A CSV file under way."""
 
     def __init__(self, file: TextIO):
         self._usual, self._quoted = csv.writer(file), csv.writer(file, quoting=csv.QUOTE_ALL)
 
-    def row(self, cells: Sequence[str]) -> None:
-        safe = [safe_cell(cell) for cell in cells]
+    def writerow(self, cells: Sequence[str]) -> None:
+        safe = [escape_cell(cell) for cell in cells]
         (self._quoted if any(map(_SPLITS.search, safe)) else self._usual).writerow(safe)
 
-    def rows(self, rows: Iterable[Sequence[str]]) -> None:
+    def writerows(self, rows: Iterable[Sequence[str]]) -> None:
         for row in rows:
-            self.row(row)
+            self.writerow(row)
 
 
-def csv_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+def csv_bytes(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     """A whole file. File names need not be text: what of them is not goes in as it is."""
     text = io.StringIO(newline="")
-    table = SafeTable(text)
-    table.row(titles)
-    table.rows(rows)
+    table = SafeCsvWriter(text)
+    table.writerow(titles)
+    table.writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def csv_rows(text: str) -> Iterator[list[str]]:
+def read_csv_rows(text: str) -> Iterator[list[str]]:
     """The rows that have cells, as they stand; raises csv.Error. Spreadsheets write semicolons where the comma is the
     decimal sign, so the first row tells what divides cells."""
     mark = max(",;\t", key=text.split("\n", 1)[0].count)

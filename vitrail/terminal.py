@@ -22,22 +22,22 @@ _UNSAFE = re.compile(f"[{_ACTING}]")
 _UNSAFE_TEXT = re.compile(f"(?![\n\t])[{_ACTING}]")
 
 
-def visible(name: str) -> str:
+def printable(name: str) -> str:
     r"""A name on one line, its control characters as escapes: "a\x1b[2J" is shown as a, a backslash, and so on."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
 
 
-def visible_text(text: str) -> str:
+def printable_text(text: str) -> str:
     """The same for text that may have several lines."""
     return _UNSAFE_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def visible_json(text: str) -> str:
+def printable_json(text: str) -> str:
     """JSON on one line, with what it may hold raw and a terminal should not get as JSON's own escapes."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def is_plain(name: str) -> bool:
+def is_printable(name: str) -> bool:
     """Whether a name is text that can be seen. Joiners, which Persian words and some emoji are written with, are part
     of such text."""
     return name.translate(_JOINERS).isprintable()
@@ -45,7 +45,7 @@ def is_plain(name: str) -> bool:
 
 def escape(name: str) -> str:
     """A name or a sentence to put into the markup of a console."""
-    return markup.escape(visible(name))
+    return markup.escape(printable(name))
 
 
 class SafeConsole(Console):
@@ -55,7 +55,7 @@ class SafeConsole(Console):
         super().__init__(highlight=False, emoji=False, **options)  # ":bomb:" in a name is no picture
 
     def render_str(self, text: str, **options: Any) -> Text:
-        text = visible_text(text)
+        text = printable_text(text)
         try:
             return super().render_str(text, **options)
         except MarkupError:  # better unstyled than a run that ends over its own words
@@ -66,7 +66,7 @@ class SafeConsole(Console):
             if part.control or not _UNSAFE_TEXT.search(part.text):
                 yield part
             else:
-                yield Segment(visible_text(part.text), part.style)
+                yield Segment(printable_text(part.text), part.style)
 
 
 class _Console(SafeConsole):
@@ -117,8 +117,9 @@ class _LastingConsole(SafeConsole):
         self._file = new
 
 
-def make_console(*, stderr: bool = False, lasting: bool = False, quiet: bool = False) -> Console:
-    """Where commands print: a line is never broken or coloured by guesswork, so that paths can be copied and cut, and
-    nothing out of a file acts on the terminal.
-    `lasting`: for work that is worth more than what is said of it, and goes on when nobody can read that any more."""
-    return (_LastingConsole if lasting else _Console)(stderr=stderr, soft_wrap=True, quiet=quiet)
+def make_console(*, stderr: bool = False, ignore_write_errors: bool = False, quiet: bool = False) -> Console:
+    """Return a console for a command's output. Lines are never wrapped or highlighted, so paths can be copied.
+
+    Control characters in file names are escaped. With `ignore_write_errors`, a run continues when its output can no
+    longer be written, for example after the terminal was closed."""
+    return (_LastingConsole if ignore_write_errors else _Console)(stderr=stderr, soft_wrap=True, quiet=quiet)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from tests.small import SMALL
-from vitrail.config import RunConfig, check_read, check_resolved, leaves, merge, parse_overrides, read_recipe
+from vitrail.config import RunConfig, check_no_unused, check_resolved, leaves, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
 from vitrail.workflows.train_run import train
 from vitrail.workflows.validate import check_purpose
@@ -76,7 +76,7 @@ def test_what_nothing_would_read_is_refused(recipe, setting, needs):
     config = RunConfig.model_validate(merge(read_recipe(recipe), typed))
     sentence = rf"nothing would read {setting.partition('=')[0]}: it needs {needs}"
     with pytest.raises(UserError, match=sentence) if needs else nullcontext():
-        check_read(leaves(typed), config)
+        check_no_unused(leaves(typed), config)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.commands.conftest import draw
 from tests.small import SMALL
 from vitrail.commands.evaluate import evaluate
 from vitrail.data.dataset import open_dataset
-from vitrail.distributed import ALONE
+from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
 from vitrail.training.ema import Average
 from vitrail.training.progress import read_metrics
@@ -349,5 +349,5 @@ def test_an_average_is_kept_with_all_its_digits():
     net = torch.nn.Linear(3, 2).bfloat16()
     average = Average(net, 0.9)
     average.tensors["weight"].fill_(1 / 3)
-    kept = TrainState(net, torch.optim.SGD(net.parameters()), average).final_weights(ALONE)
+    kept = TrainState(net, torch.optim.SGD(net.parameters()), average).final_weights(SINGLE_PROCESS)
     assert torch.equal(kept["weight"], torch.full((2, 3), 1 / 3)) and kept["bias"].dtype == torch.float32

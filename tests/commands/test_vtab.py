@@ -11,7 +11,7 @@ from bench.planted import CHANGES, generated
 from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
 from vitrail.commands.vtab import thousand, vtab
-from vitrail.config import RunConfig, check_read, leaves, merge, parse_overrides, read_recipe
+from vitrail.config import RunConfig, check_no_unused, leaves, merge, parse_overrides, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.vtab import VTAB_TASKS
@@ -214,4 +214,4 @@ def test_a_setting_is_for_all_tasks_that_read_it(task):
     """One that cuts no images must not end the others, hours into them."""
     given = parse_overrides(settings_for(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))
     assert ("scale" in given["augment"]) == task.crop
-    check_read(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))
+    check_no_unused(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig
-from vitrail.distributed import ALONE
+from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.models.legacy_names import new_name, new_names, old_name
@@ -168,5 +168,5 @@ def test_a_finished_module_of_the_callers_own(tmp_path):
     state = {old_name(name): tensor + 1 for name, tensor in net.state_dict().items()}
     facts = {"config": {}, "created_with": "an earlier vitrail"}
     save_file(state, tmp_path / "model.safetensors", metadata={HEADER: json.dumps(facts)})
-    _load_result(again, tmp_path, ALONE)
+    _load_result(again, tmp_path, SINGLE_PROCESS)
     assert all(torch.equal(tensor, state[old_name(name)]) for name, tensor in again.state_dict().items())

@@ -10,7 +10,7 @@ from torch import nn
 from tests.report.test_page import Reader
 from vitrail.config import MaskedConfig, ModelConfig, ObjectiveConfig, Preprocess
 from vitrail.config.postprocess import Postprocess
-from vitrail.distributed import ALONE
+from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
 from vitrail.metrics.calibration import bin_confidence
 from vitrail.metrics.multilabel import mean_average_precision
@@ -60,7 +60,7 @@ def measured(task, model, batches):
     with torch.no_grad():
         for batch in batches:
             validation.add(model, batch)
-    return validation.result(ALONE)
+    return validation.result(SINGLE_PROCESS)
 
 
 def test_classification_is_measured_over_the_images_that_can_be_read():

@@ -18,7 +18,7 @@ from vitrail.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from vitrail.distributed import ALONE, Ranks, joined
+from vitrail.distributed import SINGLE_PROCESS, Ranks, process_group
 from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.tasks.classification import Classification
@@ -80,7 +80,7 @@ def go(state, update, ranks, steps=STEPS):
 
 
 def _together(how, cases):
-    with joined() as ranks:
+    with process_group() as ranks:
         return [go(*make(name, how, ranks, micro), ranks) for name, micro in cases]
 
 
@@ -97,7 +97,7 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
     cases = CASES[how]
     first, second = processes.start(2, tmp_path, _together, how, cases).results()
     for case, (losses, tensors), (_, theirs) in zip(cases, first, second, strict=True):
-        expected, alone = go(*make(case[0], "none", ALONE), ALONE)
+        expected, alone = go(*make(case[0], "none", SINGLE_PROCESS), SINGLE_PROCESS)
         torch.testing.assert_close(
             losses, expected, rtol=1e-3, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}"
         )
@@ -112,7 +112,7 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
 
 def _divided(folder):
     """Write a checkpoint from rows that this process holds; return the whole tensors."""
-    with joined() as ranks:
+    with process_group() as ranks:
         state, update = make("adamw", "fsdp", ranks)
         _, tensors = go(state, update, ranks, 3)
         Checkpoints(folder, 2, ranks).save(state, {"seconds": 1.0})
@@ -121,7 +121,7 @@ def _divided(folder):
 
 def _taken_up(folder, how):
     """The whole tensors of a process that goes on from the checkpoint."""
-    with joined() as ranks:
+    with process_group() as ranks:
         state, _ = make("adamw", how, ranks)
         saved, damaged = Checkpoints(folder, 2, ranks).latest()
         assert not damaged
@@ -163,7 +163,7 @@ def _write_again(path):
 
 def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
     folder = tmp_path / "checkpoints"
-    state, _ = make("sgd", "none", ALONE)
+    state, _ = make("sgd", "none", SINGLE_PROCESS)
     Checkpoints(folder, 2).save(state, {})
     for part in (1, 3):
         (folder / f"step_000000003.part_{part}_of_3.safetensors").write_bytes(b"whatever")
@@ -178,7 +178,7 @@ def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
 
 def _poisoned(how):
     """One process gets a batch without numbers at step 2; all tensors before and after it, and after one more."""
-    with joined() as ranks:
+    with process_group() as ranks:
         state, update = make("adamw", how, ranks)
         go(state, update, ranks, 2)
         found = [{name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}]
@@ -205,7 +205,7 @@ def test_numbers_lost_by_one_process_change_the_weights_of_none(tmp_path, how):
 
 
 def _refused():
-    with joined() as ranks:
+    with process_group() as ranks:
         try:
             make("muon", "fsdp", ranks)
             state, update = make("muon", "fsdp", ranks)
@@ -223,7 +223,7 @@ def test_muon_needs_whole_matrices(tmp_path):
 
 def _shares(folder):
     """What happens to all when the first process fails, or another one does."""
-    with joined() as ranks:
+    with process_group() as ranks:
         assert ranks.broadcast(lambda: dist.get_rank()) == 0
         assert ranks.all_reduce_max(ranks.rank, -ranks.rank) == (ranks.world_size - 1, 0)
         assert ranks.all_gather(ranks.rank) == list(range(ranks.world_size))
@@ -249,12 +249,12 @@ def test_what_the_first_process_cannot_do_fails_in_all(tmp_path):
 def test_how_processes_share_a_network():
     two = Ranks(0, 2)
     net, fsdp = build(NET), TrainConfig(parallel="fsdp")
-    assert choose_parallel(net, fsdp, ALONE, CPU) == "none"
+    assert choose_parallel(net, fsdp, SINGLE_PROCESS, CPU) == "none"
     assert choose_parallel(net, TrainConfig(), two, CPU) == "ddp"
     assert choose_parallel(net, fsdp, two, CPU) == "fsdp"
 
 
 def test_variables_that_are_no_numbers_are_one_sentence(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UserError, match="must be numbers"), joined():
+    with pytest.raises(UserError, match="must be numbers"), process_group():
         pass

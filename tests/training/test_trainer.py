@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import nn
 
 from vitrail.config import OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig, TrainConfig
-from vitrail.distributed import ALONE
+from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.tasks.task import Batch, Loss
@@ -78,7 +78,7 @@ def fit(log, *, net=None, batches=None, validate=None, lr=0.1, clip=0.0, interru
         batches = lambda start, skipped: iter(stream[start + skipped : steps + skipped])  # noqa: E731
     log.save(state, {})
     log.saved.clear()
-    run = RunContext(Path(), Console(), interrupts or Interrupts(), ALONE)
+    run = RunContext(Path(), Console(), interrupts or Interrupts(), SINGLE_PROCESS)
     step = TrainStep(squares, config, torch.device("cpu"))
     validate = validate or (lambda model, last: {"val_top1": 0.5})
     Trainer(state, step, batches, config, run, log, log, dict, validate).train()

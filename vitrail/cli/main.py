@@ -39,8 +39,8 @@ from vitrail.cli.recipes import recipes
 from vitrail.cli.train import train
 from vitrail.cli.transfer import transfer
 from vitrail.cli.vtab import vtab
-from vitrail.errors import CommandError, Note, reason_of
-from vitrail.interrupt import Interrupted, ended_by_signals
+from vitrail.errors import CommandError, Note, error_reason
+from vitrail.interrupt import Interrupted, exit_on_signals
 from vitrail.terminal import SafeConsole, escape
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
@@ -99,7 +99,7 @@ def _run() -> int | str | None:
     """The exit code, with what is to say about it said."""
     try:
         try:
-            with ended_by_signals():
+            with exit_on_signals():
                 app()
             code = None
         except SystemExit as ended:
@@ -120,7 +120,7 @@ def _run() -> int | str | None:
         return 0
     except Exception as error:
         if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
-            return _failed(f"cannot write {error.filename or 'the output'}: {reason_of(error)}")
+            return _failed(f"cannot write {error.filename or 'the output'}: {error_reason(error)}")
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return _failed("there is not enough memory for this: use a smaller model, image size or batch")
         return _unexpected(error)

@@ -12,8 +12,8 @@ from rich.console import Console
 from vitrail import strict_json
 from vitrail.data.files import ABSENT
 from vitrail.data.formats import NOT_READ, ending_of, told
-from vitrail.spreadsheet import SafeTable
-from vitrail.terminal import escape, make_console, visible, visible_json
+from vitrail.spreadsheet import SafeCsvWriter
+from vitrail.terminal import escape, make_console, printable, printable_json
 
 if TYPE_CHECKING:
     from vitrail.commands.predict import Row
@@ -71,20 +71,20 @@ def _jsonl(batches: Iterator[list[Row]], out: TextIO) -> None:
             values |= {"label": found.label if known else None, "probability": found.probability if known else None}
             values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
             values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
-        out.write(visible_json(strict_json.dumps(values, ensure_ascii=False)) + "\n")
+        out.write(printable_json(strict_json.dumps(values, ensure_ascii=False)) + "\n")
 
 
 def _csv(batches: Iterator[list[Row]], out: TextIO, top: int) -> None:
     """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns.
     Control characters are shown as escapes: the rows may go to a terminal."""
-    table = SafeTable(out)
+    table = SafeCsvWriter(out)
     more = [f"{name}_{place}" for place in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
-    table.row(["file", "label", "probability", *more, "error"])
+    table.writerow(["file", "label", "probability", *more, "error"])
     for row in (row for rows in batches for row in rows):
         if row.prediction is None:
-            table.row([visible(row.file), "", "", *[""] * len(more), visible(row.error or "")])
+            table.writerow([printable(row.file), "", "", *[""] * len(more), printable(row.error or "")])
         else:
             found = row.prediction
             chances = ", ".join(f"{p:.6f}" for p in found.probabilities)
-            ranked = [cell for name, p in found.top for cell in (visible(name), f"{p:.6f}")] if more else []
-            table.row([visible(row.file), visible(found.label), chances, *ranked, ""])
+            ranked = [cell for name, p in found.top for cell in (printable(name), f"{p:.6f}")] if more else []
+            table.writerow([printable(row.file), printable(found.label), chances, *ranked, ""])

@@ -85,10 +85,10 @@ def train(
         resume=resume,
         accept_changes=accept_changes,
         overwrite=overwrite,
-        console=make_console(lasting=True, quiet=quiet),
+        console=make_console(ignore_write_errors=True, quiet=quiet),
         **everyday.given(),
     )
     if result.report is not None and is_first_process():
-        run, console = escape(shlex.quote(str(result.folder))), make_console(lasting=True, quiet=quiet)
+        run, console = escape(shlex.quote(str(result.folder))), make_console(ignore_write_errors=True, quiet=quiet)
         console.print(f"next:    vitrail predict {run} photo.jpg\nnext:    vitrail evaluate {run} more_photos/")
     end_process()

@@ -55,6 +55,6 @@ def transfer(
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
 
-    settings, console = with_options(overrides, everyday.given()), make_console(lasting=True, quiet=quiet)
+    settings, console = with_options(overrides, everyday.given()), make_console(ignore_write_errors=True, quiet=quiet)
     transfer(data, from_=from_, recipe=recipe, rates=rates, seeds=seeds, out=out, overrides=settings, console=console)
     end_process()

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.quarantine import write_quarantine
 from vitrail.data.sources.catalogue import UNSPLIT, count
 from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Case, Findings
-from vitrail.errors import given_path, os_errors_as
+from vitrail.errors import os_errors_as, user_path
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.report.check_page import write_check_page
 from vitrail.terminal import escape, make_console
@@ -30,8 +30,8 @@ def check(
 ) -> Findings:
     """Look at all images of `data` and write report.html, report.json and quarantine.csv into `out`."""
     console = console or make_console()
-    root = os.path.normpath(given_path(data).absolute())
-    folder = given_path(out) if out is not None else Path("checks") / (data_name(root) or "data")
+    root = os.path.normpath(user_path(data).absolute())
+    folder = user_path(out) if out is not None else Path("checks") / (data_name(root) or "data")
     _refuse_others(folder)
     try:
         with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
@@ -43,7 +43,7 @@ def check(
     with os_errors_as(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_quarantine(folder / "quarantine.csv", found.quarantine)
-        with whole_file(folder / "report.json") as temporary:
+        with atomic_write(folder / "report.json") as temporary:
             temporary.write_text(strict_json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
         write_check_page(folder / "report.html", found, data_name(found.root), commands)
     _show(console, found, folder, commands)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Size
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build_with
 from vitrail.terminal import escape, make_console
@@ -65,7 +65,7 @@ def convert(
     for change in changes:
         console.print(f"changed to what {form.library} fixes: {escape(change)}")
     try:
-        with Interrupts() as signals, signals.at_once(), staged(path, form.folder) as place:
+        with Interrupts() as signals, signals.interruptible(), staged(path, form.folder) as place:
             written = replace(weights, card=form.adopted(card))
             state = _halved(weights.state, source) if half else weights.state
             form.write(place, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
@@ -75,7 +75,7 @@ def convert(
                 most = f"(the largest output is {largest:.2g})"
                 console.print(f"cost of half precision: outputs differ by up to {cost:.1e} {most}")
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write '{path}': {reason_of(error)}") from None
+        raise UserError(f"cannot write '{path}': {error_reason(error)}") from None
     if left := ", ".join(thing for thing, there in form.lost(card).items() if there):
         console.print(f"left out, since {form.owner} layout has no place for it: {escape(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")

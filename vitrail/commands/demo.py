@@ -15,10 +15,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import DataConfig, read_recipe
 from vitrail.data.dataset import Samples, bundled_images, open_dataset
-from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.inference.classifier import load
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupted, Interrupts
@@ -56,8 +56,8 @@ def demo(
 ) -> None:
     """Fine-tune the bundled weights, train the same network from random ones, compare both, show what they look at, and
     say what to try next. What is finished is used again, and what was stopped goes on."""
-    console = console or make_console(lasting=True)
-    folder = given_path(out)
+    console = console or make_console(ignore_write_errors=True)
+    folder = user_path(out)
     console.print(
         "One network twice: from weights that have seen other images, and from random ones.\n"
         "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."
@@ -159,7 +159,7 @@ def _write_samples(folder: Path, test: Samples) -> None:
             name = f"{test.classes[test.labels[index]]}{Path(test.name(index)).suffix}"
             image, path = test.read(index), folder / name
             if not os.path.lexists(path):
-                with whole_file(path) as temporary:
+                with atomic_write(path) as temporary:
                     temporary.write_bytes(image)
             elif path.is_symlink() or path.read_bytes() != image:
                 raise UserError(f"{path} was not written by the demo: choose another --out")
@@ -202,7 +202,7 @@ def _pictures(weights: Path, test: Samples) -> list[Picture]:
     """What the network says to each image, and what spoke for it."""
     classifier = load(weights)
     spec, data = classifier.preprocess, DataConfig()
-    with Interrupts() as interrupts, interrupts.at_once():
+    with Interrupts() as interrupts, interrupts.interruptible():
         out = logits_of(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
         chances = softmax(out.values.numpy())
         examples = [

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from vitrail.config import DataConfig, Size
 from vitrail.data.dataset import Dataset, Samples
-from vitrail.distributed import joined
-from vitrail.errors import UserError, given_path
+from vitrail.distributed import process_group
+from vitrail.errors import UserError, user_path
 from vitrail.inference.classifier import Classifier, loaded
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupts
@@ -92,12 +92,12 @@ def evaluate(
     """
     if write and isinstance(weights, Classifier):
         raise UserError("write changes a weights file: give its path, not a loaded Classifier")
-    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+    with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         classifier = loaded(weights, image_size, device)
         card, spec = classifier.card, classifier.spec
-        path = given_path(report) if report is not None else _beside(spec, str(data), split)
+        path = user_path(report) if report is not None else _beside(spec, str(data), split)
         again = _command(spec, data, split, image_size, quarantine, target_accuracy, follow_links)
         _check(spec, classifier, path, target_accuracy, write, split)
 
@@ -166,7 +166,7 @@ def _beside(weights: str | Path, data: str, split: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     folder = folder if folder.is_dir() else Path()
     which = "" if split is None else "-" + re.sub(r"\W+", "-", split)  # or one split would take the place of another
-    return folder / f"evaluation-{data_name(os.path.normpath(given_path(data)))[:LONGEST_NAME]}{which}.html"
+    return folder / f"evaluation-{data_name(os.path.normpath(user_path(data)))[:LONGEST_NAME]}{which}.html"
 
 
 def _command(

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from vitrail.config import ModelConfig, Size
 from vitrail.data.sources.images import image_paths
-from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.inference.classifier import Classifier, loaded
 from vitrail.interpret.attention import block_query, map_query, require_vit
 from vitrail.interpret.filters import embedding_filters
@@ -121,7 +121,7 @@ def explain(
     }
     again = shlex.join(command_again(weights, images, options))
     seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = given_path(out) if out is not None else explained_folder(weights, images)
+    folder = user_path(out) if out is not None else explained_folder(weights, images)
     page, found = folder / "explain.html", folder / "explain.json"
     refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
     check_figures(folder)

@@ -14,8 +14,8 @@ from rich.table import Table
 from vitrail.config import Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
 from vitrail.data.splits import USUAL
-from vitrail.distributed import joined
-from vitrail.errors import UserError, given_path
+from vitrail.distributed import process_group
+from vitrail.errors import UserError, user_path
 from vitrail.inference.classifier import load
 from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
@@ -66,7 +66,7 @@ def fewshot(
         "probe": linear_probe,
         "knn": lambda task, rows: knn(task, rows, neighbours, temperature),
     }
-    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+    with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         classifier = load(weights, image_size=image_size, device=device)
@@ -104,7 +104,7 @@ def _tasks(
 ) -> Iterator[FrozenTask]:
     names = [data_name(str(Path(path).absolute())) for path in data]
     names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
-    if len({given_path(path).resolve() for path in data}) < len(data):
+    if len({user_path(path).resolve() for path in data}) < len(data):
         raise UserError("a data set is named twice")
     for name, path in zip(names, data, strict=True):
         dataset = extractor.ranks.broadcast(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]

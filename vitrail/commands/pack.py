@@ -15,7 +15,7 @@ from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.pack import Packing, PackOptions
 from vitrail.data.sources.catalogue import count
 from vitrail.data.sources.read import read_source
-from vitrail.errors import UserError, given_path, reason_of
+from vitrail.errors import UserError, error_reason, user_path
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.show import scanning
@@ -50,18 +50,18 @@ def pack(
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} is a number from {low:,} to {high:,}, not {value:,}")
     options = PackOptions(MAX_PIXELS, resize, quality, shard_mb * 1_000_000)
-    folder, root, started = given_path(out), given_path(data), time.monotonic()
+    folder, root, started = user_path(out), user_path(data), time.monotonic()
     if root.is_dir() and root.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:
-            with interrupts.at_once():
+            with interrupts.interruptible():
                 manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
         except Interrupted as stopped:
             stopped.advice = "; give the same command again to go on"
             raise
         except OSError as error:
-            raise UserError(f"cannot write to '{folder}': {reason_of(error)}; what is there is kept") from None
+            raise UserError(f"cannot write to '{folder}': {error_reason(error)}; what is there is kept") from None
     written = sum(shard["bytes"] for shard in manifest["shards"])
     images = sum(shard["images"] for shard in manifest["shards"])
     console.print(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vitrail.config import Size
-from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.inference.classifier import Classifier, load
 from vitrail.interpret.attention import map_query, require_vit
 from vitrail.interpret.distance import AttentionDistances
@@ -46,7 +46,7 @@ def paper(
 ) -> Path:
     """Draw one figure into a file and return its path."""
     console = console or make_console()
-    path = given_path(out) if out is not None else Path(f"{name}.svg")
+    path = user_path(out) if out is not None else Path(f"{name}.svg")
     if path.suffix not in (".svg", ".png"):
         raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
     if not weights or (name in ONE_NETWORK and len(weights) > 1):

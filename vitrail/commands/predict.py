@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.config import DataConfig, Size
 from vitrail.data.formats import READ_HERE
 from vitrail.data.sources.images import Images, find_images, image_paths
-from vitrail.errors import UserError, check_whole
+from vitrail.errors import UserError, check_integer
 from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, loaded
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import errors_of, run
@@ -175,7 +175,7 @@ def _run(
 ) -> Iterator[tuple[list[str], list[str | None], Tensor]]:
     """Batch by batch: the images' names, why one could not be read, and what `forward` gives."""
     if workers is not None:
-        check_whole("workers", workers, "how many processes decode images", least=0)
+        check_integer("workers", workers, "how many processes decode images", least=0)
     device = device_of(classifier.net)
     size = GPU_BATCH if device.type == "cuda" else BATCH
     data = DataConfig(workers=workers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vitrail import strict_json
-from vitrail.config import flat, read_recipe, read_recipe_file, recipe_folder, recipe_names
+from vitrail.config import flatten, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.terminal import escape
 
 # Families of recipes by how their names begin, in the order to show them; what is left is for every day.
@@ -65,7 +65,7 @@ def _show_recipe(console: Console, name: str) -> None:
     if not bases:
         return
     console.print(f"\n# base: {', over '.join(bases)}; with it, every setting of this recipe as --set takes it:")
-    for key, value in sorted(flat(settings).items()):
+    for key, value in sorted(flatten(settings).items()):
         console.print(f"#   {key}={strict_json.dumps(value)}", markup=False)
 
 

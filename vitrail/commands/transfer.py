@@ -57,5 +57,5 @@ def transfer(
         seeds=seeds,
         out=out,
         overrides=overrides,
-        console=console or make_console(lasting=True),
+        console=console or make_console(ignore_write_errors=True),
     )

@@ -14,8 +14,8 @@ from rich.table import Table
 from vitrail.config import Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
 from vitrail.data.sources.clevr import read_clevr
-from vitrail.distributed import Ranks, joined
-from vitrail.errors import UserError, did_you_mean, given_path
+from vitrail.distributed import Ranks, process_group
+from vitrail.errors import UserError, did_you_mean, user_path
 from vitrail.inference.classifier import load
 from vitrail.inference.features import Extractor
 from vitrail.interrupt import Interrupts
@@ -69,13 +69,13 @@ def vtab(
     if by == "finetune" and (image_size is not None or device != "auto"):
         raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
     wanted = _wanted(tasks)
-    places = {task: place for task in wanted if (place := _place(given_path(folder), task)) is not None}
+    places = {task: place for task in wanted if (place := _place(user_path(folder), task)) is not None}
     if not places:
         known = ", ".join(task.key for task in wanted)
         raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
     wrong: dict[str, str] = {}
-    with joined() as ranks:
-        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+    with process_group() as ranks:
+        console = console if console is not None and ranks.is_first else make_console(ignore_write_errors=True)
         console.quiet = console.quiet or not ranks.is_first
         if by == "finetune":
             runs = Path("runs") / "vtab" if out is None else out
@@ -102,7 +102,7 @@ def _probe_tasks(
     ranks: Ranks,
 ) -> tuple[list[TaskScore], dict[str, str]]:
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
-    with Interrupts() as interrupts, interrupts.at_once(ranks):
+    with Interrupts() as interrupts, interrupts.interruptible(ranks):
         classifier = load(weights, image_size=image_size, device=device)
         extractor, trained = Extractor(classifier, console, interrupts, ranks), Trained.of(classifier)
         scores, wrong = [], {}

@@ -1,9 +1,9 @@
 """The schema: everything a run, a network or a weights file can be told. No torch here."""
 
-from vitrail.config.consistency import check_learning, check_read, check_resolved
+from vitrail.config.consistency import check_no_unused, check_resolved, check_training
 from vitrail.config.network import (
     GROUPS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     ModelConfig,
     NetworkConfig,
     Preprocess,
@@ -29,11 +29,11 @@ from vitrail.config.run import (
     ScheduleConfig,
     TrainConfig,
 )
-from vitrail.config.values import flat, key_paths, leaves, merge, network_config, validate
+from vitrail.config.values import flatten, key_paths, leaves, merge, network_config, validate
 
 __all__ = [
     "GROUPS",
-    "MOST_TOKENS",
+    "MAX_TOKENS",
     "OPTIONS",
     "AugmentConfig",
     "DataConfig",
@@ -55,10 +55,10 @@ __all__ = [
     "Size",
     "StemConfig",
     "TrainConfig",
-    "check_learning",
-    "check_read",
+    "check_no_unused",
     "check_resolved",
-    "flat",
+    "check_training",
+    "flatten",
     "key_paths",
     "leaves",
     "merge",

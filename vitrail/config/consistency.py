@@ -8,7 +8,7 @@ from vitrail.config.run import RunConfig
 from vitrail.errors import UserError
 
 
-def check_read(typed: Collection[str], config: RunConfig) -> None:
+def check_no_unused(typed: Collection[str], config: RunConfig) -> None:
     """That something reads what was typed: anything else would be a promise that nobody keeps."""
     augment, schedule, optimizer, kind = config.augment, config.schedule, config.optimizer, config.kind
     randaugment, mixing = augment.randaugment_layers > 0, augment.mixup > 0 or augment.cutmix > 0
@@ -49,7 +49,7 @@ def check_read(typed: Collection[str], config: RunConfig) -> None:
 
 def check_resolved(config: RunConfig, device: str, world: int) -> None:
     """What can be told once everything is chosen."""
-    check_learning(config, device, world)
+    check_training(config, device, world)
     train = config.train
     if train.batch_size % world:
         raise UserError(
@@ -60,7 +60,7 @@ def check_resolved(config: RunConfig, device: str, world: int) -> None:
         raise UserError(f"augment.repeats={config.augment.repeats} is more than the batch of {train.batch_size} images")
 
 
-def check_learning(config: RunConfig, device: str, world: int) -> None:
+def check_training(config: RunConfig, device: str, world: int) -> None:
     """The same for any network and any data."""
     train, precision, schedule = config.train, config.precision, config.schedule
     if train.compile == "graphs" and device != "cuda":

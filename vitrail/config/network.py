@@ -8,20 +8,20 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 Side = Annotated[int, Field(gt=0)]
 Size = tuple[Side, Side]  # (height, width), always in this order
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Byte = Annotated[int, Field(ge=0, le=255)]
 Count = Annotated[int, Field(gt=0)]
 Positions = Literal["none", "1d", "2d", "sincos", "relative"]
 PositionsAt = Literal["stem", "layers", "shared"]  # added once; a table for every block; one table, at every block
 Pooling = Literal["token", "gap", "map"]
-NormPlace = Literal["before_pool", "after_pool"]
+NormPosition = Literal["before_pool", "after_pool"]
 Gelu = Literal["tanh", "erf"]
 Resampling = Literal["paper", "bicubic", "bicubic_antialias"]  # the last two as DeiT and timm do it
 
-MOST_PIXELS = 100_000_000  # of an image that a network takes, as of one that is read
+MAX_PIXELS = 100_000_000  # of an image that a network takes, as of one that is read
 GROUPS = 32  # of channels in every GroupNorm
 # Positions that are computed take memory which no tensor of a weights file stands for: T x T places, T x D waves.
-MOST_TOKENS = {"relative": 4096, "sincos": 65_536}
+MAX_TOKENS = {"relative": 4096, "sincos": 65_536}
 
 
 class Schema(BaseModel):
@@ -76,7 +76,7 @@ class ModelConfig(Schema):
     prefix_positions: bool = True  # 1d: class token and registers have rows too; false in big_vision
     axial: bool = False  # each block becomes two: attention along rows, then along columns
     pool: Pooling = "token"
-    norm: NormPlace = "before_pool"
+    norm: NormPosition = "before_pool"
     representation: int = Field(default=0, ge=0)  # size of the tanh layer before the classifier; 0: none
     dropout: float = Field(default=0.0, ge=0, lt=1)
     drop_path: float = Field(default=0.0, ge=0, lt=1)  # chance to skip the last block's branches; less in earlier ones
@@ -105,7 +105,7 @@ class ModelConfig(Schema):
         parts = {"2d": 2, "sincos": 4}.get(self.positions, 1)
         if self.width % parts:
             raise ValueError(f"positions '{self.positions}' need a width that divides by {parts}")
-        most = MOST_TOKENS.get(self.positions, self.sequence)
+        most = MAX_TOKENS.get(self.positions, self.sequence)
         if self.sequence > most:
             raise ValueError(f"positions '{self.positions}' are for {most:,} tokens at most, not {self.sequence:,}")
         if self.axial and (self.prefix or self.positions == "relative"):
@@ -166,8 +166,8 @@ class ResNetConfig(Schema):
 
 
 def _check_pixels(size: Size) -> None:
-    if size[0] * size[1] > MOST_PIXELS:
-        raise ValueError(f"images of {size[0]}x{size[1]} have more than {MOST_PIXELS:,} pixels")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise ValueError(f"images of {size[0]}x{size[1]} have more than {MAX_PIXELS:,} pixels")
 
 
 def _check_groups(width: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.config.legacy_settings import current_settings
 from vitrail.config.values import merge
-from vitrail.errors import UserError, did_you_mean, given_path, note_once, os_errors_as
+from vitrail.errors import UserError, did_you_mean, note_once, os_errors_as, user_path
 
 
 def recipe_names() -> list[str]:
@@ -42,7 +42,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
-        path = given_path(name)
+        path = user_path(name)
         if not path.is_file():
             raise UserError(f"recipe file '{name}' does not exist")
         with os_errors_as(f"recipe file '{name}' cannot be read"):

@@ -8,14 +8,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vitrail.config.legacy_settings import current_settings
 from vitrail.config.network import (
+    Fraction,
     Gelu,
-    NormPlace,
+    NormPosition,
     Pooling,
     Positions,
     PositionsAt,
     Resampling,
     Schema,
-    Share,
     Size,
 )
 
@@ -40,7 +40,7 @@ class ModelChoice(Schema):
     image_size: Annotated[Size | None, BeforeValidator(_both)] = None  # none: of the starting weights, else 224
     channels: Literal[1, 3, 4] | None = None  # grey, colour, colour with alpha; none: of the starting weights, else 3
     pool: Pooling | None = None
-    norm: NormPlace | None = None
+    norm: NormPosition | None = None
     positions: Positions | None = None
     positions_at: PositionsAt | None = None
     prefix_positions: bool | None = None
@@ -86,7 +86,7 @@ class AugmentConfig(Schema):
     crop: Literal["inception", "random_resized", "resmall", "part", "shift", "zoom", "none"] = "inception"
     crop_fraction: float = Field(default=0.875, ge=0.05, le=1)
     shift: float = Field(default=0.125, ge=0, le=0.5)  # 4 of CIFAR's 32 pixels
-    scale: tuple[Share, Share] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
+    scale: tuple[Fraction, Fraction] = (0.05, 1.0)  # of the crop, as a share; torchvision's is [0.08, 1]
     ratio: tuple[float, float] = (0.75, 1.33)  # as TensorFlow has it
     flip: bool = True
     flip_vertical: bool = False
@@ -98,7 +98,7 @@ class AugmentConfig(Schema):
     three_augment: bool = False  # DeiT-III: grey, solarised or blurred, one of them; its recipe adds jitter = 0.3
     color_jitter: float = Field(default=0.0, ge=0)  # brightness, contrast and saturation: times 1 - this to 1 + this
     hue: float = Field(default=0.0, ge=0, le=0.5)  # largest turn of the colour circle, either way
-    erasing: Share = 0.0  # chance that a box of 2 to 33 % of the image is erased
+    erasing: Fraction = 0.0  # chance that a box of 2 to 33 % of the image is erased
     erasing_fill: Literal["noise", "mean"] = "noise"
     mixup: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off
     cutmix: float = Field(default=0.0, ge=0)  # Beta parameter; 0: off; beside mixup each is used half of the time
@@ -123,7 +123,7 @@ class ObjectiveConfig(Schema):
     # How much images of a class count; balanced: all classes alike in sum, whatever their number of images
     class_weights: Literal["none", "balanced"] | dict[str, NotNegative] = "none"
     teacher: str = ""  # weights to distil from, with the same classes; empty: none
-    teacher_weight: Share | None = None  # of the loss, that the teacher's answers make; none: half of it
+    teacher_weight: Fraction | None = None  # of the loss, that the teacher's answers make; none: half of it
     teacher_targets: Literal["soft", "hard"] = "soft"  # its probabilities, or its first choice as if it were the label
     temperature: float = Field(default=1.0, gt=0)  # soft: logits of both are divided by it
 
@@ -170,7 +170,11 @@ class ScheduleConfig(Schema):
     end_lr: float = Field(default=0.0, ge=0)  # last learning rate; the paper's linear decay ends at 1e-5
     timescale: int = Field(default=10_000, gt=0)  # rsqrt: steps after warm-up until the rate is base / sqrt(2)
     cooldown: int | float = Field(default=0, ge=0)  # last steps, down to 0 in a line; below 1: a share
-    milestones: tuple[Share, ...] = (0.3, 0.6, 0.9)  # staircase: when the rate becomes a tenth, as shares of all steps
+    milestones: tuple[Fraction, ...] = (
+        0.3,
+        0.6,
+        0.9,
+    )  # staircase: lr x 0.1 at these fractions of all steps
 
     def warmup_steps(self, total: int) -> int:
         return _steps(self.warmup, total)

@@ -59,19 +59,19 @@ def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
     return paths
 
 
-def flat(nested: Mapping[str, Any], tables: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Mapping[str, Any], tables: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted keys, {"train.steps": 500}; the value of one of `tables` stays a table."""
     found: dict[str, Any] = {}
     for key, value in nested.items():
         path = prefix + key
         inner = isinstance(value, Mapping) and path not in tables
-        found |= flat(value, tables, f"{path}.") if inner else {path: value}
+        found |= flatten(value, tables, f"{path}.") if inner else {path: value}
     return found
 
 
 def leaves(nested: dict[str, Any]) -> list[str]:
     """Dotted keys of all settings; one whose value is a table, such as preprocess, is one setting."""
-    return list(flat(nested, TABLES))
+    return list(flatten(nested, TABLES))
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, class_list, count
 from vitrail.data.sources.read import read_source
 from vitrail.data.splits import USUAL, SplitRule, note_leaks
 from vitrail.data.traits import Trait
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, user_path
 
 # Weights of the first format know no more than this many digests of files, those that sort first.
 SKETCH = 65_536  # of their own training images
@@ -93,7 +93,7 @@ def open_dataset(
     for data that can be read in another way; where it gives nothing, the usual way is taken.
     """
     notes: list[str] = []
-    source = (read(given_path(path), notes) if read else None) or read_source(path, notes, labelled, follow_links)
+    source = (read(user_path(path), notes) if read else None) or read_source(path, notes, labelled, follow_links)
     needs_train = source.given_split and isinstance(rule, SplitRule)
     _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
     fewest = 2 if labelled else 1
@@ -123,7 +123,7 @@ def open_dataset(
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(
-        root=os.path.normpath(given_path(path).absolute()),
+        root=os.path.normpath(user_path(path).absolute()),
         classes=names,
         splits=_samples(images, names, seen, rule is None or rule.group_similar),
         excluded=excluded,

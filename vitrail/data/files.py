@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from vitrail.data.formats import ENDINGS, HEAD_BYTES, NO_PICTURES, ending_of, is_image_name, kind_of, why_not_read
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 
 MAX_FILE_BYTES = 500_000_000
 MISSING = "the file cannot be found"
@@ -147,7 +147,7 @@ class FolderFiles:
             try:
                 children = sorted(os.scandir(place), key=lambda child: child.name)
             except OSError as error:
-                found.unreadable.append((folder or ".", f"the folder cannot be opened: {reason_of(error)}"))
+                found.unreadable.append((folder or ".", f"the folder cannot be opened: {error_reason(error)}"))
                 continue
             names = {child.name for child in children}
             if folder and any(own <= names for own in OWN_FOLDERS):
@@ -174,7 +174,7 @@ class FolderFiles:
 def why_unread(error: OSError) -> str:
     """Why the bytes of a file cannot be had."""
     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return f"{MISSING if gone else 'cannot be read'}: {reason_of(error)}"
+    return f"{MISSING if gone else 'cannot be read'}: {error_reason(error)}"
 
 
 def _heads(root: str, entries: Sequence[Entry]) -> list[bytes]:

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.samples import LabelSets, Texts
 from vitrail.data.scan import Progress, Scan, scan, threads
@@ -89,7 +89,7 @@ class Packing:
             raise UserError(f"'{self.out}' is not empty: name a new folder, or remove it")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
-            with whole_file(marker) as temporary:
+            with atomic_write(marker) as temporary:
                 temporary.write_text(json.dumps({"format": FORMAT, "key": self.key()}), encoding="utf-8")
         for shard in self.shards:
             if self._side(shard).is_file() and not self._is_whole(shard):
@@ -174,7 +174,7 @@ class Packing:
         }
 
     def _write_index(self, index: Index) -> None:
-        with whole_file(self.out / INDEX) as temporary:
+        with atomic_write(self.out / INDEX) as temporary:
             index.write(temporary)
 
     def _side(self, shard: _Shard) -> Path:
@@ -186,7 +186,7 @@ class Packing:
         import pyarrow.parquet
 
         path, sums = self.out / shard.file, []
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             schema = self._schema()
             options: dict[str, Any] = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
             with pyarrow.parquet.ParquetWriter(temporary, schema, **options) as writer:
@@ -199,7 +199,7 @@ class Packing:
         places = ParquetFile(path).places("image.bytes")
         assert places is not None, "an image was not found in the shard it was just written to"
         side: dict[str, Any] = {"offsets": places[0], "lengths": places[1], "sums": np.array(sums, np.uint32)}
-        with whole_file(self._side(shard)) as temporary, temporary.open("wb") as file:
+        with atomic_write(self._side(shard)) as temporary, temporary.open("wb") as file:
             np.savez(file, **side, blake2b=np.array(_digest(path)))
 
     def _image(self, row: int) -> bytes:
@@ -299,5 +299,5 @@ def _digest(path: Path) -> str:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(strict_json.dumps(values, indent=1) + "\n", encoding="utf-8")

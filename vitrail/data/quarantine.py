@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.files import Entry, read_file
 from vitrail.data.sources.catalogue import count, some
-from vitrail.errors import UserError, given_path, os_errors_as
-from vitrail.spreadsheet import csv_rows, csv_table, plain_cell
+from vitrail.errors import UserError, os_errors_as, user_path
+from vitrail.spreadsheet import csv_bytes, read_csv_rows, unescape_cell
 
 TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32
@@ -32,8 +32,8 @@ class Quarantined(NamedTuple):
 
 
 def write_quarantine(path: Path, rows: Sequence[Quarantined]) -> None:
-    with whole_file(path) as temporary:
-        temporary.write_bytes(csv_table(TITLES, rows))
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(csv_bytes(TITLES, rows))
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Quarantine:
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
         with os_errors_as(f"the quarantine list '{path}' cannot be read"):
-            text = read_file(given_path(path)).decode("utf-8-sig", "surrogateescape")
+            text = read_file(user_path(path)).decode("utf-8-sig", "surrogateescape")
         try:
-            rows = list(csv_rows(text))
+            rows = list(read_csv_rows(text))
         except csv.Error as error:
             raise UserError(f"the quarantine list '{path}' is not a proper CSV table: {error}") from None
         titles = [title.strip().lower() for title in rows[0]] if rows else []
@@ -57,7 +57,7 @@ class Quarantine:
         for number, row in enumerate(rows[1:], 2):
             if len(row) <= max(name, digest) or not re.fullmatch(r"([0-9a-fA-F]{32})?", row[digest].strip()):
                 raise UserError(f"the quarantine list '{path}' has no name and digest of 32 digits in row {number}")
-            listed[plain_cell(row[name])] = row[digest].strip().lower()
+            listed[unescape_cell(row[name])] = row[digest].strip().lower()
         return cls(str(path), listed)
 
     def leave_out(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import Entry, Files, why_unread
 from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of, other_kind
@@ -239,7 +239,7 @@ class _Cache:
         stored |= {key: np.concatenate([part.columns[key][rows] for part, rows in parts]) for key in columns}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(self.path) as temporary, temporary.open("wb") as file:
+            with atomic_write(self.path) as temporary, temporary.open("wb") as file:
                 np.savez(file, header=np.array(self.header), **stored)
 
     def _stored(self) -> _Rows | None:

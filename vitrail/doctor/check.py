@@ -20,7 +20,7 @@ from vitrail.data.sources.read import read_source
 from vitrail.data.traits import Trait
 from vitrail.doctor.duplicates import exact_findings, find_near_duplicates, group_identical, near_findings
 from vitrail.doctor.findings import SEVERITY, Case, Finding, Findings
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, user_path
 
 LONG = 8  # a side this many times the other is an extreme shape
 SHORT = 16  # pixels of a side
@@ -102,7 +102,7 @@ def check_dataset(
     findings = [finding for finding in findings if finding.cases]
     order = list(SEVERITY)
     return Findings(
-        root=os.path.normpath(given_path(path).absolute()),
+        root=os.path.normpath(user_path(path).absolute()),
         source=source,
         usable=len(usable),
         balance=balance,

@@ -20,7 +20,7 @@ from vitrail.data.formats import is_image_name
 from vitrail.data.loader.loader import ImageBatch
 from vitrail.data.loader.reader import Reader
 from vitrail.data.transforms import eval_transform, normalise
-from vitrail.errors import UserError, check_whole
+from vitrail.errors import UserError, check_integer
 from vitrail.inference.device import choose_device, device_of
 from vitrail.inference.given_images import IMAGE, GivenImages, Image
 from vitrail.inference.runner import run
@@ -172,7 +172,7 @@ class Classifier:
         """What `forward` gives for images, batch by batch; one that cannot be read is an error. An iterator is drawn
         from a batch at a time."""
         images = _as_images(images)
-        check_whole("batch_size", batch_size)
+        check_integer("batch_size", batch_size)
         if isinstance(images, Sequence):
             parts: Iterator[Sequence[Image]] = iter([images])
         else:
@@ -273,7 +273,7 @@ class Classifier:
     def check_asked(self, top: int, threshold: float | None) -> None:
         if not self.classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
-        check_whole("top", top, "how many classes to show")
+        check_integer("top", top, "how many classes to show")
         if threshold is not None and not isinstance(threshold, int | float | np.number):
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:

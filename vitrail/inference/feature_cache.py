@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import Preprocess
 from vitrail.data.scan import cache_folder
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 
 VERSION = 1
 PART = 4096  # images in a part
@@ -45,10 +45,10 @@ class FeatureCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{secrets.token_hex(8)}.npz"
-            with whole_file(self.folder / name) as temporary, temporary.open("wb") as file:
+            with atomic_write(self.folder / name) as temporary, temporary.open("wb") as file:
                 np.savez(file, digests=digests.astype(np.uint64), values=values.astype(np.float32))
         except OSError as error:
-            reason = reason_of(error)
+            reason = error_reason(error)
             raise UserError(
                 f"the features cannot be kept in {self.folder}: {reason}; set VITRAIL_CACHE to a folder with room"
             ) from None

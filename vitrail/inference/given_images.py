@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.decode import BadImage
 from vitrail.data.files import read_file
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 
 IMAGE = "an image is a path, bytes or a uint8 array"
 Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
@@ -39,7 +39,7 @@ class GivenImages:
         try:
             return read_file(image) if isinstance(image, str | Path) else image
         except (OSError, ValueError) as error:  # ValueError: a path that none can be
-            raise BadImage(reason_of(error)) from None
+            raise BadImage(error_reason(error)) from None
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
         return np.zeros(len(indices), np.int64)

@@ -17,7 +17,7 @@ from vitrail.data.loader.loader import ImageBatch, evaluation_loader
 from vitrail.data.loader.reader import Reader, Source
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import normalise
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
 
@@ -52,7 +52,7 @@ def network_outputs(
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Outputs:
     """Of every image that can be read, in order. Of several processes each takes a part of the images, and all get all:
     what stands in a batch, and so every bit, does not depend on their number."""
@@ -84,7 +84,7 @@ def run(
     batch_size: int = BATCH,
     data: DataConfig = DataConfig(),  # noqa: B008, it cannot be changed
     interrupts: Interrupts | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[ImageBatch, Tensor]]:
     """Every image once (of several processes, this one's): batches, each with what `forward` gives for it, float32 on

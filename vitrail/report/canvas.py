@@ -17,9 +17,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.report.svg import inline_svg
-from vitrail.terminal import is_plain
+from vitrail.terminal import is_printable
 
 # Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
 # their own, since white counts stand on them.
@@ -78,7 +78,7 @@ def save(figure: Figure, *paths: Path) -> str:
     document = buffer.getvalue()
     figure.set_layout_engine("none")  # it stands as it is
     for path in paths:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             if path.suffix == ".png":
                 figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
             else:
@@ -89,7 +89,7 @@ def save(figure: Figure, *paths: Path) -> str:
 
 def short_name(name: str, longest: int) -> str:
     """A class name that fits beside an axis; characters XML cannot hold become a dot."""
-    clean = "".join(letter if is_plain(letter) else "·" for letter in str(name))
+    clean = "".join(letter if is_printable(letter) else "·" for letter in str(name))
     return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.doctor.findings import Case, Finding, Findings
 from vitrail.report.page import page_environment
-from vitrail.terminal import visible_text
+from vitrail.terminal import printable_text
 
 MOST_PICTURES = 60  # of a finding
 MOST_ROWS = 200
@@ -42,8 +42,8 @@ class Section:
 
 
 def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[str]) -> None:
-    text = visible_text(render(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
-    with whole_file(path) as temporary:
+    text = printable_text(render(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
+    with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.errors import UserError
 from vitrail.report.canvas import PAPER, Drawing
 from vitrail.report.explain_summary import Trust
 from vitrail.report.page import page_environment
-from vitrail.terminal import visible_text
+from vitrail.terminal import printable_text
 
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
@@ -88,11 +88,11 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         files = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
         drawn[picture.file] = Markup(picture.drawing.save(*files))
     text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, drawn=drawn)
-    with whole_file(folder / PAGE) as temporary:
-        temporary.write_bytes(visible_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
+    with atomic_write(folder / PAGE) as temporary:
+        temporary.write_bytes(printable_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
     for name in _earlier(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
-    with whole_file(folder / NUMBERS) as temporary:
+    with atomic_write(folder / NUMBERS) as temporary:
         temporary.write_text(strict_json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 

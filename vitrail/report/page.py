@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.errors import os_errors_as
 from vitrail.report import plots
 from vitrail.tasks.result import THIN_SPACE, Abstaining, Result, percent
-from vitrail.terminal import visible_text
+from vitrail.terminal import printable_text
 
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
 LARGEST_PICTURE = 256  # pixels
@@ -73,8 +73,8 @@ def write_report(path: str | Path, facts: ReportFacts) -> None:
 
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
-    text = visible_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
-    with os_errors_as(f"cannot write {what} {path}"), whole_file(Path(path)) as temporary:
+    text = printable_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
+    with os_errors_as(f"cannot write {what} {path}"), atomic_write(Path(path)) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 

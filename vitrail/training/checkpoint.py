@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.atomic import whole_file
-from vitrail.distributed import ALONE, Ranks
-from vitrail.errors import UserError, reason_of
+from vitrail.atomic import atomic_write
+from vitrail.distributed import SINGLE_PROCESS, Ranks
+from vitrail.errors import UserError, error_reason
 from vitrail.training.parallel import local_shard, rows_of
 from vitrail.training.state import Rows, TrainState
 
@@ -83,7 +83,7 @@ class Saved:
 class Checkpoints:
     """The checkpoint files of one run."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks = ALONE, every: int = 1):
+    def __init__(self, folder: Path, keep: int, ranks: Ranks = SINGLE_PROCESS, every: int = 1):
         """Kept are the newest, and of those at every so manieth step the `keep` newest: one that was written because
         time had passed takes the place of none of these."""
         self.folder, self.keep, self.ranks, self.every = folder, keep, ranks, every
@@ -94,7 +94,7 @@ class Checkpoints:
         try:
             paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
         except PermissionError as error:
-            raise UserError(f"cannot read {self.folder}: {reason_of(error)}") from error
+            raise UserError(f"cannot read {self.folder}: {error_reason(error)}") from error
         for path in paths:
             match = NAME.fullmatch(path.name)
             if match:
@@ -165,7 +165,7 @@ class Checkpoints:
                 held[name] = held[name].clone()
             facts["digest"] = digest(held, facts)
             self.folder.mkdir(exist_ok=True)  # without its parents: a run whose folder was removed is over
-            with whole_file(path) as temporary:
+            with atomic_write(path) as temporary:
                 save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
         except Exception as error:  # whatever it is, the other processes must hear of it
             return f"{path}: {error}"

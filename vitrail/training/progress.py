@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, os_errors_as
 from vitrail.models.estimate import peak_of
@@ -62,7 +62,7 @@ class MetricsLog:
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         with os_errors_as(f"cannot write to {self.path}"):
-            with whole_file(self.path) as temporary:
+            with atomic_write(self.path) as temporary:
                 temporary.write_text("".join(strict_json.dumps(row) + "\n" for row in rows))
             self.file = self.path.open("a")
 

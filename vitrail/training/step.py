@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.config import RunConfig
 from vitrail.data.randomness import step_seed
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.inference.device import autocast
 from vitrail.tasks.task import Batch, Objective
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
@@ -33,7 +33,7 @@ class StepResult:
 class TrainStep:
     """Forward, backward, clipping and update, as the settings of a run say."""
 
-    def __init__(self, loss: Objective, config: RunConfig, device: torch.device, ranks: Ranks = ALONE):
+    def __init__(self, loss: Objective, config: RunConfig, device: torch.device, ranks: Ranks = SINGLE_PROCESS):
         self.loss, self.config, self.ranks = loss, config, ranks
         self.autocast = autocast(config.precision.compute, device)
 

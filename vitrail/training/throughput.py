@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.training.step import StepResult
 
 Item = TypeVar("Item")
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 class Throughput:
     """Nothing is read from the device before `summary`. Time spent on anything but training does not count."""
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: Ranks = SINGLE_PROCESS) -> None:
         self.ranks = ranks
         self._restart()
 

@@ -91,7 +91,7 @@ def fit(
     the run took, all its launches together.
     """
     device = choose_device(config.train.device)
-    with run.interrupts.at_once(run.ranks):
+    with run.interrupts.interruptible(run.ranks):
         state = prepare(model, config, device, run.ranks)
     started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
@@ -192,7 +192,7 @@ class Trainer:
             self._validate()  # a signal came before it
         # What is on the disk is all there is until the first step is taken, which may start workers and compile long.
         with ExitStack() as beginning:
-            beginning.enter_context(self.run.interrupts.at_once(self.run.ranks))
+            beginning.enter_context(self.run.interrupts.interruptible(self.run.ranks))
             self._steps(beginning.close)
 
     def _steps(self, begun: Callable[[], None]) -> None:

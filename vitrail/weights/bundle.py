@@ -28,7 +28,7 @@ from pydantic import (
 
 import vitrail
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import NetworkConfig, Preprocess, ResNetConfig, Schema, validate
 from vitrail.config.legacy_settings import current_section, current_settings
 from vitrail.config.postprocess import Postprocess
@@ -289,7 +289,7 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
     seen = {name: tensors[name] for name in tensors.keys() - weights.keys()}
     sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(seen) if seen else "")
     try:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             save_file(tensors, temporary, metadata={KEY: sealed(_json(card), kinds, sums)})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error

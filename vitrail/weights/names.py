@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, user_path
 
 HUB = "hf-hub:"
 BUNDLED = "bundled"  # a name, wherever one is: a file or folder called so is ./bundled
@@ -19,7 +19,7 @@ def spec_of(weights: str | Path) -> str:
 def local_path(weights: str | Path) -> Path | None:
     """The path that is meant; none for weights that go by a name."""
     spec = spec_of(weights)
-    return None if spec == BUNDLED or spec.startswith(HUB) else given_path(spec)
+    return None if spec == BUNDLED or spec.startswith(HUB) else user_path(spec)
 
 
 def whole_spec(spec: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitrail.atomic import whole_file
-from vitrail.errors import UserError, given_path, os_errors_as
+from vitrail.atomic import atomic_write
+from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.weights.formats import format_named
 from vitrail.weights.names import local_path
 
@@ -22,7 +22,7 @@ WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json
 
 def free_place(source: str, target: str, to: str, overwrite: bool) -> Path:
     """Where to write, once nothing stands there that should stay."""
-    path = given_path(target)
+    path = user_path(target)
     with os_errors_as(f"cannot write '{target}'"):  # such as a name that is too long
         _check_free(local_path(source), path, target, to, overwrite)
     return path
@@ -69,7 +69,7 @@ def _check_apart(source: Path | None, path: Path, target: str) -> None:
 def staged(path: Path, folder: bool) -> Iterator[Path]:
     """Where to write for now; what is there when the block ends well takes the place of `path`, and else vanishes."""
     if not folder:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             yield temporary
         return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

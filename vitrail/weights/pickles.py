@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 from vitrail.weights.tensors import Tensors, source_of
 
 TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
@@ -43,7 +43,7 @@ def _opened(file: Path, where: str) -> Any:
             stream.seek(0)
             return torch.load(file if mapped else stream, weights_only=True, map_location="cpu", mmap=mapped)
     except OSError as error:
-        raise UserError(f"cannot read {where}: {reason_of(error)}") from None
+        raise UserError(f"cannot read {where}: {error_reason(error)}") from None
     except Exception as error:  # whatever a damaged or hostile pickle makes of the unpickler
         wanted = WANTED.search(str(error))
         if wanted:

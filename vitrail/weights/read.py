@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.errors import UserError, did_you_mean, did_you_mean_path, os_errors_as, reason_of
+from vitrail.errors import UserError, did_you_mean, did_you_mean_path, error_reason, os_errors_as
 from vitrail.weights.bundle import KEY, Card, read_bundle
 from vitrail.weights.formats import formats
 from vitrail.weights.hub import download
@@ -154,7 +154,7 @@ def _kind(file: Path) -> str:
                 return "pickle"
             raise UserError(f"'{file}' is an archive without weights: neither of numpy's arrays nor of torch.save")
     except OSError as error:
-        raise UserError(f"cannot read '{file}': {reason_of(error)}") from None
+        raise UserError(f"cannot read '{file}': {error_reason(error)}") from None
     except zipfile.BadZipFile:
         raise UserError(f"'{file}' is an archive that was cut short or damaged") from None
     # safetensors: eight bytes of length, then JSON

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
-from vitrail.errors import UserError, reason_of
+from vitrail.atomic import atomic_write
+from vitrail.errors import UserError, error_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ def _parse(path: str | Path) -> tuple[dict[str, str], dict[str, _Tensor], int, i
                 raise UserError(f"'{path}' is not a safetensors file, or it was cut short{long}")
             text = file.read(length)
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
+        raise UserError(f"cannot read '{path}': {error_reason(error)}") from None
     except ValueError as error:  # a name that no file can have, as an index of shards may hold
         raise UserError(f"cannot read a file called {str(path)!r}: {error}") from None
     if sum(map(text.count, (b"{", b"[", b","))) > MAX_PARTS:  # before it takes memory
@@ -138,7 +138,7 @@ def load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
 def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     """Give a file other texts in its header; its tensors stay as they are, to the byte."""
     try:
-        with open(path, "rb") as file, whole_file(path) as temporary, temporary.open("wb") as new:
+        with open(path, "rb") as file, atomic_write(path) as temporary, temporary.open("wb") as new:
             values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             values["__metadata__"] = metadata
             text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
@@ -146,4 +146,4 @@ def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
             new.write(len(text).to_bytes(8, "little") + text)
             shutil.copyfileobj(file, new, 1 << 24)
     except OSError as error:
-        raise UserError(f"cannot write '{path}': {reason_of(error)}") from error
+        raise UserError(f"cannot write '{path}': {error_reason(error)}") from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail import strict_json
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 from vitrail.weights.safetensors_file import FLOATS, MAX_TENSORS, check_regular, load_floats, read_header
 
 MAX_SIDE_FILE = 32_000_000  # bytes; a config.json with the names of 20,000 classes has one
@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
         values = strict_json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from None
+        raise UserError(f"cannot read '{path}': {error_reason(error)}") from None
     except ValueError:
         values = None
     if not isinstance(values, dict):

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from vitrail.config import DataConfig, flat
+from vitrail.config import DataConfig, flatten
 from vitrail.data.dataset import Samples
-from vitrail.distributed import Ranks, joined
-from vitrail.errors import UserError, given_path
+from vitrail.distributed import Ranks, process_group
+from vitrail.errors import UserError, user_path
 from vitrail.inference.classifier import load
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import Outputs
@@ -77,7 +77,7 @@ def compare_runs(
         raise UserError("a run is named twice")
     if split == "train":
         raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
-    with joined() as ranks, Interrupts() as interrupts, interrupts.at_once(ranks):
+    with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         trained = [Trained.of(read_weights(name)) for name in names]
@@ -114,7 +114,7 @@ def _data_of(name: str) -> str:
         where = str(tomllib.loads(text)["data"]["path"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
-    if not given_path(where).exists():
+    if not user_path(where).exists():
         raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
     return where
 
@@ -169,7 +169,7 @@ def _scores(task: PredictionTask, out: Outputs, card: Card, classes: Sequence[st
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each recipe, the settings that are not the same in all of them; none where a recipe does not say."""
-    settings = [flat(recipe) for recipe in recipes]
+    settings = [flatten(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for one in settings for key in one)
     odd = [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
     return [{key: one.get(key) for key in odd} for one in settings]

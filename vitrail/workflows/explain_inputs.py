@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.data.sources.images import find_images
 from vitrail.data.transforms import normalise
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 from vitrail.inference.classifier import NOT_FINITE, Classifier
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import read_pixels
@@ -149,7 +149,7 @@ def ready_folder(folder: Path) -> None:
     except FileExistsError:
         raise UserError(f"cannot write to {folder}: it is a file, and a folder is needed") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {reason_of(error)}") from error
+        raise UserError(f"cannot write to {folder}: {error_reason(error)}") from error
 
 
 def weights_name(weights: str | Path) -> str:

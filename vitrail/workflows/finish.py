@@ -53,7 +53,7 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
     split = _split(name, copies, before)
     data, interrupts = plan.config.data, run.interrupts
     task = prediction_task(task_name(plan.config, plan.dataset), len(plan.dataset.classes))
-    with interrupts.at_once():  # all that training made has been saved
+    with interrupts.interruptible():  # all that training made has been saved
         found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, task=task)
     show_scores(console, found)
     if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):

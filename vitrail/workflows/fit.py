@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import RunConfig, read_recipe, validate, with_options
-from vitrail.distributed import Ranks, joined
-from vitrail.errors import UserError, given_path
+from vitrail.distributed import Ranks, process_group
+from vitrail.errors import UserError, user_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import new_name
@@ -109,9 +109,9 @@ def fit(
         raise UserError("say where the run goes: out=FOLDER")
     overrides = with_options([overrides] if isinstance(overrides, str) else overrides, options)
     check_arguments(model, task, batches, evaluate)
-    folder = given_path(out)
-    with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
-        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+    folder = user_path(out)
+    with process_group() as ranks, Interrupts() as interrupts, ExitStack() as held:
+        console = console if console is not None and ranks.is_first else make_console(ignore_write_errors=True)
         console.quiet = console.quiet or not ranks.is_first
         again = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
@@ -202,7 +202,7 @@ def _write(run: RunContext, weights: dict[str, Tensor], config: RunConfig) -> No
     facts["digest"] = digest(weights, facts)
     check_there(run.folder, run.lock)
     try:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             save_file(weights, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
         forget_earlier(run.folder)
     except (OSError, SafetensorError) as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from vitrail.config import RunConfig, check_learning, check_read, leaves, merge, validate
+from vitrail.config import RunConfig, check_no_unused, check_training, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
 from vitrail.training.batches import length_of
@@ -57,8 +57,8 @@ def fit_config(
             "train": train.model_copy(update=learned),
         }
     )
-    check_learning(config, device.type, world)
-    check_read(leaves(given), config)
+    check_training(config, device.type, world)
+    check_no_unused(leaves(given), config)
     parameter_groups(model, config.optimizer)  # that there are some for this optimizer
     return config
 

@@ -12,7 +12,7 @@ from torch import nn
 from vitrail.config import DataConfig, Preprocess
 from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.inference.device import repeatable
 from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
@@ -77,7 +77,7 @@ def logits_of(
     data: DataConfig,
     device: torch.device,
     interrupts: Interrupts,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     temperature: float = 1.0,
 ) -> Outputs:
     """What a network says of every image of a split, in float32."""

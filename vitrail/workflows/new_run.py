@@ -28,7 +28,7 @@ from vitrail.workflows.show import show_decisions
 def begin_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunContext]:
     """Build the network, measure the baseline, fit the batch into memory, and begin the folder."""
     ranks = run.ranks
-    with run.interrupts.at_once(ranks):
+    with run.interrupts.interruptible(ranks):
         net, task = starting_network(plan, run.console), make_task(plan)
         # The baseline needs the network as it is, before anything is put around it.
         measured = ranks.broadcast(lambda: _baseline(plan, net, run))
@@ -40,12 +40,12 @@ def begin_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunCo
 
 def run_probe(plan: Plan, run: RunContext) -> TrainResult:
     """The frozen network with a linear head fitted on its features. One process does it."""
-    with run.interrupts.at_once(run.ranks):
+    with run.interrupts.interruptible(run.ranks):
         net = starting_network(plan, run.console)
 
     def work() -> TrainResult:
         console, started = run.console, time.monotonic()
-        with run.interrupts.at_once(), console.status("one pass over the images, then logistic regression"):
+        with run.interrupts.interruptible(), console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, run.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
         best = Decision("penalty", f"{fitted.penalty:g}", why_penalty(fitted))
@@ -71,7 +71,7 @@ def _baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
     if not plan.model.num_classes:
         return None
     console = run.console
-    with run.interrupts.at_once(), console.status("fitting a linear probe, the baseline to beat"):
+    with run.interrupts.interruptible(), console.status("fitting a linear probe, the baseline to beat"):
         found = baseline(plan, net if plan.weights is not None else None, run.interrupts)
     if found is None:
         return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.errors import os_errors_as
-from vitrail.spreadsheet import csv_table
+from vitrail.spreadsheet import csv_bytes
 from vitrail.workflows.measure import Measurement
 
 
@@ -19,5 +19,5 @@ def write_predictions(path: Path, found: Measurement, samples: Samples, postproc
         out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess(), found.examples
     )
     rows = ((samples.name(index), *row) for index, row in zip(out.sample.tolist(), predicted, strict=True))
-    with os_errors_as(f"cannot write the answers {path}"), whole_file(path) as temporary:
-        temporary.write_bytes(csv_table(task.columns, rows))
+    with os_errors_as(f"cannot write the answers {path}"), atomic_write(path) as temporary:
+        temporary.write_bytes(csv_bytes(task.columns, rows))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import (
     NetworkConfig,
     Preprocess,
     RunConfig,
     TrainConfig,
-    check_read,
+    check_no_unused,
     check_resolved,
     key_paths,
     leaves,
@@ -28,7 +28,7 @@ from vitrail.config import (
 from vitrail.data.dataset import Dataset, open_dataset
 from vitrail.data.splits import SplitRule
 from vitrail.data.transforms import resolve_preprocess
-from vitrail.errors import UserError, did_you_mean, given_path
+from vitrail.errors import UserError, did_you_mean, user_path
 from vitrail.inference.device import choose_device
 from vitrail.models.flops import macs
 from vitrail.models.variants import parse
@@ -118,7 +118,7 @@ def make_plan(
     settings.set("train.device", str(device))
     settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
     if settings.config.data.quarantine:
-        settings.set("data.quarantine", str(given_path(settings.config.data.quarantine).absolute()))
+        settings.set("data.quarantine", str(user_path(settings.config.data.quarantine).absolute()))
     settings.set("model.weights", whole_spec(settings.config.model.weights))
     settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
     check_purpose(settings.config, weights)  # the recipe may have been chosen since
@@ -137,7 +137,7 @@ def make_plan(
         settings.fix_steps(facts.images)
         settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
         check_resolved(settings.config, device.type, world)
-    check_read(leaves(given), settings.config)
+    check_no_unused(leaves(given), settings.config)
     config = validate(RunConfig, settings.config.model_dump(), "settings")  # with all that was chosen
     return Plan(config, model, preprocess, dataset, device, weights, settings.decisions)
 
@@ -250,7 +250,7 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
     """config.toml: every setting of the run; `--recipe config.toml` repeats it."""
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 

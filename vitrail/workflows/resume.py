@@ -21,7 +21,7 @@ from vitrail.config import (
     Preprocess,
     ResNetConfig,
     RunConfig,
-    flat,
+    flatten,
     leaves,
     merge,
     network_config,
@@ -29,7 +29,7 @@ from vitrail.config import (
     validate,
 )
 from vitrail.data.dataset import Dataset
-from vitrail.errors import UserError, given_path
+from vitrail.errors import UserError, user_path
 from vitrail.inference.device import choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import old_name
@@ -158,9 +158,9 @@ def check_same(folder: Path, given: dict[str, Any], recipe: str | None) -> None:
     if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
         _count_steps(given, stored, folder)
     if given.get("data", {}).get("path"):
-        given["data"]["path"] = os.path.normpath(given_path(given["data"]["path"]).absolute())
+        given["data"]["path"] = os.path.normpath(user_path(given["data"]["path"]).absolute())
     if path := given.get("data", {}).get("quarantine"):
-        given["data"]["quarantine"] = str(given_path(path).absolute())
+        given["data"]["quarantine"] = str(user_path(path).absolute())
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
             given[section][key] = whole_spec(spec)
@@ -275,7 +275,7 @@ def _counted(about: dict[str, Any], dataset: Dataset) -> str:
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
-    old, new = (flat(config.model_dump(mode="json")) for config in (before, after))
+    old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 

@@ -13,10 +13,10 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from vitrail.atomic import sync_folder, whole_file
+from vitrail.atomic import atomic_write, fsync_folder
 from vitrail.data.formats import is_image_name
-from vitrail.errors import UserError, given_path, os_errors_as
-from vitrail.spreadsheet import csv_table
+from vitrail.errors import UserError, os_errors_as, user_path
+from vitrail.spreadsheet import csv_bytes
 from vitrail.training.checkpoint import NAME, Checkpoints
 from vitrail.training.run_context import LockId
 from vitrail.training.tensorboard import MARK
@@ -64,7 +64,7 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
     anything yet."""
     if out is None:
         return
-    folder = given_path(out)
+    folder = user_path(out)
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
     run = is_ours(folder / "config.toml")
@@ -164,8 +164,8 @@ def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tupl
         (folder / NEW).mkdir()
         write_config(folder / NEW / "config.toml", settings)
         if excluded:
-            with whole_file(folder / NEW / EXCLUDED) as temporary:
-                temporary.write_bytes(csv_table(EXCLUDED_TITLES, excluded))
+            with atomic_write(folder / NEW / EXCLUDED) as temporary:
+                temporary.write_bytes(csv_bytes(EXCLUDED_TITLES, excluded))
 
 
 def take_place(folder: Path) -> bool:
@@ -188,7 +188,7 @@ def take_place(folder: Path) -> bool:
         for place in (*(place / name for place in (new, folder) for name in FOLDERS), new):
             with contextlib.suppress(OSError):  # not there, or not empty
                 place.rmdir()
-        sync_folder(folder)
+        fsync_folder(folder)
     return bool(earlier) and kept == old
 
 
@@ -254,13 +254,13 @@ def where_it_stopped(folder: Path, command: str) -> str:
 def choose_folder(out: str | Path | None, root: str) -> Path:
     """The folder that was asked for, or a new one in runs/ with the name of the data."""
     if out is not None:
-        return given_path(out)
+        return user_path(out)
     return next(folder for folder in _numbered(root) if not folder.exists())
 
 
 def newest_folder(data: str | Path) -> Path:
     """The last one that `choose_folder` gave for this data, or the first that it would."""
-    root = os.path.normpath(given_path(data).absolute())
+    root = os.path.normpath(user_path(data).absolute())
     taken = list(takewhile(Path.exists, _numbered(root)))
     return taken[-1] if taken else next(_numbered(root))
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from torch import nn
 
 from vitrail.config import OPTIONS, merge, with_options
-from vitrail.distributed import joined
-from vitrail.errors import UserError, given_path, warn_once
+from vitrail.distributed import process_group
+from vitrail.errors import UserError, user_path, warn_once
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build
 from vitrail.models.flops import macs
@@ -109,8 +109,8 @@ def train(
     overrides = [overrides] if isinstance(overrides, str) else overrides
     _check_types(model, recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
     given = _given_settings(data, model, from_, quarantine, with_options(overrides, options))
-    with joined() as ranks, Interrupts() as interrupts, ExitStack() as held:
-        console = console if console is not None and ranks.is_first else make_console(lasting=True)
+    with process_group() as ranks, Interrupts() as interrupts, ExitStack() as held:
+        console = console if console is not None and ranks.is_first else make_console(ignore_write_errors=True)
         console.quiet = console.quiet or not ranks.is_first
         if resume and overwrite:
             raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")
@@ -120,14 +120,14 @@ def train(
             out = ranks.broadcast(lambda: newest_folder(data))
         fresh = bool(given or recipe)  # what is given could start a run
         if again and ranks.broadcast(lambda: _can_resume(out, fresh)):
-            folder = given_path(str(out))
+            folder = user_path(str(out))
             if fresh and is_finished(folder):
                 return ranks.broadcast(lambda: _finished(folder, given, recipe, console))
             lock = ranks.broadcast(lambda: held.enter_context(claimed(folder)))
             return _resume(RunContext(folder, console, interrupts, ranks, lock), given, recipe, accept_changes)
         with_weights: list[Plan] = []  # the first process keeps the starting weights; the others do not need them
 
-        @interrupts.at_once()
+        @interrupts.interruptible()
         def begin() -> tuple[Plan, Path]:
             check_free(out, overwrite, again)
             with scanning(console, interrupts) as scanned:
@@ -209,13 +209,13 @@ def _can_resume(out: str | Path | None, fresh: bool) -> bool:
     """Whether there is a run to resume; where nothing is given to start one with, there has to be."""
     if out is None:
         raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return not fresh or has_checkpoint(given_path(out))
+    return not fresh or has_checkpoint(user_path(out))
 
 
 def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_changes: bool) -> TrainResult:
     folder, console = run.folder, run.console
 
-    @run.interrupts.at_once()
+    @run.interrupts.interruptible()
     def read() -> tuple[Plan, Saved]:
         refuse_links(folder)
         check_same(folder, given, recipe)
@@ -234,7 +234,7 @@ def _fit_and_finish(
     """The part of a run that can be stopped and resumed."""
     command = "vitrail" if run.ranks.world_size == 1 else "torchrun ... -m vitrail"
     with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
-        with run.interrupts.at_once(run.ranks):
+        with run.interrupts.interruptible(run.ranks):
             batches = ImageBatches(plan, task.targets, run)
             validate = validation_of(plan, task, run) if "val" in plan.dataset.splits else None
         weights, seconds = fit_in_folder(

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import (
     DataConfig,
     NetworkConfig,
@@ -31,8 +31,8 @@ from vitrail.config import (
     validate,
 )
 from vitrail.data.sources.read import read_source
-from vitrail.distributed import joined
-from vitrail.errors import UserError, given_path
+from vitrail.distributed import process_group
+from vitrail.errors import UserError, user_path
 from vitrail.interrupt import Interrupted
 from vitrail.terminal import escape
 from vitrail.weights.bundle import read_card
@@ -91,8 +91,8 @@ def run_transfer(
 ) -> Transfer:
     """Fine-tune by the paper's protocol. Every run has its folder in `out`; called again, finished ones are taken as
     they are, and one that was stopped goes on."""
-    folder = given_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
-    with joined() as ranks:
+    folder = user_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
+    with process_group() as ranks:
         ranks.broadcast(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
         console.quiet = console.quiet or not ranks.is_first
         chosen = tuple(rates) or ranks.broadcast(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
@@ -201,7 +201,7 @@ def _check(
 def _tell(found: Transfer, data: str, weights: str, folder: Path, console: Console) -> None:
     facts = {"data": data_name(data), "weights": weights, **asdict(found)}
     facts |= {"mean": found.mean, "deviation": found.deviation}
-    with whole_file(folder / "transfer.json") as temporary:
+    with atomic_write(folder / "transfer.json") as temporary:
         temporary.write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     table = Table(box=box.SIMPLE, title=f"{escape(weights)} on {escape(data_name(data))}")
     if found.tried:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vitrail.data.quarantine import TITLES as QUARANTINE_TITLES
-from vitrail.errors import UserError, reason_of
-from vitrail.spreadsheet import csv_table
+from vitrail.errors import UserError, error_reason
+from vitrail.spreadsheet import csv_bytes
 from vitrail.weights.safetensors_file import read_metadata
 
 PREDICTIONS, EXCLUDED, MODEL_CARD = "predictions.csv", "excluded.csv", "model_card.md"
@@ -33,7 +33,7 @@ def is_ours(path: Path, kind: str = "") -> bool:
     try:
         return not path.is_symlink() and path.is_file() and test(path)
     except PermissionError as error:
-        raise UserError(f"cannot read {path}: {reason_of(error)}") from error
+        raise UserError(f"cannot read {path}: {error_reason(error)}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # something else
         return False
 
@@ -104,7 +104,7 @@ def _is_untouched_list(path: Path) -> bool:
     """The quarantine list as `vitrail check` wrote it, by the report beside it: people may edit the list."""
     report = json.loads(path.with_name("report.json").read_text(encoding="utf-8"))
     rows = [[row[title] for title in QUARANTINE_TITLES] for row in report["quarantine"]]
-    return path.read_bytes() == csv_table(QUARANTINE_TITLES, rows)
+    return path.read_bytes() == csv_bytes(QUARANTINE_TITLES, rows)
 
 
 TESTS: dict[str, Callable[[Path], bool]] = {

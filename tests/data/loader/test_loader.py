@@ -29,7 +29,7 @@ from vitrail.data.loader.reader import Reader, jpeg_scale_for, scale_box
 from vitrail.data.loader.resident import ResidentLoader
 from vitrail.data.randomness import epoch_permutation
 from vitrail.data.transforms import crop_resize
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.errors import UserError
 
 SPEC = Preprocess(size=(8, 8))
@@ -41,7 +41,7 @@ def reader_for(source, keep=False, **options):
     return Reader(source, SPEC, 10**6, PixelCache(source.areas, 3) if keep else None, **options)
 
 
-def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, ranks=ALONE, **augment):
+def stream(source, start, stop, batch_size=4, workers=0, keep=False, seed=0, ranks=SINGLE_PROCESS, **augment):
     augments = AugmentConfig(**augment)
     loader = training_loader(reader_for(source, keep), batch_size, augments, seed, workers, CPU, ranks)
     return list(loader.from_step(start, stop))

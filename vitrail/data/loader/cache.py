@@ -15,7 +15,7 @@ import numpy as np
 import PIL
 from PIL import features
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import Preprocess
 from vitrail.data.samples import Samples
 from vitrail.data.scan import cache_folder
@@ -103,7 +103,7 @@ class StoredPixelCache(PixelCache):
         filled = np.flatnonzero(self.state)
         with contextlib.suppress(OSError):  # without it the next run decodes again
             self.map.flush()
-            with whole_file(self.index_path) as temporary, temporary.open("wb") as file:
+            with atomic_write(self.index_path) as temporary, temporary.open("wb") as file:
                 np.savez(file, filled=filled, heights=self.heights[filled], sums=self.sums[filled])
 
     def _load(self) -> None:

@@ -20,7 +20,7 @@ from vitrail.data.loader.workers import Failures, Slots, WorkerPool
 from vitrail.data.scan import cores
 from vitrail.data.to_device import pinned
 from vitrail.data.transforms import eval_transform
-from vitrail.distributed import ALONE, Ranks
+from vitrail.distributed import SINGLE_PROCESS, Ranks
 
 FULL_IMAGE_CROPS = ("none", "shift", "zoom")  # crops that take the image as evaluation does
 # Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
@@ -193,7 +193,7 @@ class EvaluationLoader(Loader):
 
 
 def training_sampler(
-    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, ranks: Ranks = ALONE
+    reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, ranks: Ranks = SINGLE_PROCESS
 ) -> TrainingSampler:
     """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
     mixes = bool(augment.mixup or augment.cutmix)
@@ -207,14 +207,14 @@ def training_loader(
     seed: int,
     workers: int | None,
     device: torch.device,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Loader:
     order = training_sampler(reader, batch_size, augment, seed, ranks)
     return Loader(BatchDecoder(reader, augment, seed), order, workers_for(reader, workers, device, ranks), device)
 
 
 def evaluation_loader(
-    reader: Reader, batch_size: int, workers: int | None, device: torch.device, ranks: Ranks = ALONE
+    reader: Reader, batch_size: int, workers: int | None, device: torch.device, ranks: Ranks = SINGLE_PROCESS
 ) -> EvaluationLoader:
     order = EvaluationSampler(len(reader.source), batch_size, ranks.rank, ranks.world_size)
     processes = workers_for(reader, workers, device, ranks)
@@ -224,7 +224,7 @@ def evaluation_loader(
     return EvaluationLoader(BatchDecoder(reader), order, processes, device)
 
 
-def workers_for(reader: Reader, asked: int | None, device: torch.device, ranks: Ranks = ALONE) -> int:
+def workers_for(reader: Reader, asked: int | None, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> int:
     """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
     if asked is not None:
         return asked

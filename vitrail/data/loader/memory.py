@@ -10,7 +10,7 @@ from vitrail.data.loader.loader import Loader
 from vitrail.data.loader.reader import Reader
 from vitrail.data.samples import Samples
 from vitrail.data.scan import cores
-from vitrail.errors import UserError, reason_of
+from vitrail.errors import UserError, error_reason
 
 MAX_CACHE_BYTES = 32 << 30  # decoded bytes up to which images are kept without being asked
 MEMORY_FRACTION = 0.4  # of the memory that is left, at most
@@ -97,7 +97,7 @@ def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, besi
     except (OSError, MemoryError, ValueError) as error:  # ValueError: longer than an address can say
         if data.cache == "auto":  # nobody asked for it, as where a limit on addresses is below the free memory
             return None
-        reason = reason_of(error) or "there is too little memory"
+        reason = error_reason(error) or "there is too little memory"
         raise UserError(
             f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {reason}; "
             "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"

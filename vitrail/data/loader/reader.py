@@ -12,7 +12,7 @@ from vitrail.config import Preprocess
 from vitrail.data.decode import JPEG_SCALES, BadImage, OpenedImage, open_image
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.transforms import crop_resize
-from vitrail.errors import reason_of
+from vitrail.errors import error_reason
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -77,7 +77,7 @@ class Reader:
         try:
             return self.source.read(index)
         except OSError as error:
-            raise BadImage(f"cannot be read: {reason_of(error)}") from error
+            raise BadImage(f"cannot be read: {error_reason(error)}") from error
 
 
 def jpeg_scale_for(box: Box, size: tuple[int, int]) -> int:

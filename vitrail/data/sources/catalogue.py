@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.data.files import Entry, Files
 from vitrail.errors import UserError, did_you_mean
-from vitrail.terminal import is_plain
+from vitrail.terminal import is_printable
 
 if TYPE_CHECKING:
     from vitrail.data.scan import Scan
@@ -69,7 +69,7 @@ def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, 
     if len(names) < fewest:
         raise UserError(_one_class(found, names, path))
     for name in names:
-        if not is_plain(name) or not name:
+        if not is_printable(name) or not name:
             what = f"the name of the {found.noun} {name!a}"
             raise UserError(f"{what} in '{path}' is not plain text: rename the {found.noun.split()[-1]}")
     allowed = frozenset(names)

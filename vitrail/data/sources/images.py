@@ -18,7 +18,7 @@ from vitrail.data.sources.manifest import is_manifest, read_paths
 from vitrail.data.sources.packed import is_packed, read_packed
 from vitrail.data.sources.parquet import is_parquet, read_images
 from vitrail.data.sources.read import read_standard
-from vitrail.errors import UserError, did_you_mean_path, given_path
+from vitrail.errors import UserError, did_you_mean_path, user_path
 
 _Place = tuple[Files | None, Path | None]  # what reads the images, and the path that their names begin with
 
@@ -100,7 +100,7 @@ _Row = tuple[_Place, str, str]  # where it is, what it is called there, why it c
 def _found(paths: Sequence[str | Path], notes: list[str], follow: bool) -> Iterator[_Row]:
     nowhere: _Place = (None, None)
     folders: dict[Path, _Place] = {}  # of single files
-    for path in map(given_path, paths):
+    for path in map(user_path, paths):
         if is_packed(path):
             packed = read_packed(path, [])
             yield from _rows((packed.files, None), (entry.name for entry in packed.entries))

@@ -23,8 +23,8 @@ from typing import Any
 from vitrail.data.files import MISSING, Entry, FolderFiles
 from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
 from vitrail.data.sources.parquetfile import ParquetFile
-from vitrail.errors import UserError, did_you_mean, reason_of
-from vitrail.spreadsheet import csv_rows, plain_cell
+from vitrail.errors import UserError, did_you_mean, error_reason
+from vitrail.spreadsheet import read_csv_rows, unescape_cell
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
@@ -139,7 +139,7 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
         try:
             status = (Path(files.root) / path).stat()
         except (OSError, ValueError) as error:
-            reason = reason_of(error)
+            reason = error_reason(error)
             missing.append((path, f"{MISSING}: {reason}"))
             continue
         if not files.follow and _over_link(files.root, path):
@@ -183,8 +183,8 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
     except UnicodeDecodeError:
         raise UserError(f"'{place}' is not UTF-8 text: save it as 'CSV UTF-8'") from None
     except OSError as error:
-        raise UserError(f"'{place}' cannot be read: {reason_of(error)}") from None
-    rows = csv_rows(text)
+        raise UserError(f"'{place}' cannot be read: {error_reason(error)}") from None
+    rows = read_csv_rows(text)
     try:
         titles = next(rows, None)
         if titles is None:
@@ -198,7 +198,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
             if len(row) != len(titles):
                 raise UserError(f"'{place}' has {len(row)} cells in row {_line(number)}, and {len(titles)} columns")
             for column, values in read:
-                values.append(plain_cell(row[column]))
+                values.append(unescape_cell(row[column]))
     except csv.Error as error:
         raise UserError(f"'{place}' is not a proper CSV table: {error}") from None
     return table

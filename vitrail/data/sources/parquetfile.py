@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.data.scan import cache_folder
 from vitrail.data.sources.shards import Shard
 from vitrail.errors import UserError
@@ -99,13 +99,13 @@ class ParquetFile:
         places, holder = self.places(column), self.path
         if places is None:
             unpacked.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(unpacked) as temporary:
+            with atomic_write(unpacked) as temporary:
                 places, holder = self._unpack(column, temporary), unpacked
         offsets, lengths = places
         try:
             index.parent.mkdir(parents=True, exist_ok=True)
             stored = {"offsets": offsets, "lengths": lengths, "header": header, "unpacked": holder is unpacked}
-            with whole_file(index) as temporary, temporary.open("wb") as file:
+            with atomic_write(index) as temporary, temporary.open("wb") as file:
                 np.savez(file, **stored, size=holder.stat().st_size)
         except OSError:  # without room for the cache it is found again the next time
             pass

@@ -24,7 +24,7 @@ from vitrail.data.sources.oxford import read_flowers, read_pets
 from vitrail.data.sources.packed import is_packed, read_packed
 from vitrail.data.sources.parquet import is_parquet, read_parquet
 from vitrail.data.sources.root import Root
-from vitrail.errors import UserError, did_you_mean_path, given_path, os_errors_as
+from vitrail.errors import UserError, did_you_mean_path, os_errors_as, user_path
 
 Source = Callable[[Root, list[str]], Catalogue | None]
 # Standard data sets in the layouts they are published in, seen from what lies in a folder or a .zip archive. The first
@@ -58,7 +58,7 @@ def read_source(path: str | Path, notes: list[str], labelled: bool = True, follo
 
 
 def _read(path: str | Path, notes: list[str], of_folders: Source, follow: bool) -> Catalogue:
-    place = given_path(path)
+    place = user_path(path)
     _check_there(place, path)
     if is_packed(place):
         return read_packed(place, notes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail import strict_json
-from vitrail.atomic import whole_file
+from vitrail.atomic import atomic_write
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pos_embed import added_positions
@@ -189,7 +189,7 @@ def write_folder(folder: Path, tensors: State, files: Mapping[str, Mapping[str, 
     """model.safetensors, and JSON files beside it."""
     from safetensors.torch import save_file
 
-    with whole_file(folder / "model.safetensors") as temporary:
+    with atomic_write(folder / "model.safetensors") as temporary:
         save_file(dict(tensors), temporary, metadata={"format": "pt"})
     for name, values in files.items():
         text = strict_json.dumps(values, indent=2, ensure_ascii=False)
