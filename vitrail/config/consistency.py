@@ -17,7 +17,7 @@ def check_no_unused(typed: Collection[str], config: RunConfig) -> None:
         "masked.": (kind == "masked", "--recipe masked"),
         "objective.": (kind != "masked", "images with labels, which masked-patch pre-training does not look at"),
         "probe.": (kind == "probe", "--recipe probe"),
-        "model.head": (bool(config.model.weights), "weights to start from (--from WEIGHTS)"),
+        "model.head_init": (bool(config.model.weights), "weights to start from (--from WEIGHTS)"),
         "lora.alpha": (config.lora.rank > 0, "a lora.rank above 0"),
         "lora.target_modules": (config.lora.rank > 0, "a lora.rank above 0"),
         "augment.crop_fraction": (augment.crop in ("resmall", "part"), "augment.crop=part or resmall"),
