@@ -10,7 +10,7 @@ import pytest
 from tests.data.folders import contents, fill
 from vitrail.data.dataset import open_dataset
 from vitrail.data.files import Entry
-from vitrail.data.quarantine import Quarantine, Quarantined, write_quarantine
+from vitrail.data.quarantine import Quarantine, QuarantineRow, write_quarantine
 from vitrail.data.sources.images import find_images
 from vitrail.spreadsheet import SafeCsvWriter, escape_cell, unescape_cell
 
@@ -48,7 +48,7 @@ def test_a_spreadsheet_that_divides_at_semicolons_finds_no_formula_either() -> N
 
 def test_a_quarantine_list_names_every_file_exactly(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.csv"
-    write_quarantine(path, [Quarantined(name, "", "=cmd()") for name in NAMES])
+    write_quarantine(path, [QuarantineRow(name, "", "=cmd()") for name in NAMES])
     with path.open(newline="", encoding="utf-8") as file:
         assert not any(cell.startswith(STARTS) for row in csv.reader(file) for cell in row)
     assert list(Quarantine.read(path).digests) == NAMES

@@ -19,7 +19,7 @@ from tests.commands.conftest import vitrail
 from tests.data.zoo import FILES, IGNORED, USED, encode, frames, make_zoo, photo
 from tests.small import SMALL
 from vitrail.data.dataset import open_dataset
-from vitrail.data.scan import see
+from vitrail.data.scan import scan_image
 from vitrail.doctor.check import check_dataset
 from vitrail.workflows.train_run import train
 
@@ -132,7 +132,7 @@ def mutate(random: np.random.Generator) -> bytes:
 
 
 def assert_clean(data: bytes, name: str = "a.jpg") -> None:
-    seen = see(data, name, max_pixels=1_000_000)
+    seen = scan_image(data, name, max_pixels=1_000_000)
     height, width = seen.shape
     assert bool(seen.problem) == (height * width == 0)
     assert height * width <= 1_000_000

@@ -17,7 +17,7 @@ from bench.planted import CHANGES, generated
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import decode
 from vitrail.data.samples import Samples
-from vitrail.data.splits import SplitRule, groups_of
+from vitrail.data.splits import SplitRule, group_ids
 from vitrail.metrics.accuracy import ClassificationScores
 from vitrail.metrics.group_split import stratified_group_mask
 from vitrail.metrics.multilabel import f1_scores, sigmoid
@@ -69,13 +69,13 @@ def _pixels(samples: Samples) -> torch.Tensor:
 def test_copies_of_a_scene_are_one_group(splits: dict[str, Samples]) -> None:
     train = splits["train"]
     assert len(train) == CLASSES * SCENES * len(COPIES)
-    scene, groups = _scene(train), groups_of(train)
+    scene, groups = _scene(train), group_ids(train)
     together = groups[:, None] == groups
     alike = scene[:, None] == scene
     assert not (together & ~alike).any() and together[alike].mean() > 0.98
     some = np.flatnonzero(scene < 2 * CLASSES)
-    assert len(np.unique(groups_of(train, some))) in (2 * CLASSES, 2 * CLASSES + 1)
-    assert groups_of(train.subset(some)).tolist() == groups_of(train, some).tolist()
+    assert len(np.unique(group_ids(train, some))) in (2 * CLASSES, 2 * CLASSES + 1)
+    assert group_ids(train.subset(some)).tolist() == group_ids(train, some).tolist()
 
 
 def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[str, Samples]) -> None:
@@ -84,7 +84,7 @@ def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[st
     x, y = _pixels(train), torch.from_numpy(train.labels)
     new, labels = _pixels(test), torch.from_numpy(test.labels)
     shown, true = {}, []
-    for how, groups in (("whole", groups_of(train)), ("torn", None)):
+    for how, groups in (("whole", group_ids(train)), ("torn", None)):
         accuracies = []
         for seed in range(4):
             probe = fit_probe(x, y, CLASSES, penalties=PENALTIES, iterations=100, seed=seed, groups=groups)
@@ -97,7 +97,7 @@ def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[st
 
 
 def test_the_halves_that_judge_thresholds_share_no_scene(splits: dict[str, Samples]) -> None:
-    groups = groups_of(splits["train"])
+    groups = group_ids(splits["train"])
     for seed in range(5):
         (first, second), (again, _) = split_halves(len(groups), seed, groups)
         assert not np.isin(groups[first], groups[second]).any() and (again == second).all()
@@ -139,11 +139,11 @@ def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
 def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:
     root = _write(tmp_path, False)
     loose = open_dataset(root, SplitRule(group_similar=False)).splits["train"]
-    assert len(np.unique(groups_of(loose))) == len(loose)
+    assert len(np.unique(group_ids(loose))) == len(loose)
     strict = open_dataset(root, SplitRule()).splits["train"]
-    assert len(np.unique(groups_of(strict))) < len(strict) / 4
+    assert len(np.unique(group_ids(strict))) < len(strict) / 4
     sent = pickle.loads(pickle.dumps(strict))
-    assert sent.looks is None and (sent.digests == strict.digests).all()
+    assert sent.descriptors is None and (sent.digests == strict.digests).all()
 
 
 def test_a_probe_shows_an_accuracy_that_holds_on_new_scenes(tmp_path: Path) -> None:

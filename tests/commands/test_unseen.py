@@ -34,9 +34,9 @@ def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_t
     draw(tmp_path / "red", (200, 60, 60), 100)
     draw(tmp_path / "blue", (60, 60, 200), 100)
     samples = dataset.open_dataset(tmp_path, None).splits["all"]
-    first = [f"{digest:016x}" for digest in np.sort(samples.firsts)[:seen].tolist()]
-    highest = f"{int(np.sort(samples.firsts)[119]) + 1:016x}"  # a sketch that reaches to the 120th image
-    monkeypatch.setattr(module, "SKETCH" if which == "trained_on" else "EARLIER", seen + 1)
+    first = [f"{digest:016x}" for digest in np.sort(samples.original_digests)[:seen].tolist()]
+    highest = f"{int(np.sort(samples.original_digests)[119]) + 1:016x}"  # a sketch that reaches to the 120th image
+    monkeypatch.setattr(module, "SKETCH_SIZE" if which == "trained_on" else "EARLIER_SKETCH_SIZE", seen + 1)
     sketch = [*first, highest]
     measured, words = unseen(tmp_path, {which: sketch if which == "trained_on" else [["0" * 16], sketch]})
     assert words.startswith(f"folder; {seen} images that these weights were trained on are left out")
@@ -82,7 +82,7 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
 
     again = read_card(run("one", third.weights, "data.split_seed=5").weights)
     split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
-    before = len(set(split.splits["val"].pixels) & set(learned["one"].digests))
+    before = len(set(split.splits["val"].pixel_digests) & set(learned["one"].digests))
     assert 0 < before == again.metrics["seen_before"]
     assert f"{before} were in the training of the weights it started from" in again.metrics["measured_on"]
     assert "never saw" not in again.metrics["measured_on"]
@@ -111,7 +111,7 @@ def test_every_training_image_is_known_again_by_its_pixels_however_many_there_ar
             picture = Image.open(tmp_path / "old" / name / f"{number:03d}.png")
             kind, options = [("bmp", {}), ("webp", {"lossless": True}), ("png", {"compress_level": 1})][number % 3]
             picture.save(tmp_path / "new" / name / f"copy-{number}.{kind}", **options)
-    learned = Trained(card({"trained_on": []}), np.concatenate([dataset.recognised_by(old), others]))
+    learned = Trained(card({"trained_on": []}), np.concatenate([dataset.content_digests(old), others]))
     _, samples, words = unseen_images(str(tmp_path / "new"), [learned], None, "", lambda *_: None)
     assert len(samples) == 10 and "60 images that these weights were trained on are left out" in words
     assert not any("copy" in samples.name(index) for index in range(len(samples)))

@@ -96,7 +96,7 @@ def test_a_fifth_of_the_training_images_of_pets_validates_and_a_tenth_of_others(
     data = open_dataset(tmp_path / "pets", None)
     train, val, test = thousand(data, task("oxford_iiit_pet"))
     assert (len(train), len(val), len(test)) == (16, 8, 10)  # of 32, 8 and 10
-    drawn = data.splits["train"].digests[np.argsort(data.splits["train"].firsts, kind="stable")]
+    drawn = data.splits["train"].digests[np.argsort(data.splits["train"].original_digests, kind="stable")]
     assert set(val.digests.tolist()) == set(drawn[32:].tolist())
     with pytest.raises(UserError, match="36 images to train and 4 to validate on"):
         thousand(data, task("cifar"))
@@ -139,7 +139,12 @@ def test_images_that_the_weights_were_trained_on_and_options_without_use_are_tol
     card = read_card(tiny)
     test = open_dataset(root, None).splits["test"]
     card = card.model_copy(
-        update={"data": {**card.data, "trained_before": [[f"{digest:016x}" for digest in test.firsts[:3].tolist()]]}}
+        update={
+            "data": {
+                **card.data,
+                "trained_before": [[f"{digest:016x}" for digest in test.original_digests[:3].tolist()]],
+            }
+        }
     )
     weights = tmp_path / "weights.safetensors"
     write_bundle(weights, load_file(tiny), card)

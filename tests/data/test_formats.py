@@ -16,9 +16,9 @@ from vitrail.data import decode as decode_module
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import FolderFiles, ZipFiles
-from vitrail.data.formats import CAN_READ_HEIF, ENDINGS, HEAD_BYTES, RAW, kind_of
+from vitrail.data.formats import CAN_READ_HEIF, EXTENSIONS, HEAD_BYTES, RAW, detect_format
 from vitrail.data.quarantine import Quarantine
-from vitrail.data.sources.layout import read_folders
+from vitrail.data.sources.class_folders import read_folders
 from vitrail.data.sources.read import read_source
 from vitrail.data.sources.root import Root
 from vitrail.doctor.check import check_dataset
@@ -98,7 +98,7 @@ def test_pixels_are_those_of_pillow(name: str) -> None:
     found, expected = decode(GOLDEN[name]), by_pillow(GOLDEN[name])
     assert found.shape == (44, 30, 3) if name.startswith("turned") else found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
-    assert kind_of(GOLDEN[name][:HEAD_BYTES]) in ENDINGS
+    assert detect_format(GOLDEN[name][:HEAD_BYTES]) in EXTENSIONS
     if name.startswith("turned"):
         assert np.abs(found.astype(int) - np.rot90(PICTURE, -1)).mean() < 20
 
@@ -163,7 +163,7 @@ def test_heic_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     ],
 )  # fmt: skip
 def test_a_kind_is_told_from_the_first_bytes_or_the_name(head: bytes, name: str, kind: str) -> None:
-    assert kind_of(head, name) == kind
+    assert detect_format(head, name) == kind
 
 
 ODD = {
@@ -370,7 +370,7 @@ def test_files_that_are_no_pictures_are_ignored_however_many(tmp_path):
 
 @pytest.mark.parametrize("text", [b"P1 34 1\nP2 40 0\n", b"P2 # ids\n", b"P3 1 2\n"])
 def test_a_list_that_begins_as_a_picture_in_digits_is_text(text):
-    assert kind_of(text, "labels.txt") == "" and kind_of(text, "x.pgm") == "PPM"
+    assert detect_format(text, "labels.txt") == "" and detect_format(text, "x.pgm") == "PPM"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

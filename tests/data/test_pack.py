@@ -14,9 +14,9 @@ from PIL import Image
 
 from tests.data.folders import contents, fill, image_bytes, numbered
 from vitrail.commands.pack import pack
-from vitrail.data.dataset import open_dataset, recognised_by
+from vitrail.data.dataset import content_digests, open_dataset
 from vitrail.data.decode import decode
-from vitrail.data.pack import Packing
+from vitrail.data.pack import Packer
 from vitrail.doctor.check import check_dataset
 from vitrail.errors import UserError
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_left_out_and_listed(tmp_path: Path) -> None:
     (tmp_path / "in/a/0.png").write_bytes(b"nothing")
     result = pack(tmp_path / "in", tmp_path / "out")
     assert result.images == 7 and [name for name, _ in result.left_out] == ["a/0.png"]
-    assert json.loads((tmp_path / "out/manifest.json").read_text())["left_out"][0][0] == "a/0.png"
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["skipped"][0][0] == "a/0.png"
 
 
 def test_a_stopped_packing_goes_on_and_is_not_read_before_it_is_whole(
@@ -119,7 +119,7 @@ def test_a_stopped_packing_goes_on_and_is_not_read_before_it_is_whole(
     folder = fill(tmp_path / "in", images)
     pack(folder, tmp_path / "whole", shard_mb=1)
     written: list[str] = []
-    real = Packing._write_shard
+    real = Packer._write_shard
 
     def fails_at_the_third(self, shard, pool):
         if len(written) == 2:
@@ -127,7 +127,7 @@ def test_a_stopped_packing_goes_on_and_is_not_read_before_it_is_whole(
         written.append(shard.file)
         return real(self, shard, pool)
 
-    monkeypatch.setattr(Packing, "_write_shard", fails_at_the_third)
+    monkeypatch.setattr(Packer, "_write_shard", fails_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         pack(folder, tmp_path / "out", shard_mb=1)
     with pytest.raises(UserError, match="is not packed to the end: give the same `vitrail pack` command again"):
@@ -135,7 +135,7 @@ def test_a_stopped_packing_goes_on_and_is_not_read_before_it_is_whole(
     with pytest.raises(UserError, match="holds the beginning of another packing"):
         pack(folder, tmp_path / "out", shard_mb=2)
     kept = [(tmp_path / "out" / file).stat().st_mtime_ns for file in written]
-    monkeypatch.setattr(Packing, "_write_shard", real)
+    monkeypatch.setattr(Packer, "_write_shard", real)
     pack(folder, tmp_path / "out", shard_mb=1)
     assert [(tmp_path / "out" / file).stat().st_mtime_ns for file in written] == kept
     whole, out = (sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "out"))
@@ -149,7 +149,7 @@ def test_a_shard_that_was_damaged_before_going_on_is_written_again(
 ) -> None:
     folder = split_folder(tmp_path / "in")
     pack(folder, tmp_path / "whole")
-    monkeypatch.setattr(Packing, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Packer, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     for damage in ("cut", "gone", "side"):
         with pytest.raises(KeyboardInterrupt):
             pack(folder, tmp_path / damage)
@@ -163,7 +163,7 @@ def test_a_shard_that_was_damaged_before_going_on_is_written_again(
         assert (tmp_path / damage / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
         assert open_dataset(tmp_path / damage).splits["train"].read(0)
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(Packing, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Packer, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         pack(folder, tmp_path / "marker")
     (tmp_path / "marker/packing.json").write_text("garbage")
     with pytest.raises(UserError, match="holds the beginning of another packing"):
@@ -176,9 +176,9 @@ def test_images_made_smaller_keep_their_side_and_are_recognised(tmp_path: Path) 
     before, after = open_dataset(tmp_path / "in"), open_dataset(tmp_path / "out")
     for name, samples in before.splits.items():
         packed = after.splits[name]
-        assert sorted(packed.firsts.tolist()) == sorted(samples.digests.tolist())
+        assert sorted(packed.original_digests.tolist()) == sorted(samples.digests.tolist())
         assert not set(packed.digests.tolist()) & set(samples.digests.tolist())
-    assert sorted(recognised_by(before.splits["train"])) == sorted(recognised_by(after.splits["train"]))
+    assert sorted(content_digests(before.splits["train"])) == sorted(content_digests(after.splits["train"]))
 
 
 def test_check_reads_every_byte_of_packed_images(tmp_path: Path) -> None:

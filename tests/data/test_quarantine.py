@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.folders import fill, image_bytes, names_of, numbered
 from vitrail.data.dataset import open_dataset
-from vitrail.data.quarantine import Quarantine, Quarantined, write_quarantine
+from vitrail.data.quarantine import Quarantine, QuarantineRow, write_quarantine
 from vitrail.errors import UserError
 
 ODD_NAMES = [
@@ -30,7 +30,7 @@ def digest_of(data: bytes) -> str:
 
 
 def test_any_name_comes_back(tmp_path: Path) -> None:
-    rows = [Quarantined(name, f"{number:032x}", "why, and\nwhere") for number, name in enumerate(ODD_NAMES)]
+    rows = [QuarantineRow(name, f"{number:032x}", "why, and\nwhere") for number, name in enumerate(ODD_NAMES)]
     write_quarantine(tmp_path / "list.csv", rows)
     found = Quarantine.read(tmp_path / "list.csv")
     assert found.digests == {name: f"{number:032x}" for number, name in enumerate(ODD_NAMES)}
@@ -73,12 +73,12 @@ def test_listed_images_are_left_out_and_replaced_ones_are_not(tmp_path: Path) ->
     data = fill(tmp_path / "data", numbered({"a": 6, "b": 6}))
     (data / "a/bad.png").write_bytes(b"bad")
     rows = [
-        Quarantined("a/0.png", digest_of((data / "a/0.png").read_bytes()), "copy"),
-        Quarantined("b/1.png", digest_of((data / "b/1.png").read_bytes()), "copy"),
-        Quarantined("a/bad.png", digest_of(b"bad"), "broken"),
-        Quarantined("b/2.png", "0" * 32, "could not be read"),
-        Quarantined("b/3.png", "", "added by hand"),
-        Quarantined("gone.png", "0" * 32, "no longer there"),
+        QuarantineRow("a/0.png", digest_of((data / "a/0.png").read_bytes()), "copy"),
+        QuarantineRow("b/1.png", digest_of((data / "b/1.png").read_bytes()), "copy"),
+        QuarantineRow("a/bad.png", digest_of(b"bad"), "broken"),
+        QuarantineRow("b/2.png", "0" * 32, "could not be read"),
+        QuarantineRow("b/3.png", "", "added by hand"),
+        QuarantineRow("gone.png", "0" * 32, "no longer there"),
     ]
     write_quarantine(tmp_path / "list.csv", rows)
     before = open_dataset(data)
@@ -101,14 +101,15 @@ def test_listed_images_are_left_out_and_replaced_ones_are_not(tmp_path: Path) ->
 
 def test_a_list_of_other_data_and_one_of_all_data(tmp_path: Path) -> None:
     data = fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
-    write_quarantine(tmp_path / "list.csv", [Quarantined("x.png", "0" * 32, "")])
+    write_quarantine(tmp_path / "list.csv", [QuarantineRow("x.png", "0" * 32, "")])
     listed = open_dataset(data, quarantine=tmp_path / "list.csv")
     assert any("lists no image of this data" in note for note in listed.notes)
     assert listed.fingerprint == open_dataset(data).fingerprint
     write_quarantine(tmp_path / "list.csv", [])
     assert open_dataset(data, quarantine=tmp_path / "list.csv").notes == open_dataset(data).notes
     everything = [
-        Quarantined(path.relative_to(data).as_posix(), digest_of(path.read_bytes()), "") for path in data.rglob("*.png")
+        QuarantineRow(path.relative_to(data).as_posix(), digest_of(path.read_bytes()), "")
+        for path in data.rglob("*.png")
     ]
     write_quarantine(tmp_path / "list.csv", everything)
     with pytest.raises(UserError, match="nothing is left"):
@@ -117,5 +118,5 @@ def test_a_list_of_other_data_and_one_of_all_data(tmp_path: Path) -> None:
 
 def test_classes_are_made_of_what_is_left(tmp_path: Path) -> None:
     data = fill(tmp_path / "data", numbered({"a": 3, "b": 3, "c": 1}))
-    write_quarantine(tmp_path / "list.csv", [Quarantined("c/0.png", digest_of((data / "c/0.png").read_bytes()), "")])
+    write_quarantine(tmp_path / "list.csv", [QuarantineRow("c/0.png", digest_of((data / "c/0.png").read_bytes()), "")])
     assert open_dataset(data, quarantine=tmp_path / "list.csv").classes == ("a", "b")

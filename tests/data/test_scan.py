@@ -156,22 +156,22 @@ def test_traits_and_looks_are_remembered_and_left_at_zero_where_there_is_no_pict
     for _ in range(2):
         found = scan_module.scan(FolderFiles(str(tmp_path)), entries, 10_000)
         assert found.traits.tolist() == [0, Trait.GREY, 0]
-        np.testing.assert_array_equal(found.looks[0], descriptor(pixels))
-        assert found.looks.any(axis=1).tolist() == [True, True, False]
+        np.testing.assert_array_equal(found.descriptors[0], descriptor(pixels))
+        assert found.descriptors.any(axis=1).tolist() == [True, True, False]
     assert len(decoded) == 3
 
 
 def test_a_scan_without_traits_and_looks_says_that_nothing_is_known() -> None:
-    found = scan_module.Scan(np.zeros((5, 16), np.uint8), np.zeros((5, 2), np.int32), {})
+    found = scan_module.ScanResult(np.zeros((5, 16), np.uint8), np.zeros((5, 2), np.int32), {})
     assert found.traits.tolist() == [0] * 5
-    assert found.looks.shape == (5, 64)
+    assert found.descriptors.shape == (5, 64)
 
 
 @pytest.mark.parametrize(("values", "grey"), [((9, 9, 9), True), ((9, 11, 12), True), ((9, 9, 30), False)])
 def test_grey_pictures_stored_in_colour(values: tuple[int, int, int], grey: bool) -> None:
     file = io.BytesIO()
     Image.new("RGB", (30, 20), values).save(file, "PNG")
-    assert (scan_module.see(file.getvalue(), "a.png", 10_000).traits == Trait.GREY) == grey
+    assert (scan_module.scan_image(file.getvalue(), "a.png", 10_000).traits == Trait.GREY) == grey
 
 
 # what comes with the package

@@ -147,10 +147,12 @@ def test_groups_that_were_only_considered_cost_other_classes_nothing(tmp_path: P
 
 def test_what_a_full_sketch_cannot_tell_is_said(tmp_path: Path) -> None:
     train = open_dataset(fill(tmp_path, numbered({"a": 10, "b": 10}))).splits["train"]
-    sketch = [f"{digest:016x}" for digest in sorted(train.firsts.tolist())]  # as weights of the first format have it
-    known, unknown = dataset.seen_in(train, sketch, dataset.SKETCH)
+    sketch = [
+        f"{digest:016x}" for digest in sorted(train.original_digests.tolist())
+    ]  # as weights of the first format have it
+    known, unknown = dataset.match_sketch(train, sketch, dataset.SKETCH_SIZE)
     assert known.all() and not unknown.any() and repr(train) == f"<{len(train)} images of 2 classes>"
-    known, unknown = dataset.seen_in(train, sketch[:5], 5)
+    known, unknown = dataset.match_sketch(train, sketch[:5], 5)
     assert known.sum() == 5 and unknown.sum() == len(train) - 5 and not (known & unknown).any()
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from tests.data.zoo import FILES, encode, photo, turned
-from vitrail.data.formats import other_kind
+from vitrail.data.formats import describe_non_image
 from vitrail.data.traits import Trait, read_traits
 
 NONE = Trait(0)
@@ -82,4 +82,4 @@ def test_it_never_fails(data: bytes) -> None:
     ],
 )
 def test_what_is_no_image_gets_a_name(data: bytes, kind: str) -> None:
-    assert other_kind(data) == kind
+    assert describe_non_image(data) == kind

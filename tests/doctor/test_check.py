@@ -16,7 +16,7 @@ from bench.check import compare
 from bench.planted import encode, generated, plant
 from tests.data.folders import fill, numbered
 from vitrail.data.dataset import open_dataset
-from vitrail.data.quarantine import Quarantined, write_quarantine
+from vitrail.data.quarantine import QuarantineRow, write_quarantine
 from vitrail.doctor import duplicates
 from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import SEVERITY, Finding, Findings
@@ -251,7 +251,7 @@ def test_json_has_everything_and_takes_any_name(clean: Path) -> None:
     assert {row["name"] for row in told["quarantine"]} == {odd, "train/b/cut.png"}
     write_quarantine(clean / "list.csv", found.quarantine)
     with (clean / "list.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        assert [Quarantined(*row) for row in list(csv.reader(file))[1:]] == found.quarantine
+        assert [QuarantineRow(*row) for row in list(csv.reader(file))[1:]] == found.quarantine
 
 
 @pytest.mark.slow

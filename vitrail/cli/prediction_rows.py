@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 
 from vitrail import strict_json
-from vitrail.data.files import ABSENT
-from vitrail.data.formats import NOT_READ, ending_of, told
+from vitrail.data.files import NOT_FOUND
+from vitrail.data.formats import NOT_SUPPORTED, extension_of, format_counts
 from vitrail.spreadsheet import SafeCsvWriter
 from vitrail.terminal import escape, make_console, printable, printable_json
 
@@ -30,9 +30,9 @@ def print_rows(
         for rows in batches:
             for row in rows:
                 if row.error is not None:
-                    absent, not_read = row.error.startswith(ABSENT), row.error.startswith(NOT_READ)
+                    absent, not_read = row.error.startswith(NOT_FOUND), row.error.startswith(NOT_SUPPORTED)
                     counts = missing if absent else foreign if not_read else broken
-                    counts[ending_of(row.file) or "no ending"] += 1
+                    counts[extension_of(row.file) or "no ending"] += 1
             yield rows
             sys.stdout.flush()
 
@@ -45,7 +45,7 @@ def print_rows(
             _text(watched(), console or make_console())
     kinds = {"missing": missing, "of formats that are not read": foreign, "broken": broken}
     failed = sum(counts.total() for counts in kinds.values())
-    return failed, [f"{counts.total():,} {kind}: {told(counts)}" for kind, counts in kinds.items() if counts]
+    return failed, [f"{counts.total():,} {kind}: {format_counts(counts)}" for kind, counts in kinds.items() if counts]
 
 
 def _text(batches: Iterator[list[Row]], console: Console) -> None:

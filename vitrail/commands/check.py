@@ -11,7 +11,7 @@ from rich.console import Console
 from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.data.quarantine import write_quarantine
-from vitrail.data.sources.catalogue import UNSPLIT, count
+from vitrail.data.sources.image_list import UNSPLIT, counted
 from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Case, Findings
 from vitrail.errors import os_errors_as, user_path
@@ -66,7 +66,7 @@ def next_commands(found: Findings, data: str, folder: Path, follow_links: bool =
 
 def _show(console: Console, found: Findings, folder: Path, commands: list[str]) -> None:
     splits = ", ".join(f"{images:,} {name}" for name, images in found.splits.items() if name != UNSPLIT)
-    total = f"{count(len(found.source.entries), 'image')} in {count(len(found.balance), 'class')}"
+    total = f"{counted(len(found.source.entries), 'image')} in {counted(len(found.balance), 'class')}"
     console.print(f"[bold]{escape(found.root)}[/]: {total}{f' ({splits})' if splits else ''}")
     width = max((len(finding.kind) for finding in found.findings), default=0)
     for finding in found.findings:
@@ -85,7 +85,7 @@ def _show(console: Console, found: Findings, folder: Path, commands: list[str]) 
         console.print("[green]No leaks between splits, no conflicting labels, no broken or missing files.[/]")
     console.print(f"report: [bold]{escape(str(folder / 'report.html'))}[/]")
     if found.quarantine:
-        listed = f"{count(len(found.quarantine), 'file')} that training should leave out"
+        listed = f"{counted(len(found.quarantine), 'file')} that training should leave out"
         console.print(f"{listed}: [bold]{escape(str(folder / 'quarantine.csv'))}[/]")
     for command in commands:
         console.print(f"next: [bold]{escape(command)}[/]")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from vitrail.config import Size
 from vitrail.data.dataset import Dataset, Samples, open_dataset
-from vitrail.data.splits import USUAL
+from vitrail.data.splits import DEFAULT_SPLIT
 from vitrail.distributed import process_group
 from vitrail.errors import UserError, user_path
 from vitrail.inference.classifier import load
@@ -137,7 +137,9 @@ def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
     with scanning(extractor.console, extractor.interrupts) as scanned:
         given = {"train", "val", "test"}
-        dataset = open_dataset(path, lambda _, splits: None if {"train"} < splits & given else USUAL, progress=scanned)
+        dataset = open_dataset(
+            path, lambda _, splits: None if {"train"} < splits & given else DEFAULT_SPLIT, progress=scanned
+        )
     if len(dataset.splits) < 2:
         raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
     if dataset.multilabel:

@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from vitrail.data.dataset import check_readable, scan_source
 from vitrail.data.decode import MAX_PIXELS
-from vitrail.data.pack import Packing, PackOptions
-from vitrail.data.sources.catalogue import count
+from vitrail.data.pack import Packer, PackOptions
+from vitrail.data.sources.image_list import counted
 from vitrail.data.sources.read import read_source
 from vitrail.errors import UserError, error_reason, user_path
 from vitrail.interrupt import Interrupted, Interrupts
@@ -65,7 +65,7 @@ def pack(
     written = sum(shard["bytes"] for shard in manifest["shards"])
     images = sum(shard["images"] for shard in manifest["shards"])
     console.print(
-        f"[bold]{escape(str(folder))}[/]: {count(images, 'image')} in {count(len(manifest['shards']), 'shard')}, "
+        f"[bold]{escape(str(folder))}[/]: {counted(images, 'image')} in {counted(len(manifest['shards']), 'shard')}, "
         f"{written / 1e6:,.1f} MB, {time.monotonic() - started:.0f} s"
     )
     for name, why in packing.left_out[:3]:
@@ -83,16 +83,16 @@ def _packed(
     follow_links: bool,
     console: Console,
     interrupts: Interrupts,
-) -> tuple[dict, Packing]:
+) -> tuple[dict, Packer]:
     notes: list[str] = []
     source = read_source(data, notes, follow=follow_links)
     with scanning(console, interrupts) as scanned:
         found = scan_source(source, options.max_pixels, scanned)
     check_readable(source, found, data)
-    packing = Packing(source, found, folder, options)
+    packing = Packer(source, found, folder, options)
     kept = packing.begin()
     if kept:
-        console.print(f"going on: {count(kept, 'shard')} of {len(packing.shards)} are there")
+        console.print(f"going on: {counted(kept, 'shard')} of {len(packing.shards)} are there")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("packing images", total=None)
 

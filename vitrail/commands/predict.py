@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.config import DataConfig, Size
-from vitrail.data.formats import READ_HERE
+from vitrail.data.formats import SUPPORTED_FORMATS
 from vitrail.data.sources.images import Images, find_images, image_paths
 from vitrail.errors import UserError, check_integer
 from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, loaded
@@ -166,7 +166,7 @@ def _found(paths: Sequence[str | Path], notes: list[str] | None, follow_links: b
     found = find_images(paths, notes, follow_links)
     if not len(found):
         there = f" ({' '.join(notes)})" if notes else ""
-        raise UserError(f"no images in {', '.join(map(str, paths))}{there}; vitrail reads {READ_HERE}")
+        raise UserError(f"no images in {', '.join(map(str, paths))}{there}; vitrail reads {SUPPORTED_FORMATS}")
     return found
 
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.decode import MAX_PIXELS
-from vitrail.data.files import ABSENT
-from vitrail.data.formats import READ_HERE, by_ending
+from vitrail.data.files import NOT_FOUND
+from vitrail.data.formats import SUPPORTED_FORMATS, by_extension
 from vitrail.data.quarantine import Quarantine
 from vitrail.data.samples import LabelSets, Samples, Texts
-from vitrail.data.scan import Progress, Scan, scan, unreadable
-from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, class_list, count, plural, short, some
+from vitrail.data.scan import Progress, ScanResult, find_unreadable, scan
+from vitrail.data.sources.image_list import UNSPLIT, ImageList, class_list, counted, plural, quoted, shorten
 from vitrail.data.sources.read import read_source
-from vitrail.data.splits import USUAL, SplitRule, note_leaks
+from vitrail.data.splits import DEFAULT_SPLIT, SplitRule, note_leaks
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError, user_path
 
 # Weights of the first format know no more than this many digests of files, those that sort first.
-SKETCH = 65_536  # of their own training images
-EARLIER = 8_192  # of those that the starting weights had, and theirs
+SKETCH_SIZE = 65_536  # of their own training images
+EARLIER_SKETCH_SIZE = 8_192  # of those that the starting weights had, and theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,25 +42,27 @@ class Dataset:
     multilabel: bool = False  # an image can have any number of the classes
 
 
-def recognised_by(samples: Samples) -> np.ndarray:
+def content_digests(samples: Samples) -> np.ndarray:
     """What images are recognised by later, uint64 (n,): a digest of their pixels or, where those are not known, of the
     file."""
-    return np.where(samples.pixels != 0, samples.pixels, samples.firsts)
+    return np.where(samples.pixel_digests != 0, samples.pixel_digests, samples.original_digests)
 
 
-def seen_among(samples: Samples, digests: np.ndarray) -> np.ndarray:
+def match_digests(samples: Samples, digests: np.ndarray) -> np.ndarray:
     """Which samples are among the images of these digests, (n,) bool."""
-    return (np.isin(samples.pixels, digests) & (samples.pixels != 0)) | np.isin(samples.firsts, digests)
+    return (np.isin(samples.pixel_digests, digests) & (samples.pixel_digests != 0)) | np.isin(
+        samples.original_digests, digests
+    )
 
 
-def seen_in(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+def match_sketch(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Which samples are among the images of a sketch, and of which that cannot be told, (n,) bool each.
 
     A full sketch, of `size` digests, holds those that sort first: of what sorts after them nothing is known.
     """
     digests = np.array([int(digest, 16) for digest in known], np.uint64)
-    beyond = samples.firsts > digests.max() if len(known) >= size else np.zeros(len(samples), bool)
-    return seen_among(samples, digests), beyond
+    beyond = samples.original_digests > digests.max() if len(known) >= size else np.zeros(len(samples), bool)
+    return match_digests(samples, digests), beyond
 
 
 def bundled_images() -> Path:
@@ -68,12 +70,12 @@ def bundled_images() -> Path:
     return Path(__file__).parent / "bundled" / "cifar10-3000.zip"
 
 
-Choose = Callable[[str, Set[str]], SplitRule | None]  # by the fingerprint, and the splits that the data has
+RuleChooser = Callable[[str, Set[str]], SplitRule | None]  # by the fingerprint, and the splits that the data has
 
 
 def open_dataset(
     path: str | Path,
-    rule: SplitRule | Choose | None = USUAL,
+    rule: SplitRule | RuleChooser | None = DEFAULT_SPLIT,
     *,
     max_pixels: int = MAX_PIXELS,
     classes: Sequence[str] | None = None,
@@ -81,7 +83,7 @@ def open_dataset(
     quarantine: str | Path = "",
     follow_links: bool = True,
     progress: Progress | None = None,
-    read: Callable[[Path, list[str]], Catalogue | None] | None = None,
+    read: Callable[[Path, list[str]], ImageList | None] | None = None,
 ) -> Dataset:
     """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
 
@@ -105,7 +107,7 @@ def open_dataset(
     usable = _usable(source, found, excluded, path, notes)
     _note_traits(found, usable, notes)
     if listed is not None:
-        usable = listed.leave_out(source.entries, found.digests, usable, notes)
+        usable = listed.exclude(source.entries, found.digests, usable, notes)
     images = source.keep(usable)
     _check_train(images, needs_train, path)
     names = class_list(images, classes, path, fewest)
@@ -117,8 +119,10 @@ def open_dataset(
         _check_train(images, source.given_split and rule is not None, path)
     if rule is not None:
         _check_weights(images, path)
-        firsts = [digest.tobytes() for digest in seen.first_digests]  # an image keeps its side when it is made smaller
-        images = rule.divide(images, firsts, seen.looks, notes)
+        firsts = [
+            digest.tobytes() for digest in seen.original_digests
+        ]  # an image keeps its side when it is made smaller
+        images = rule.apply(images, firsts, seen.descriptors, notes)
     if source.given_split or rule is None:
         _note_absent(images, names, notes)
     note_leaks(images, digests, notes)
@@ -135,7 +139,9 @@ def open_dataset(
     )
 
 
-def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = None, *, verify: bool = False) -> Scan:
+def scan_source(
+    source: ImageList, max_pixels: int, progress: Progress | None = None, *, verify: bool = False
+) -> ScanResult:
     """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once.
 
     Of packed data an earlier look is known; to `verify` is to read all of it and compare checksums.
@@ -143,7 +149,7 @@ def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = 
     if source.scan is not None:
         if not verify:
             return source.scan
-        return replace(source.scan, problems=unreadable(source.files, source.entries, progress))
+        return replace(source.scan, problems=find_unreadable(source.files, source.entries, progress))
     once = {entry.name: entry for entry in source.entries}
     if len(once) == len(source.entries):
         return scan(source.files, source.entries, max_pixels, progress)
@@ -152,14 +158,14 @@ def scan_source(source: Catalogue, max_pixels: int, progress: Progress | None = 
     return found.rows([place[entry.name] for entry in source.entries])
 
 
-def _check_train(images: Catalogue, needed: bool, path: str | Path) -> None:
+def _check_train(images: ImageList, needed: bool, path: str | Path) -> None:
     if needed and "train" not in images.splits:
-        others = some(dict.fromkeys(images.splits))
+        others = quoted(dict.fromkeys(images.splits))
         kind = "folder" if images.noun == "class folder" else "split"
         raise UserError(f"'{path}' has images for {others} but none that can be used in a 'train' {kind}")
 
 
-def _check_weights(images: Catalogue, path: str | Path) -> None:
+def _check_weights(images: ImageList, path: str | Path) -> None:
     if images.weights is not None and not any(
         weight for weight, split in zip(images.weights, images.splits, strict=True) if split in ("train", UNSPLIT)
     ):
@@ -167,27 +173,27 @@ def _check_weights(images: Catalogue, path: str | Path) -> None:
 
 
 def _usable(
-    source: Catalogue, found: Scan, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
+    source: ImageList, found: ScanResult, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
 ) -> list[int]:
     """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
     check_readable(source, found, path)
     rows = usable_rows(source, found, path)
-    broken = [(name, reason) for name, reason in excluded if not reason.startswith(ABSENT)]
-    missing = [(name, reason) for name, reason in excluded if reason.startswith(ABSENT)]
+    broken = [(name, reason) for name, reason in excluded if not reason.startswith(NOT_FOUND)]
+    missing = [(name, reason) for name, reason in excluded if reason.startswith(NOT_FOUND)]
     if broken:
         name, reason = broken[0]
-        kinds = by_ending(name for name, _ in broken)
-        notes.append(f"Left out {count(len(broken), 'image')} that cannot be used; '{name}': {reason} ({kinds}).")
+        kinds = by_extension(name for name, _ in broken)
+        notes.append(f"Left out {counted(len(broken), 'image')} that cannot be used; '{name}': {reason} ({kinds}).")
     if missing:
         name, reason = missing[0]
-        notes.append(f"Missing: {count(len(missing), 'file')}; '{short(name)}': {reason}.")
+        notes.append(f"Missing: {counted(len(missing), 'file')}; '{shorten(name)}': {reason}.")
     lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
     if lost and not source.multilabel:
-        notes.append(f"No image can be used in the {plural(source.noun)} {some(labels[0] for labels in lost)}.")
+        notes.append(f"No image can be used in the {plural(source.noun)} {quoted(labels[0] for labels in lost)}.")
     return rows
 
 
-def usable_rows(source: Catalogue, found: Scan, path: str | Path) -> list[int]:
+def usable_rows(source: ImageList, found: ScanResult, path: str | Path) -> list[int]:
     """The rows of the images that can be decoded, of which there must be one."""
     rows = [row for row in range(len(source.entries)) if row not in found.problems]
     if not rows:
@@ -197,20 +203,22 @@ def usable_rows(source: Catalogue, found: Scan, path: str | Path) -> list[int]:
     return rows
 
 
-def check_readable(source: Catalogue, found: Scan, path: str | Path) -> None:
+def check_readable(source: ImageList, found: ScanResult, path: str | Path) -> None:
     """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
-    bad = {source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(ABSENT)}
+    bad = {
+        source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(NOT_FOUND)
+    }
     left = len(usable_rows(source, found, path))
     if len(bad) <= left:
         return
     name, reason = next(iter(bad.items()))
     raise UserError(
-        f"'{path}' has {count(len(bad), 'image')} that cannot be read ({by_ending(bad)}) and {left:,} that can; "
-        f"'{name}': {reason}. vitrail reads {READ_HERE}: mend, convert or remove them"
+        f"'{path}' has {counted(len(bad), 'image')} that cannot be read ({by_extension(bad)}) and {left:,} that can; "
+        f"'{name}': {reason}. vitrail reads {SUPPORTED_FORMATS}: mend, convert or remove them"
     )
 
 
-def _note_traits(found: Scan, usable: Sequence[int], notes: list[str]) -> None:
+def _note_traits(found: ScanResult, usable: Sequence[int], notes: list[str]) -> None:
     """What is read in part, or in a way that the data does not fix."""
     for trait, what in (
         (Trait.ANIMATED, "with several frames or pages, of which the first is used"),
@@ -218,22 +226,22 @@ def _note_traits(found: Scan, usable: Sequence[int], notes: list[str]) -> None:
     ):
         number = int(np.count_nonzero(found.traits[list(usable)] & trait))
         if number:
-            notes.append(f"There are {count(number, 'image')} {what}.")
+            notes.append(f"There are {counted(number, 'image')} {what}.")
 
 
-def _note_absent(images: Catalogue, classes: tuple[str, ...], notes: list[str]) -> None:
+def _note_absent(images: ImageList, classes: tuple[str, ...], notes: list[str]) -> None:
     for split in dict.fromkeys(images.splits):
         sets = {labels for labels, other in zip(images.labels, images.splits, strict=True) if other == split}
         present = {name for labels in sets for name in labels}
         absent = [name for name in classes if name not in present]
         if absent:
-            notes.append(f"The {split} split has no images of {some(absent)}.")
+            notes.append(f"The {split} split has no images of {quoted(absent)}.")
 
 
-def _samples(images: Catalogue, classes: tuple[str, ...], seen: Scan, alike: bool) -> dict[str, Samples]:
+def _samples(images: ImageList, classes: tuple[str, ...], seen: ScanResult, alike: bool) -> dict[str, Samples]:
     """`alike`: whether likeness counts."""
     index = {name: number for number, name in enumerate(classes)}
-    digests, firsts, pixels = map(_first_eight, (seen.digests, seen.first_digests, seen.first_pixels))
+    digests, firsts, pixels = map(_first_eight, (seen.digests, seen.original_digests, seen.original_pixel_digests))
     areas = seen.shapes.astype(np.int64).prod(axis=1)
     splits = {}
     for split in dict.fromkeys(("train", "val", "test", *images.splits)):
@@ -257,7 +265,7 @@ def _samples(images: Catalogue, classes: tuple[str, ...], seen: Scan, alike: boo
             pixels[rows],
             areas[rows],
             None if images.groups is None else Texts.of(images.groups[row] for row in rows),
-            seen.looks[rows] if alike else None,
+            seen.descriptors[rows] if alike else None,
         )
     return splits
 
@@ -267,7 +275,7 @@ def _first_eight(digests: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(digests[:, :8]).view(">u8")[:, 0].astype(np.uint64)
 
 
-def _fingerprint(images: Catalogue, digests: list[bytes]) -> str:
+def _fingerprint(images: ImageList, digests: list[bytes]) -> str:
     """Of names, classes, content, and what a table says of splits, groups and weights."""
     whole = hashlib.blake2b(digest_size=16)
     for row, (entry, labels, digest) in enumerate(zip(images.entries, images.labels, digests, strict=True)):

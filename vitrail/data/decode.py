@@ -31,7 +31,16 @@ from PIL import (  # the plugins of the allow-list, so that Pillow need not load
     WebPImagePlugin,  # noqa: F401
 )
 
-from vitrail.data.formats import CAN_READ_HEIF, ENDINGS, FORMATS, HEAD_BYTES, RAW, READ_HERE, kind_of, why_not_read
+from vitrail.data.formats import (
+    CAN_READ_HEIF,
+    EXTENSIONS,
+    FORMATS,
+    HEAD_BYTES,
+    RAW,
+    SUPPORTED_FORMATS,
+    detect_format,
+    unsupported_reason,
+)
 
 try:
     import simplejpeg
@@ -98,7 +107,7 @@ def open_image(
         if width * height > max_pixels:
             raise BadImage(f"{width}x{height} pixels is more than the limit of {max_pixels:,}")
         if isinstance(image, TiffImagePlugin.TiffImageFile) and _is_raw(image):
-            raise BadImage(why_not_read(RAW))
+            raise BadImage(unsupported_reason(RAW))
         return OpenedImage(image, data, channels, background)
 
 
@@ -290,12 +299,12 @@ def _strict_and_quiet(max_pixels: int) -> None:
 
 def _reason(error: Exception, data: bytes) -> str:
     if isinstance(error, UnidentifiedImageError):
-        kind = kind_of(data[:HEAD_BYTES])
-        if refused := why_not_read(kind):
+        kind = detect_format(data[:HEAD_BYTES])
+        if refused := unsupported_reason(kind):
             return refused
-        if kind in ENDINGS:
+        if kind in EXTENSIONS:
             return f"damaged, or a {kind} of a rare layout: its header cannot be read"
-        return f"not a readable image ({READ_HERE})"
+        return f"not a readable image ({SUPPORTED_FORMATS})"
     if isinstance(error, Image.DecompressionBombError):
         return "the header claims more pixels than the limit allows"
     if isinstance(error, MemoryError):

@@ -14,21 +14,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from vitrail.data.formats import ENDINGS, HEAD_BYTES, NO_PICTURES, ending_of, is_image_name, kind_of, why_not_read
+from vitrail.data.formats import (
+    EXTENSIONS,
+    HEAD_BYTES,
+    NON_IMAGE_EXTENSIONS,
+    detect_format,
+    extension_of,
+    is_image_name,
+    unsupported_reason,
+)
 from vitrail.errors import UserError, error_reason
 
 MAX_FILE_BYTES = 500_000_000
-MISSING = "the file cannot be found"
-NAMED = "the annotations name it, and there is no such file"
-GONE = "does not exist"  # of a path that was given
-ABSENT = (MISSING, NAMED, GONE)  # how a reason begins where there is no file, rather than a broken one
+FILE_NOT_FOUND = "the file cannot be found"
+ANNOTATED_NOT_FOUND = "the annotations name it, and there is no such file"
+PATH_NOT_FOUND = "does not exist"  # of a path that was given
+# A reason that begins with one of these: there is no file, rather than a broken one.
+NOT_FOUND = (FILE_NOT_FOUND, ANNOTATED_NOT_FOUND, PATH_NOT_FOUND)
 
 _SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 # Files of the folders that vitrail writes, each of which a run, a check or an explanation has; the pictures in them are
 # no data.
-OWN_FOLDERS = (
+OUTPUT_FOLDERS = (
     frozenset({"config.toml", "metrics.jsonl", "model.safetensors"}),
     frozenset({"quarantine.csv", "report.json", "report.html"}),
     frozenset({"explain.html", "explain.json"}),
@@ -55,7 +64,7 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason); pictures of other formats, too
     hidden: int = 0  # dot-files, dot-folders and what operating systems leave behind
-    own: list[str] = field(default_factory=list)  # folders that vitrail wrote: runs, checks, explanations
+    outputs: list[str] = field(default_factory=list)  # folders that vitrail wrote: runs, checks, explanations
     others: list[str] = field(default_factory=list)  # files that are no pictures
     unknown: list[str] = field(default_factory=list)  # pictures of formats that are not read, and others but text
     relinked: int = 0  # links to folders that were already read, or around all of them
@@ -71,15 +80,15 @@ class Listing:
 
     def note(self, entry: Entry, head: bytes) -> None:
         """Sort a file without the name of an image by its first bytes."""
-        kind = kind_of(head, entry.name)
-        if kind in ENDINGS:
+        kind = detect_format(head, entry.name)
+        if kind in EXTENSIONS:
             self.images.append(entry)
         elif kind:
-            self.unreadable.append((entry.name, why_not_read(kind)))
+            self.unreadable.append((entry.name, unsupported_reason(kind)))
             self.unknown.append(entry.name)
         else:
             self.others.append(entry.name)
-            if _NOT_TEXT.search(head) and ending_of(entry.name) not in NO_PICTURES:
+            if _NOT_TEXT.search(head) and extension_of(entry.name) not in NON_IMAGE_EXTENSIONS:
                 self.unknown.append(entry.name)
 
 
@@ -150,8 +159,8 @@ class FolderFiles:
                 found.unreadable.append((folder or ".", f"the folder cannot be opened: {error_reason(error)}"))
                 continue
             names = {child.name for child in children}
-            if folder and any(own <= names for own in OWN_FOLDERS):
-                found.own.append(found.folders.pop())
+            if folder and any(own <= names for own in OUTPUT_FOLDERS):
+                found.outputs.append(found.folders.pop())
                 continue
             for child in children:
                 name = f"{folder}/{child.name}" if folder else child.name
@@ -171,10 +180,10 @@ class FolderFiles:
         return found.sort()
 
 
-def why_unread(error: OSError) -> str:
+def read_error_reason(error: OSError) -> str:
     """Why the bytes of a file cannot be had."""
     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return f"{MISSING if gone else 'cannot be read'}: {error_reason(error)}"
+    return f"{FILE_NOT_FOUND if gone else 'cannot be read'}: {error_reason(error)}"
 
 
 def _heads(root: str, entries: Sequence[Entry]) -> list[bytes]:
@@ -217,9 +226,9 @@ def _note_file(found: Listing, unsorted: list[Entry], name: str, child: os.DirEn
         status = child.stat()
     except OSError as error:
         if child.is_symlink():
-            found.unreadable.append((name, f"{MISSING}: a broken link to '{_target(child.path)}'"))
+            found.unreadable.append((name, f"{FILE_NOT_FOUND}: a broken link to '{_target(child.path)}'"))
         else:
-            found.unreadable.append((name, why_unread(error)))
+            found.unreadable.append((name, read_error_reason(error)))
         return False
     if not stat.S_ISREG(status.st_mode):
         found.others.append(name)

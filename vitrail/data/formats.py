@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-HEAD_BYTES = 132  # of a file, which its format can be told from
+HEAD_BYTES = 132  # of a file, which its format is detected from
 CAN_READ_HEIF = importlib.util.find_spec("pillow_heif") is not None
-READ_HERE = "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and HEIC (with the extra 'heif')"
+SUPPORTED_FORMATS = (
+    "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and HEIC (with the extra 'heif')"
+)
 
 # Pillow's name of a format -> the endings of its files. docs/decisions.md says why others are not on this list.
-ENDINGS = {
+EXTENSIONS = {
     "JPEG": (".jpg", ".jpeg", ".jfif", ".jpe", ".mpo"),
     "PNG": (".png", ".apng"),
     "WEBP": (".webp",),
@@ -26,18 +28,18 @@ ENDINGS = {
     "QOI": (".qoi",),
     "HEIF": (".heic", ".heif", ".hif"),
 }
-NOT_READ = "not read: "  # how the reason begins where a picture is whole, and its format is not read
-FORMAT_OF = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
-FORMATS = tuple(kind for kind in ENDINGS if kind != "HEIF")  # that need no other package than Pillow
+NOT_SUPPORTED = "not read: "  # how the reason begins where a picture is whole, and its format is not read
+FORMAT_OF = {ending: kind for kind, endings in EXTENSIONS.items() for ending in endings}
+FORMATS = tuple(kind for kind in EXTENSIONS if kind != "HEIF")  # that need no other package than Pillow
 
 RAW, SVG = "camera RAW", "SVG drawing"
-_RAW_ENDINGS = (
+_RAW_EXTENSIONS = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".k25", ".kdc", ".mef", ".mos"),
     *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
 # Pictures that are not read: the endings of their files -> what they are.
-_NOT_READ = {
-    **dict.fromkeys(_RAW_ENDINGS, RAW),
+_NOT_SUPPORTED = {
+    **dict.fromkeys(_RAW_EXTENSIONS, RAW),
     **dict.fromkeys((".svg", ".svgz"), SVG),
     **dict.fromkeys((".psd", ".psb"), "Photoshop file"),
     **dict.fromkeys((".eps", ".epsf"), "PostScript drawing"),
@@ -59,7 +61,7 @@ _NOT_READ = {
     ".djvu": "DjVu scan",
 }
 # Files that people keep beside pictures: ignored and counted, however many there are.
-NO_PICTURES = frozenset((
+NON_IMAGE_EXTENSIONS = frozenset((
     ".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mp3", ".m4a", ".wav", ".flac",
     ".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors",
     ".pdf", ".zip", ".gz", ".tar", ".7z", ".rar", ".doc", ".docx", ".xls", ".xlsx", ".odt", ".ods", ".ppt", ".pptx",
@@ -101,7 +103,7 @@ _FIRST_BYTES = tuple(
 )  # fmt: skip
 
 
-_NO_IMAGES = (  # what is often saved under the name of an image
+_NON_IMAGES = (  # what is often saved under the name of an image
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
     (b"<?xml", "an XML or SVG file"),
@@ -112,30 +114,30 @@ _NO_IMAGES = (  # what is often saved under the name of an image
 )
 
 
-def ending_of(name: str) -> str:
+def extension_of(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
 
 
 def is_image_name(name: str) -> bool:
     """Whether a file has the name of an image that is read."""
-    return ending_of(name) in FORMAT_OF
+    return extension_of(name) in FORMAT_OF
 
 
-def kind_of(head: bytes, name: str = "") -> str:
+def detect_format(head: bytes, name: str = "") -> str:
     """What a file is by its first bytes, else by its name: a format that is read, another kind of picture, or ""."""
     kind = next((kind for pattern, kind in _FIRST_BYTES if pattern.match(head)), "")
-    named = _NOT_READ.get(ending_of(name), "")
+    named = _NOT_SUPPORTED.get(extension_of(name), "")
     if kind == "TIFF" and named == RAW:  # most kinds of RAW are TIFF files, with a thumbnail where a picture would be
         return RAW
-    if kind == "PPM" and head[1:2] in b"123" and ending_of(name) not in ("", *ENDINGS["PPM"]):
+    if kind == "PPM" and head[1:2] in b"123" and extension_of(name) not in ("", *EXTENSIONS["PPM"]):
         return named  # a picture in digits has the name of one: many a list of numbers begins alike
     return kind or named
 
 
-def other_kind(data: bytes) -> str:
+def describe_non_image(data: bytes) -> str:
     """What bytes that are no image are, or nothing: `an HTML page`."""
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for magic, kind in _NO_IMAGES:
+    for magic, kind in _NON_IMAGES:
         if start.startswith(magic):
             return kind
     if data[4:8] == b"ftyp":
@@ -143,22 +145,22 @@ def other_kind(data: bytes) -> str:
     return "text" if start.isascii() and start.decode("ascii").isprintable() and start else ""
 
 
-def why_not_read(kind: str) -> str:
+def unsupported_reason(kind: str) -> str:
     """Of a kind of picture that is not read; "" for one that is."""
     if kind == "HEIF" and not CAN_READ_HEIF:
-        return f"{NOT_READ}HEIC needs pillow-heif, which is not installed; pip install 'vitrail[heif]'"
-    if kind in ENDINGS or not kind:
+        return f"{NOT_SUPPORTED}HEIC needs pillow-heif, which is not installed; pip install 'vitrail[heif]'"
+    if kind in EXTENSIONS or not kind:
         return ""
-    return f"{NOT_READ}{kind}; convert it to JPEG, PNG or TIFF"
+    return f"{NOT_SUPPORTED}{kind}; convert it to JPEG, PNG or TIFF"
 
 
-def by_ending(names: Iterable[str], limit: int = 6) -> str:
+def by_extension(names: Iterable[str], limit: int = 6) -> str:
     """`.xyz 39,209, .txt 2`: how many files have which ending, most first."""
-    counts = Counter(ending_of(name) or "no ending" for name in names)
-    return told(counts, limit)
+    counts = Counter(extension_of(name) or "no ending" for name in names)
+    return format_counts(counts, limit)
 
 
-def told(counts: Counter[str], limit: int = 6) -> str:
+def format_counts(counts: Counter[str], limit: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(number for _, number in ranked[limit:])
     words = [f"{ending[:20]} {number:,}" for ending, number in ranked[:limit]]

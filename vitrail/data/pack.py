@@ -23,11 +23,11 @@ from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.samples import LabelSets, Texts
-from vitrail.data.scan import Progress, Scan, scan, threads
-from vitrail.data.sources.catalogue import Catalogue, class_list
+from vitrail.data.scan import Progress, ScanResult, scan, threads
+from vitrail.data.sources.image_list import ImageList, class_list
 from vitrail.data.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
 from vitrail.data.sources.parquetfile import ParquetFile
-from vitrail.data.sources.shards import origin_of
+from vitrail.data.sources.shards import original_name
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError
 
@@ -49,10 +49,10 @@ class _Shard:
     rows: list[int]
 
 
-class Packing:
+class Packer:
     """One folder being packed."""
 
-    def __init__(self, source: Catalogue, found: Scan, out: Path, options: PackOptions):
+    def __init__(self, source: ImageList, found: ScanResult, out: Path, options: PackOptions):
         usable = [row for row in range(len(source.entries)) if row not in found.problems]
         self.left_out = source.unreadable + [(source.entries[row].name, why) for row, why in found.problems.items()]
         self.source, self.out, self.options = source.keep(usable), out, options
@@ -129,7 +129,7 @@ class Packing:
             lengths,
             sums,
             LabelSets.of([[number[name] for name in labels] for labels in source.labels]),
-            Texts.of(origin_of(entry.name) for entry in source.entries),
+            Texts.of(original_name(entry.name) for entry in source.entries),
             Texts.of(source.groups or [""] * len(order)),
             np.array(source.weights or np.ones(len(order)), np.float64),
             self.scan.rows(order),
@@ -143,8 +143,8 @@ class Packing:
             if seen.problems:
                 row, why = next(iter(seen.problems.items()))
                 raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {why}")
-            first = index.scan.first_digests, index.scan.first_pixels
-            seen = replace(seen, first_digests=first[0], first_pixels=first[1])
+            first = index.scan.original_digests, index.scan.original_pixel_digests
+            seen = replace(seen, original_digests=first[0], original_pixel_digests=first[1])
             self._write_index(replace(index, scan=seen))
         for shard in self.shards:
             self._side(shard).unlink()
@@ -225,7 +225,10 @@ class Packing:
         labels = [[number[name] for name in self.source.labels[row]] for row in rows]
         columns: dict[str, list[Any]] = {
             "image": [
-                {"bytes": image, "path": origin_of(self.source.entries[row].name).encode("utf-8", "replace").decode()}
+                {
+                    "bytes": image,
+                    "path": original_name(self.source.entries[row].name).encode("utf-8", "replace").decode(),
+                }
                 for row, image in zip(rows, images, strict=True)
             ],
             "label": labels if self.source.multilabel else [own[0] for own in labels],
@@ -254,7 +257,7 @@ class Packing:
         return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def _plan(source: Catalogue, shard_bytes: int) -> list[_Shard]:
+def _plan(source: ImageList, shard_bytes: int) -> list[_Shard]:
     """Which rows go into which file: each split in its order, cut where a shard is full."""
     shards: list[_Shard] = []
     for split in dict.fromkeys(source.splits):

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.atomic import atomic_write
 from vitrail.data.files import Entry, read_file
-from vitrail.data.sources.catalogue import count, some
+from vitrail.data.sources.image_list import counted, quoted
 from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.spreadsheet import csv_bytes, read_csv_rows, unescape_cell
 
@@ -25,13 +25,13 @@ TITLES = ("name", "digest", "reason")
 UNREAD = "0" * 32
 
 
-class Quarantined(NamedTuple):
+class QuarantineRow(NamedTuple):
     name: str
     digest: str  # hexadecimal, of the content; UNREAD for what could not be read; empty: whatever the content
     reason: str
 
 
-def write_quarantine(path: Path, rows: Sequence[Quarantined]) -> None:
+def write_quarantine(path: Path, rows: Sequence[QuarantineRow]) -> None:
     with atomic_write(path) as temporary:
         temporary.write_bytes(csv_bytes(TITLES, rows))
 
@@ -60,7 +60,7 @@ class Quarantine:
             listed[unescape_cell(row[name])] = row[digest].strip().lower()
         return cls(str(path), listed)
 
-    def leave_out(
+    def exclude(
         self, entries: Sequence[Entry], digests: np.ndarray, rows: Sequence[int], notes: list[str]
     ) -> list[int]:
         """The `rows` that are not listed; what was done is noted."""
@@ -74,9 +74,9 @@ class Quarantine:
         if not found:
             notes.append(f"'{self.path}' lists no image of this data: was it made for another?")
         if len(kept) < len(rows):
-            notes.append(f"Left out {count(len(rows) - len(kept), 'image')} that '{self.path}' lists.")
+            notes.append(f"Left out {counted(len(rows) - len(kept), 'image')} that '{self.path}' lists.")
         changed = [entries[row].name for row in sorted(set(rows) & (found - same))]
         if changed:
-            which = f"{count(len(changed), 'image')} that '{self.path}' lists"
-            notes.append(f"Used {which}, since the content is another one now: {some(changed)}.")
+            which = f"{counted(len(changed), 'image')} that '{self.path}' lists"
+            notes.append(f"Used {which}, since the content is another one now: {quoted(changed)}.")
         return kept

@@ -53,17 +53,17 @@ class Samples:
     sets: LabelSets | None  # none: every image has exactly one label
     weights: np.ndarray  # float32 (n,)
     digests: np.ndarray  # uint64 (n,): of the content
-    firsts: np.ndarray  # uint64 (n,): the same before packing made the images smaller
-    pixels: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
+    original_digests: np.ndarray  # uint64 (n,): the same before packing made the images smaller
+    pixel_digests: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
     areas: np.ndarray  # int64 (n,): height times width
     groups: Texts | None = None  # names of what belongs together; none: the data has no such column
-    looks: np.ndarray | None = None  # int8 (n, 64), see `similar.look`; none: likeness does not count
+    descriptors: np.ndarray | None = None  # int8 (n, 64), see `similar.look`; none: likeness does not count
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "looks": None}  # other processes read images, and need not compare them
+        return {**self.__dict__, "descriptors": None}  # other processes read images, and need not compare them
 
     def __repr__(self) -> str:
         return f"<{len(self):,} images of {len(self.classes):,} classes>"
@@ -91,12 +91,12 @@ class Samples:
 
     def subset(self, indices: Iterable[int]) -> Samples:
         chosen = np.array([int(index) for index in indices], np.int64)
-        columns = ("labels", "weights", "digests", "firsts", "pixels", "areas")
+        columns = ("labels", "weights", "digests", "original_digests", "pixel_digests", "areas")
         return replace(
             self,
             names=Texts.of(self.name(i) for i in chosen),
             sets=None if self.sets is None else LabelSets.of([self.sets[i].tolist() for i in chosen]),
             groups=None if self.groups is None else Texts.of(self.groups[i] for i in chosen),
-            looks=None if self.looks is None else self.looks[chosen],
+            descriptors=None if self.descriptors is None else self.descriptors[chosen],
             **{name: getattr(self, name)[chosen] for name in columns},
         )

@@ -16,15 +16,22 @@ import PIL
 
 from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
-from vitrail.data.files import Entry, Files, why_unread
-from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, kind_of, other_kind
+from vitrail.data.files import Entry, Files, read_error_reason
+from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, describe_non_image, detect_format
 from vitrail.data.similar import DESCRIPTOR_SIZE, descriptor
 from vitrail.data.traits import Trait, read_traits
 
 Progress = Callable[[int, int], None]
 
 _CACHE_VERSION = 4
-SCANNED = ("digests", "shapes", "traits", "looks", "pixels")
+# Columns of a ScanResult -> their names in the scan cache and in packed folders.
+SCAN_COLUMNS = {
+    "digests": "digests",
+    "shapes": "shapes",
+    "traits": "traits",
+    "descriptors": "looks",
+    "pixel_digests": "pixels",
+}
 _REMEMBERED = 2_000_000  # files of one place, beyond which those that were not asked for the longest are forgotten
 _BATCH = 4096  # files handed to the threads at a time, so that a million of them need no million futures
 _HASHED = 128  # rows of pixels that go into a digest
@@ -32,38 +39,38 @@ _FAINT = 3  # levels between red, green and blue that nobody sees
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanResult:
     """What decoding found, row by row beside the entries. Rows with a problem, and what is not known, have zeros."""
 
     digests: np.ndarray  # uint8 (n, 16): of the bytes
     shapes: np.ndarray  # int32 (n, 2): height, width
     problems: dict[int, str]  # row -> why it is no picture
     traits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))  # (n,): bits of Trait
-    looks: np.ndarray = field(default_factory=lambda: np.zeros((0, DESCRIPTOR_SIZE), np.int8))  # (n, 64)
-    pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8): digests of the pixels
+    descriptors: np.ndarray = field(default_factory=lambda: np.zeros((0, DESCRIPTOR_SIZE), np.int8))  # (n, 64)
+    pixel_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # (n, 8)
     # Digests of the bytes and of the pixels as they were before packing made images smaller; else the same as above
-    first_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
-    first_pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))
+    original_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
+    original_pixel_digests: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))
 
     def __post_init__(self) -> None:
-        for name in ("traits", "looks", "pixels"):
+        for name in ("traits", "descriptors", "pixel_digests"):
             column = getattr(self, name)
             if not len(column):
                 object.__setattr__(self, name, np.zeros((len(self.digests), *column.shape[1:]), column.dtype))
-        for name in ("digests", "pixels"):
-            if not len(getattr(self, f"first_{name}")):
-                object.__setattr__(self, f"first_{name}", getattr(self, name))
+        for name in ("digests", "pixel_digests"):
+            if not len(getattr(self, f"original_{name}")):
+                object.__setattr__(self, f"original_{name}", getattr(self, name))
 
-    def rows(self, chosen: Sequence[int]) -> Scan:
+    def rows(self, chosen: Sequence[int]) -> ScanResult:
         """The same for some of the rows, in another order or again."""
         problems = {new: self.problems[old] for new, old in enumerate(chosen) if old in self.problems}
-        columns = (*SCANNED, "first_digests", "first_pixels")
-        return Scan(**{name: getattr(self, name)[list(chosen)] for name in columns}, problems=problems)
+        columns = (*SCAN_COLUMNS, "original_digests", "original_pixel_digests")
+        return ScanResult(**{name: getattr(self, name)[list(chosen)] for name in columns}, problems=problems)
 
 
-def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> Scan:
+def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Progress | None = None) -> ScanResult:
     """Decode every file once, on all cores. Files that have not changed since an earlier scan are not opened again."""
-    result = Scan(np.zeros((len(entries), 16), np.uint8), np.zeros((len(entries), 2), np.int32), {})
+    result = ScanResult(np.zeros((len(entries), 16), np.uint8), np.zeros((len(entries), 2), np.int32), {})
     cache = _Cache(files, entries, max_pixels)
     known = cache.load_into(result)
     waiting = np.flatnonzero(~known)
@@ -77,8 +84,8 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
         with contextlib.closing(found):
             for row, seen in found:
                 result.digests[row], result.shapes[row] = np.frombuffer(seen.digest, np.uint8), seen.shape
-                result.traits[row], result.looks[row] = seen.traits, seen.look
-                result.pixels[row] = np.frombuffer(seen.pixels, np.uint8)
+                result.traits[row], result.descriptors[row] = seen.traits, seen.descriptor
+                result.pixel_digests[row] = np.frombuffer(seen.pixel_digest, np.uint8)
                 known[row] = seen.lasting
                 if seen.problem:
                     result.problems[row] = seen.problem
@@ -90,14 +97,14 @@ def scan(files: Files, entries: Sequence[Entry], max_pixels: int, progress: Prog
     return result
 
 
-def unreadable(files: Files, entries: Sequence[Entry], progress: Progress | None = None) -> dict[int, str]:
+def find_unreadable(files: Files, entries: Sequence[Entry], progress: Progress | None = None) -> dict[int, str]:
     """Row -> why its bytes cannot be had; nothing is decoded."""
 
     def read(row: int) -> str:
         try:
             files.read(entries[row].name)
         except OSError as error:
-            return why_unread(error)
+            return read_error_reason(error)
         return ""
 
     found: dict[int, str] = {}
@@ -135,7 +142,7 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "vitrail"
 
 
-class Seen(NamedTuple):
+class ScannedImage(NamedTuple):
     """What one file turned out to be."""
 
     digest: bytes = bytes(16)
@@ -143,25 +150,27 @@ class Seen(NamedTuple):
     problem: str = ""
     lasting: bool = True  # until the file changes
     traits: int = 0
-    look: np.ndarray | int = 0
-    pixels: bytes = bytes(8)
+    descriptor: np.ndarray | int = 0
+    pixel_digest: bytes = bytes(8)
 
 
-def see(data: bytes, name: str, max_pixels: int) -> Seen:
+def scan_image(data: bytes, name: str, max_pixels: int) -> ScannedImage:
     """Look at the bytes of one file."""
     digest = hashlib.blake2b(data, digest_size=16).digest()
     try:
         pixels = decode(data, max_pixels=max_pixels)
     except BadImage as error:
-        kind = "" if kind_of(data[:HEAD_BYTES]) else other_kind(data)
-        return Seen(digest, problem=f"{error}; it is {kind}" if kind else str(error))
+        kind = "" if detect_format(data[:HEAD_BYTES]) else describe_non_image(data)
+        return ScannedImage(digest, problem=f"{error}; it is {kind}" if kind else str(error))
     traits = read_traits(data, name)
     if _is_grey(pixels):
         traits |= Trait.GREY
-    return Seen(digest, pixels.shape[:2], traits=int(traits), look=descriptor(pixels), pixels=digest_of_pixels(pixels))
+    return ScannedImage(
+        digest, pixels.shape[:2], traits=int(traits), descriptor=descriptor(pixels), pixel_digest=digest_pixels(pixels)
+    )
 
 
-def digest_of_pixels(pixels: np.ndarray) -> bytes:
+def digest_pixels(pixels: np.ndarray) -> bytes:
     """The same for the same picture in another format, or with other metadata beside it. Of a tall one some rows are
     looked at, evenly: all of them would take half as long as decoding, and tell no more photos apart."""
     whole = hashlib.blake2b(str(pixels.shape).encode(), digest_size=8)
@@ -171,13 +180,13 @@ def digest_of_pixels(pixels: np.ndarray) -> bytes:
 
 def _look_at_all(
     files: Files, entries: Sequence[Entry], rows: np.ndarray, max_pixels: int
-) -> Generator[tuple[int, Seen]]:
-    def read_and_see(row: int) -> Seen:
+) -> Generator[tuple[int, ScannedImage]]:
+    def read_and_see(row: int) -> ScannedImage:
         try:
             data = files.read(entries[row].name)
         except OSError as error:  # may be mended without the file changing, so it is not remembered
-            return Seen(problem=why_unread(error), lasting=False)
-        return see(data, entries[row].name, max_pixels)
+            return ScannedImage(problem=read_error_reason(error), lasting=False)
+        return scan_image(data, entries[row].name, max_pixels)
 
     with threads() as pool:
         for start in range(0, len(rows), _BATCH):
@@ -208,7 +217,7 @@ class _Cache:
         self.sizes = np.array([entry.size for entry in entries], np.int64)
         self.stamps = np.array([entry.stamp for entry in entries], np.int64)
 
-    def load_into(self, result: Scan) -> np.ndarray:
+    def load_into(self, result: ScanResult) -> np.ndarray:
         """Fill the rows of files that are as they were; returns which rows those are."""
         old = self._stored()
         if old is None:
@@ -218,14 +227,15 @@ class _Cache:
         same = rows >= 0
         for key, own in (("sizes", self.sizes), ("stamps", self.stamps)):
             same[same] = old.columns[key][rows[same]] == own[same]
-        for key in SCANNED:
-            getattr(result, key)[same] = old.columns[key][rows[same]]
+        for name, key in SCAN_COLUMNS.items():
+            getattr(result, name)[same] = old.columns[key][rows[same]]
         result.problems.update({int(r): old.problems[rows[r]] for r in np.flatnonzero(same) if rows[r] in old.problems})
         return same
 
-    def save(self, result: Scan, known: np.ndarray) -> None:
+    def save(self, result: ScanResult, known: np.ndarray) -> None:
         """What is known now, and after it what earlier scans of the same place saw beside it."""
-        columns = {"sizes": self.sizes, "stamps": self.stamps, **{key: getattr(result, key) for key in SCANNED}}
+        columns = {"sizes": self.sizes, "stamps": self.stamps}
+        columns |= {key: getattr(result, name) for name, key in SCAN_COLUMNS.items()}
         parts = [(_Rows(self.names, columns, result.problems), np.flatnonzero(known))]
         old = self._stored()
         if old is not None:
@@ -248,7 +258,7 @@ class _Cache:
                 if str(stored["header"]) != self.header:
                     return None
                 names, bad, reasons = _split(stored["names"]), stored["bad"].tolist(), _split(stored["reasons"])
-                columns = {key: stored[key] for key in ("sizes", "stamps", *SCANNED)}
+                columns = {key: stored[key] for key in ("sizes", "stamps", *SCAN_COLUMNS.values())}
         except Exception:  # absent, cut short or written by something else: scan again
             return None
         whole = len(bad) == len(reasons) and all(len(column) == len(names) for column in columns.values())
@@ -259,7 +269,7 @@ class _Rows(NamedTuple):
     """Files and what is known of each."""
 
     names: list[str]
-    columns: dict[str, np.ndarray]  # sizes, stamps and SCANNED, each of the length of the names
+    columns: dict[str, np.ndarray]  # sizes, stamps and SCAN_COLUMNS, each of the length of the names
     problems: dict[int, str]  # row -> why it is no picture
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from vitrail.data.samples import Samples
 from vitrail.data.similar import connected_components, similar_groups
-from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, count, some
+from vitrail.data.sources.image_list import UNSPLIT, ImageList, counted, quoted
 from vitrail.errors import UserError
 from vitrail.metrics.group_split import Unit, stratified_units
 
-MOST_ALIKE = 0.5  # of a class: a larger part that looks alike is what the class looks like, and not one scene
+# A group of similar images with more than this fraction of a class is what the class looks like, not one scene.
+MAX_GROUP_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class SplitRule:
     weights that state it, with the fingerprint of their data, state their split."""
 
     test_fraction: float = 0.2  # of each class is "val", in data without a validation or test split
-    # of each training class is "val", in data with a test split alone, so that nothing looks at the test images before
+    # of each training class is "val", in data with a test split alone, so that nothing uses the test images before
     # the end; 0: none, and the images of a "val" split are training images, too
     val_fraction: float = 0.1
     val_as_test: bool = False  # whether a "val" split is the test split, in data without one
@@ -42,8 +43,8 @@ class SplitRule:
         """The rule among other facts."""
         return cls(**{field.name: facts[field.name] for field in fields(cls) if field.name in facts})
 
-    def divide(self, images: Catalogue, digests: list[bytes], looks: np.ndarray, notes: list[str]) -> Catalogue:
-        """Give every image its split; `looks` describe the images (see `near_groups`)."""
+    def apply(self, images: ImageList, digests: list[bytes], descriptors: np.ndarray, notes: list[str]) -> ImageList:
+        """Give every image its split; `descriptors` describe the images (see `similar_groups`)."""
         if self.val_as_test and "test" not in images.splits:
             images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
         if self.val_fraction == 0 and "test" in images.splits:
@@ -51,16 +52,16 @@ class SplitRule:
         if "val" in images.splits:
             return images
         share = self.val_fraction if "test" in images.splits else self.test_fraction
-        together = similar_groups(looks) if self.group_similar else None
-        return hold_out(images, digests, together, share, self.split_seed, notes)
+        together = similar_groups(descriptors) if self.group_similar else None
+        return make_val_split(images, digests, together, share, self.split_seed, notes)
 
 
-USUAL = SplitRule()
+DEFAULT_SPLIT = SplitRule()
 
 
-def hold_out(
-    images: Catalogue, digests: list[bytes], alike: np.ndarray | None, share: float, seed: int, notes: list[str]
-) -> Catalogue:
+def make_val_split(
+    images: ImageList, digests: list[bytes], alike: np.ndarray | None, share: float, seed: int, notes: list[str]
+) -> ImageList:
     """Part of each class becomes "val".
 
     The choice depends on the seed and on the content (or the names of groups) alone: an image that is added or removed
@@ -78,16 +79,16 @@ def hold_out(
     return replace(images, splits=splits)
 
 
-def groups_of(samples: Samples, rows: np.ndarray | None = None) -> np.ndarray:
+def group_ids(samples: Samples, rows: np.ndarray | None = None) -> np.ndarray:
     """What belongs together among some rows of a split, by the same rule as when images are held out: equal numbers,
     uint64 (n,), which hang on the content alone."""
     rows = np.arange(len(samples)) if rows is None else np.asarray(rows, np.int64)
-    contents = [digest.tobytes() for digest in samples.firsts[rows].astype(">u8")]
+    contents = [digest.tobytes() for digest in samples.original_digests[rows].astype(">u8")]
     names = None if samples.groups is None else [samples.groups[int(row)] for row in rows]
     labels = [(int(label),) for label in samples.labels[rows]]
     if samples.sets is not None:
         labels = [tuple(samples.sets[int(row)].tolist()) for row in rows]
-    alike = None if samples.looks is None or names is not None else similar_groups(samples.looks[rows])
+    alike = None if samples.descriptors is None or names is not None else similar_groups(samples.descriptors[rows])
     found = np.zeros(len(rows), np.uint64)
     for unit in _units(contents, names, alike, labels, []):
         found[unit.rows] = min(int.from_bytes(contents[place], "big") for place in unit.rows)
@@ -99,19 +100,19 @@ def _scenes(labels: Sequence[Sequence[Any]], alike: np.ndarray, notes: list[str]
     learn from or nothing to measure on."""
     whole = Counter(name for own in labels for name in own)
     parts = Counter((group, name) for group, own in zip(alike.tolist(), labels, strict=True) for name in own)
-    large = {group for (group, name), number in parts.items() if number > max(1, MOST_ALIKE * whole[name])}
+    large = {group for (group, name), number in parts.items() if number > max(1, MAX_GROUP_FRACTION * whole[name])}
     if not large:
         return alike
     loose = [row for row, group in enumerate(alike.tolist()) if group in large]
     kept = alike.copy()
     kept[loose] = alike.max() + 1 + np.arange(len(loose))
     notes.append(
-        f"{count(len(loose), 'image')} look alike and are most of a class: they may stand on both sides of the split."
+        f"{counted(len(loose), 'image')} look alike and are most of a class: they may stand on both sides of the split."
     )
     return kept
 
 
-def _note_uneven(images: Catalogue, splits: list[str], share: float, notes: list[str]) -> None:
+def _note_uneven(images: ImageList, splits: list[str], share: float, notes: list[str]) -> None:
     """What could not be held out as asked."""
     counts: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
     for labels, split in zip(images.labels, splits, strict=True):
@@ -120,9 +121,9 @@ def _note_uneven(images: Catalogue, splits: list[str], share: float, notes: list
     single = [name for name in whole if counts["train"][name] == 1]
     together = [name for name in whole if counts["train"][name] > 1]
     if single:
-        notes.append(f"Nothing is held out of classes with a single image: {some(single)}.")
+        notes.append(f"Nothing is held out of classes with a single image: {quoted(single)}.")
     if together:
-        notes.append(f"Nothing is held out of classes whose images all belong together: {some(together)}.")
+        notes.append(f"Nothing is held out of classes whose images all belong together: {quoted(together)}.")
     held, total = splits.count("val"), splits.count("val") + splits.count("train")
     if not whole and total >= 20 and not 0.5 * share < held / total < 1.5 * share:
         notes.append(f"{held / total:.0%} of the images are held out, not {share:.0%}: groups are taken whole.")
@@ -162,13 +163,13 @@ def _key(contents: Sequence[bytes], names: Sequence[str] | None, rows: list[int]
     return min(contents[row] for row in rows)
 
 
-def note_leaks(images: Catalogue, digests: list[bytes], notes: list[str]) -> None:
+def note_leaks(images: ImageList, digests: list[bytes], notes: list[str]) -> None:
     """Byte for byte the same image, or images of one group, on both sides make an accuracy better than it is."""
     training = {digest for digest, split in zip(digests, images.splits, strict=True) if split == "train"}
     rows = [row for row, split in enumerate(images.splits) if split != "train" and digests[row] in training]
     if rows:
         copies = [images.entries[row].name for row in rows]
-        notes.append(f"Exact copies of training images lie in other splits ({len(rows):,}): {some(copies)}.")
+        notes.append(f"Exact copies of training images lie in other splits ({len(rows):,}): {quoted(copies)}.")
     if images.groups is None:
         return
     sides: dict[str, set[str]] = {}
@@ -177,4 +178,4 @@ def note_leaks(images: Catalogue, digests: list[bytes], notes: list[str]) -> Non
             sides.setdefault(group, set()).add(split)
     torn = sorted(group for group, splits in sides.items() if "train" in splits and len(splits) > 1)
     if torn:
-        notes.append(f"{count(len(torn), 'group')} of training images also lie in other splits: {some(torn)}.")
+        notes.append(f"{counted(len(torn), 'group')} of training images also lie in other splits: {quoted(torn)}.")

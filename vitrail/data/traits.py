@@ -8,7 +8,7 @@ from enum import IntFlag
 from PIL import Image, ImageFile
 
 from vitrail.data.decode import exif_orientation, pillow_formats
-from vitrail.data.formats import FORMAT_OF, ending_of
+from vitrail.data.formats import FORMAT_OF, extension_of
 
 
 class Trait(IntFlag):
@@ -64,7 +64,7 @@ def _named_format(name: str) -> str | None:
     """The format that a file name promises. In a shard a name is where the image came from, and promises nothing."""
     if ".parquet#" in name:
         return None
-    return FORMAT_OF.get(ending_of(name))
+    return FORMAT_OF.get(extension_of(name))
 
 
 def _plain_jpeg(data: bytes) -> Trait | None:

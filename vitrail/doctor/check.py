@@ -11,11 +11,11 @@ import numpy as np
 
 from vitrail.data.dataset import scan_source, usable_rows
 from vitrail.data.decode import MAX_PIXELS
-from vitrail.data.files import ABSENT
-from vitrail.data.formats import NOT_READ, READ_HERE, by_ending
-from vitrail.data.quarantine import UNREAD, Quarantined
-from vitrail.data.scan import Progress, Scan
-from vitrail.data.sources.catalogue import UNSPLIT, Catalogue, class_list, count, some
+from vitrail.data.files import NOT_FOUND
+from vitrail.data.formats import NOT_SUPPORTED, SUPPORTED_FORMATS, by_extension
+from vitrail.data.quarantine import UNREAD, QuarantineRow
+from vitrail.data.scan import Progress, ScanResult
+from vitrail.data.sources.image_list import UNSPLIT, ImageList, class_list, counted, quoted
 from vitrail.data.sources.read import read_source
 from vitrail.data.traits import Trait
 from vitrail.doctor.duplicates import exact_findings, find_near_duplicates, group_identical, near_findings
@@ -113,7 +113,7 @@ def check_dataset(
     )
 
 
-def _refused(source: Catalogue, path: str | Path) -> Finding:
+def _refused(source: ImageList, path: str | Path) -> Finding:
     """Classes that training does not take, as one that only a test split has."""
     try:
         class_list(source, None, path)
@@ -124,28 +124,30 @@ def _refused(source: Catalogue, path: str | Path) -> Finding:
     return Finding("classes", "", "")
 
 
-def _quarantine(source: Catalogue, found: Scan, reasons: dict[int, str]) -> list[Quarantined]:
+def _quarantine(source: ImageList, found: ScanResult, reasons: dict[int, str]) -> list[QuarantineRow]:
     rows = [
-        Quarantined(
+        QuarantineRow(
             source.entries[row].name,
             found.digests[row].tobytes().hex(),
             reasons[row],
         )
         for row in sorted(reasons)
     ]
-    return rows + [Quarantined(name, UNREAD, f"cannot be used: {why}") for name, why in source.unreadable]
+    return rows + [QuarantineRow(name, UNREAD, f"cannot be used: {why}") for name, why in source.unreadable]
 
 
-def _emptied(source: Catalogue, usable: Sequence[int], reasons: dict[int, str]) -> list[str]:
+def _emptied(source: ImageList, usable: Sequence[int], reasons: dict[int, str]) -> list[str]:
     """Classes that the quarantine would leave nothing to learn from."""
     training = [row for row in usable if source.splits[row] in ("train", UNSPLIT)]
     before = {name for row in training for name in source.labels[row]}
     after = {name for row in training if row not in reasons for name in source.labels[row]}
     lost = sorted(before - after)
-    return [f"With quarantine.csv no training image is left of {some(lost)}: mend or move some first."] if lost else []
+    return (
+        [f"With quarantine.csv no training image is left of {quoted(lost)}: mend or move some first."] if lost else []
+    )
 
 
-def _counts(source: Catalogue, usable: Sequence[int]) -> dict[str, dict[str, int]]:
+def _counts(source: ImageList, usable: Sequence[int]) -> dict[str, dict[str, int]]:
     """Class -> split -> images, for every class and split there is."""
     counts = Counter((name, source.splits[row]) for row in usable for name in source.labels[row])
     names = source.classes or sorted({name for labels in source.labels for name in labels})
@@ -153,7 +155,7 @@ def _counts(source: Catalogue, usable: Sequence[int]) -> dict[str, dict[str, int
     return {name: {split: counts[name, split] for split in splits} for name in names}
 
 
-def _torn(source: Catalogue, usable: Sequence[int]) -> Finding:
+def _torn(source: ImageList, usable: Sequence[int]) -> Finding:
     sides: dict[str, dict[str, int]] = {}  # group -> split -> its first row there
     for row in usable:
         if source.groups is not None and source.groups[row]:
@@ -161,7 +163,7 @@ def _torn(source: Catalogue, usable: Sequence[int]) -> Finding:
     torn = {group: rows for group, rows in sides.items() if len(rows) > 1}
     return Finding(
         "torn-group",
-        f"{count(len(torn), 'group')} of images with a part in more than one split.",
+        f"{counted(len(torn), 'group')} of images with a part in more than one split.",
         "What belongs together should be on one side, or an accuracy rewards memory: correct the split column.",
         [
             Case(tuple(source.entries[row].name for row in rows.values()), f"{group}: {', '.join(rows)}")
@@ -170,39 +172,39 @@ def _torn(source: Catalogue, usable: Sequence[int]) -> Finding:
     )
 
 
-def _unusable(source: Catalogue, found: Scan) -> list[Finding]:
+def _unusable(source: ImageList, found: ScanResult) -> list[Finding]:
     """Broken files, pictures of formats that are not read, and files that are not there."""
     bad = source.unreadable + [(source.entries[row].name, found.problems[row]) for row in sorted(found.problems)]
     cases: dict[str, list[Case]] = {"corrupt": [], "format": [], "missing": []}
     for name, reason in bad:
-        missing, foreign = reason.startswith(ABSENT), reason.startswith(NOT_READ)
+        missing, foreign = reason.startswith(NOT_FOUND), reason.startswith(NOT_SUPPORTED)
         cases["missing" if missing else "format" if foreign else "corrupt"].append(Case((name,), reason))
-    kinds = by_ending(case.names[0] for case in cases["format"])
+    kinds = by_extension(case.names[0] for case in cases["format"])
     return [
         Finding(
             "corrupt",
-            f"{count(len(cases['corrupt']), 'file')} that cannot be used.",
+            f"{counted(len(cases['corrupt']), 'file')} that cannot be used.",
             "Training leaves them out by itself. Copy or download them again, or delete them.",
             cases["corrupt"],
         ),
         Finding(
             "format",
-            f"{count(len(cases['format']), 'picture')} of formats that are not read here: {kinds}.",
-            f"Training leaves them out. vitrail reads {READ_HERE}.",
+            f"{counted(len(cases['format']), 'picture')} of formats that are not read here: {kinds}.",
+            f"Training leaves them out. vitrail reads {SUPPORTED_FORMATS}.",
             cases["format"],
         ),
         Finding(
             "missing",
-            f"{count(len(cases['missing']), 'file')} that is not there."
+            f"{counted(len(cases['missing']), 'file')} that is not there."
             if len(cases["missing"]) == 1
-            else f"{count(len(cases['missing']), 'file')} that are not there.",
+            else f"{counted(len(cases['missing']), 'file')} that are not there.",
             "A list or a link names them: copy the files to where it says, or correct it.",
             cases["missing"],
         ),
     ]
 
 
-def _uneven(balance: dict[str, dict[str, int]], source: Catalogue) -> list[Finding]:
+def _uneven(balance: dict[str, dict[str, int]], source: ImageList) -> list[Finding]:
     learned = "train" if "train" in source.splits else UNSPLIT
     sizes = {name: counts.get(learned, 0) for name, counts in balance.items()}
     missing = [
@@ -210,20 +212,20 @@ def _uneven(balance: dict[str, dict[str, int]], source: Catalogue) -> list[Findi
         for name, counts in balance.items()
         if (absent := [split for split, images in counts.items() if not images])
     ]
-    few = [Case((), f"{name}: {count(images, 'image')}") for name, images in sizes.items() if 0 < images < FEW]
+    few = [Case((), f"{name}: {counted(images, 'image')}") for name, images in sizes.items() if 0 < images < FEW]
     smallest, largest = (choose(sizes, key=lambda name: sizes[name]) for choose in (min, max))
     uneven = sizes[smallest] and sizes[largest] >= UNEVEN * sizes[smallest]
-    words = f"{largest}: {count(sizes[largest], 'image')}; {smallest}: {count(sizes[smallest], 'image')}"
+    words = f"{largest}: {counted(sizes[largest], 'image')}; {smallest}: {counted(sizes[smallest], 'image')}"
     return [
         Finding(
             "missing-class",
-            f"{count(len(missing), 'class')} without usable images in a split.",
+            f"{counted(len(missing), 'class')} without usable images in a split.",
             "What has no training images is never answered; what has no others is never measured.",
             missing,
         ),
         Finding(
             "few-images",
-            f"{count(len(few), 'class')} with fewer than {FEW} images to learn from.",
+            f"{counted(len(few), 'class')} with fewer than {FEW} images to learn from.",
             "Add images, or join such classes: so few teach little, and measuring them tells nothing.",
             few,
         ),
@@ -236,7 +238,7 @@ def _uneven(balance: dict[str, dict[str, int]], source: Catalogue) -> list[Findi
     ]
 
 
-def _shapes(source: Catalogue, found: Scan, usable: Sequence[int]) -> Finding:
+def _shapes(source: ImageList, found: ScanResult, usable: Sequence[int]) -> Finding:
     shapes = found.shapes[usable].astype(np.int64)
     short, long, area = shapes.min(axis=1), shapes.max(axis=1), shapes.prod(axis=1)
     usual_side, usual_area = float(np.median(short)), float(np.median(area))
@@ -256,28 +258,28 @@ def _shapes(source: Catalogue, found: Scan, usable: Sequence[int]) -> Finding:
         cases.append(Case((source.entries[row].name,), f"{width}x{height} pixels, {odd}"))
     return Finding(
         "shape",
-        f"{count(len(cases), 'image')} of an extreme shape or size.",
+        f"{counted(len(cases), 'image')} of an extreme shape or size.",
         "They are squeezed or cropped to the size of the network, which may leave little to see.",
         cases,
     )
 
 
-def _grey(source: Catalogue, found: Scan, usable: Sequence[int]) -> Finding:
+def _grey(source: ImageList, found: ScanResult, usable: Sequence[int]) -> Finding:
     """Grey images are odd only where most have colour."""
     grey = [row for row in usable if found.traits[row] & Trait.GREY]
     mixed = len(grey) < len(usable) / 2
     return Finding(
         "grey",
-        f"{count(len(grey), 'grey image')} among coloured ones ({len(grey) / len(usable):.1%}).",
+        f"{counted(len(grey), 'grey image')} among coloured ones ({len(grey) / len(usable):.1%}).",
         "A network can learn a class from the absence of colour: make sure that they are spread over the classes.",
         [Case((source.entries[row].name,)) for row in grey] if mixed else [],
     )
 
 
-def _traits(source: Catalogue, found: Scan, usable: Sequence[int]) -> list[Finding]:
+def _traits(source: ImageList, found: ScanResult, usable: Sequence[int]) -> list[Finding]:
     findings = []
     for kind, trait, title, advice in _TRAITS:
         rows = [row for row in usable if found.traits[row] & trait]
         cases = [Case((source.entries[row].name,)) for row in rows]
-        findings.append(Finding(kind, title.format(count(len(rows), "image")), advice, cases))
+        findings.append(Finding(kind, title.format(counted(len(rows), "image")), advice, cases))
     return findings

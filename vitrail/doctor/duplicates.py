@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.decode import BadImage, decode
-from vitrail.data.scan import Progress, Scan, threads
+from vitrail.data.scan import Progress, ScanResult, threads
 from vitrail.data.similar import Pairs, connected_components, similar_pairs
-from vitrail.data.sources.catalogue import Catalogue, count
+from vitrail.data.sources.image_list import ImageList, counted
 from vitrail.doctor.findings import Case, Finding
 from vitrail.doctor.thumbnails import SAME_IMAGE, SIDE, thumbnail, thumbnail_similarity
 
@@ -38,7 +38,7 @@ class Match(NamedTuple):
     score: float
 
 
-def group_identical(source: Catalogue, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
+def group_identical(source: ImageList, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
     """The rows, gathered by content. A file that stands in two splits, as ImageNet's "real" has, is no copy."""
     gathered: dict[bytes, dict[str, int]] = {}
     for row in rows:
@@ -47,11 +47,11 @@ def group_identical(source: Catalogue, digests: np.ndarray, rows: Iterable[int])
 
 
 def find_near_duplicates(
-    source: Catalogue, found: Scan, contents: list[list[int]], max_pixels: int, progress: Progress | None
+    source: ImageList, found: ScanResult, contents: list[list[int]], max_pixels: int, progress: Progress | None
 ) -> list[Match]:
     """Contents that show the same picture: those whose descriptions are close, compared as thumbnails."""
     first = [rows[0] for rows in contents]
-    pairs = similar_pairs(found.looks[first])
+    pairs = similar_pairs(found.descriptors[first])
     least = SAME_IMAGE
     if len(pairs) > CROWDED * len(contents):
         least, pairs = SAME_IN_A_CROWD, pairs.keep(pairs.cosine >= CLOSE_IN_A_CROWD)
@@ -96,7 +96,7 @@ def _closest(pairs: Pairs, kinds: np.ndarray) -> Pairs:
     return pairs.keep(np.flatnonzero(keep))
 
 
-def exact_findings(source: Catalogue, contents: list[list[int]], reasons: dict[int, str]) -> list[Finding]:
+def exact_findings(source: ImageList, contents: list[list[int]], reasons: dict[int, str]) -> list[Finding]:
     """Of contents that several rows have. `reasons` gets the rows that training should leave out, and why."""
     leaks, conflicts, redundant = [], [], []
     for rows in contents:
@@ -122,26 +122,26 @@ def exact_findings(source: Catalogue, contents: list[list[int]], reasons: dict[i
     return [
         Finding(
             "leak",
-            f"{count(len(leaks), 'image')} in more than one split, byte for byte.",
+            f"{counted(len(leaks), 'image')} in more than one split, byte for byte.",
             "An accuracy measured on them rewards memory. Leave the training copies out: quarantine.csv lists them.",
             leaks,
         ),
         Finding(
             "conflict",
-            f"{count(len(conflicts), 'image')} with different labels on copies that are the same byte for byte.",
+            f"{counted(len(conflicts), 'image')} with different labels on copies that are the same byte for byte.",
             "At most one of the labels is right. Correct them; until then quarantine.csv lists all copies.",
             conflicts,
         ),
         Finding(
             "duplicate",
-            f"{count(len(redundant), 'image')} more than once in one split with the same label, byte for byte.",
+            f"{counted(len(redundant), 'image')} more than once in one split with the same label, byte for byte.",
             "Each copy counts again in training and in measuring. quarantine.csv lists all but the first.",
             redundant,
         ),
     ]
 
 
-def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
+def near_findings(source: ImageList, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
     """Of pictures in different bytes. Only copies on two sides of a split are added to `reasons`, and not even those
     when they are so many that the images must be alike by nature."""
     leaks = _leaks(source, matches, reasons)
@@ -161,7 +161,7 @@ def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int
     return [
         Finding(
             "near-leak",
-            f"{count(len(leaks), 'image')} that another split has too, in other bytes: re-encoded, resized, mirrored "
+            f"{counted(len(leaks), 'image')} that another split has too, in other bytes: re-encoded, resized, mirrored "
             "or taken in the same moment.",
             _BY_NATURE if by_nature else _LEAKED,
             [
@@ -171,13 +171,13 @@ def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int
         ),
         Finding(
             "near-conflict",
-            f"{count(len(conflicts), 'pair')} of images that look the same and have different labels.",
+            f"{counted(len(conflicts), 'pair')} of images that look the same and have different labels.",
             "One of the labels may be wrong: look at both.",
             conflicts,
         ),
         Finding(
             "near-duplicate",
-            f"{count(len(groups := _grouped(source, within)), 'group')} of images that look the same, in one split "
+            f"{counted(len(groups := _grouped(source, within)), 'group')} of images that look the same, in one split "
             "and with one label.",
             "They teach less than their number says. When vitrail splits the data itself, it keeps them on one side.",
             groups,
@@ -185,13 +185,13 @@ def near_findings(source: Catalogue, matches: Sequence[Match], reasons: dict[int
     ]
 
 
-def _alike_by_nature(source: Catalogue, leaks: Iterable[int]) -> bool:
+def _alike_by_nature(source: ImageList, leaks: Iterable[int]) -> bool:
     """Whether leaving these rows out would cost a split too much: what shares a layout would all be thrown away."""
     taken, images = Counter(source.splits[row] for row in leaks), Counter(source.splits)
     return any(rows > max(FEW, ALIKE_BY_NATURE * images[split]) for split, rows in taken.items())
 
 
-def _leaks(source: Catalogue, matches: Sequence[Match], reasons: dict[int, str]) -> dict[int, tuple[Match, int]]:
+def _leaks(source: ImageList, matches: Sequence[Match], reasons: dict[int, str]) -> dict[int, tuple[Match, int]]:
     """Row of a weaker split -> the best match that a stronger one has, best first; unless it is left out anyway."""
     best: dict[int, tuple[Match, int]] = {}
     for match in sorted(matches, key=lambda match: -match.score):
@@ -203,7 +203,7 @@ def _leaks(source: Catalogue, matches: Sequence[Match], reasons: dict[int, str])
     return best
 
 
-def _grouped(source: Catalogue, matches: Sequence[Match]) -> list[Case]:
+def _grouped(source: ImageList, matches: Sequence[Match]) -> list[Case]:
     """Matches that share an image, as one case each; they come and go best first."""
     rows = sorted({row for match in matches for row in (match.left[0], match.right[0])})
     place = {row: number for number, row in enumerate(rows)}
@@ -221,17 +221,17 @@ def _likeness(match: Match, several: bool = False) -> str:
     return f"{'at least ' if several else ''}{min(match.score, 0.999):.1%} alike{mirrored}"
 
 
-def _strength(source: Catalogue, row: int) -> int:
+def _strength(source: ImageList, row: int) -> int:
     return _STRENGTH.get(source.splits[row], 0)
 
 
-def _name(source: Catalogue, row: int) -> str:
+def _name(source: ImageList, row: int) -> str:
     return source.entries[row].name
 
 
-def _label(source: Catalogue, row: int) -> str:
+def _label(source: ImageList, row: int) -> str:
     return "|".join(source.labels[row]) or "nothing"
 
 
-def _case(source: Catalogue, rows: Iterable[int], detail: str) -> Case:
+def _case(source: ImageList, rows: Iterable[int], detail: str) -> Case:
     return Case(tuple(_name(source, row) for row in rows), detail)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrail.data.quarantine import Quarantined
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.quarantine import QuarantineRow
+from vitrail.data.sources.image_list import ImageList
 
 Severity = Literal["severe", "warning", "note"]
 # Most severe first: what makes a measured accuracy wrong, what makes training learn wrong things, what costs images,
@@ -65,11 +65,11 @@ class Findings:
     """Everything a check found. `balance` counts the usable images: class -> split -> images."""
 
     root: str
-    source: Catalogue
+    source: ImageList
     usable: int
     balance: dict[str, dict[str, int]]
     findings: list[Finding]  # most severe first
-    quarantine: list[Quarantined]
+    quarantine: list[QuarantineRow]
     notes: list[str]  # of the source: what was ignored
     rows: dict[str, int] = field(default_factory=dict)  # name -> row of the source
 

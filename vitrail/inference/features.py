@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from vitrail.data.samples import Samples
-from vitrail.data.splits import groups_of
+from vitrail.data.splits import group_ids
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
@@ -42,7 +42,7 @@ class Features:
     def groups(self, rows: np.ndarray) -> np.ndarray:
         """What belongs together among the images that `take` gives for these rows."""
         _, found = self.cache.take(self.samples.digests[rows])
-        return groups_of(self.samples, rows[found])
+        return group_ids(self.samples, rows[found])
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and labels of all images, a part at a time."""

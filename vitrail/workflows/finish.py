@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitrail.data.dataset import Samples, recognised_by
+from vitrail.data.dataset import Samples, content_digests
 from vitrail.data.splits import SplitRule
 from vitrail.metrics.scores import Scores
 from vitrail.models.build import Network
@@ -91,12 +91,12 @@ def _place(run: RunContext) -> Path:
 
 def _known(plan: Plan, samples: Samples) -> int:
     """How many images lie among those of the training as well."""
-    return int(np.isin(samples.firsts, plan.dataset.splits["train"].firsts).sum())
+    return int(np.isin(samples.original_digests, plan.dataset.splits["train"].original_digests).sum())
 
 
 def _with_digests(plan: Plan, net: Network, about: dict[str, Any]) -> dict[str, Tensor]:
     """The weights, and the digests of all images that they and the weights before them learned from."""
-    own = recognised_by(plan.dataset.splits["train"])
+    own = content_digests(plan.dataset.splits["train"])
     return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, all_before(about)]))}
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vitrail.data.splits import groups_of
+from vitrail.data.splits import group_ids
 from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.probe import Probe, fit_probe
@@ -85,7 +85,7 @@ def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[B
 
 def _fit(plan: Plan, train: Outputs) -> Probe:
     settings = plan.config.probe
-    groups = groups_of(plan.dataset.splits["train"], train.sample.numpy())
+    groups = group_ids(plan.dataset.splits["train"], train.sample.numpy())
     return fit_probe(
         train.values,
         train.labels,

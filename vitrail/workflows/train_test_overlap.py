@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.dataset import EARLIER, SKETCH, Dataset, Samples, open_dataset, seen_among, seen_in
+from vitrail.data.dataset import (
+    EARLIER_SKETCH_SIZE,
+    SKETCH_SIZE,
+    Dataset,
+    Samples,
+    match_digests,
+    match_sketch,
+    open_dataset,
+)
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.splits import SplitRule
 from vitrail.errors import UserError, did_you_mean
@@ -86,9 +94,9 @@ def _without_trained(
 ) -> tuple[Samples, str]:
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card, digests in weights:
-        seen |= seen_among(samples, digests)
+        seen |= match_digests(samples, digests)
         for earlier, (known, size) in enumerate(_sketches(card)):
-            own, beyond = seen_in(samples, known, size)
+            own, beyond = match_sketch(samples, known, size)
             seen |= own
             if own.any() and (earlier or dataset.fingerprint != card.data.get("fingerprint")):
                 doubtful |= beyond
@@ -114,15 +122,15 @@ def _without_trained(
 def _sketches(card: Card) -> list[tuple[list[str], int]]:
     """What a card itself tells: of the images that weights were trained on, then of those that the weights they came
     from were."""
-    before = [(known, EARLIER) for known in card.data.get("trained_before", [])]
-    return [(card.data.get("trained_on", []), SKETCH), *before]
+    before = [(known, EARLIER_SKETCH_SIZE) for known in card.data.get("trained_before", [])]
+    return [(card.data.get("trained_on", []), SKETCH_SIZE), *before]
 
 
 def trained_before(weights: Sequence[Trained]) -> tuple[np.ndarray, list[list[str]]]:
     """What a run remembers of the images that its starting weights, or its teacher, were trained on: all digests that
     they know, and of cards that know a part of their images the beginning of it."""
     sketches = [sketch for one in weights for sketch in _sketches(one.card)]
-    partly = {tuple(known[:EARLIER]): None for known, size in sketches if len(known) >= size}
+    partly = {tuple(known[:EARLIER_SKETCH_SIZE]): None for known, size in sketches if len(known) >= size}
     told = [_numbers(known) for known, _ in sketches]
     return np.unique(np.concatenate([*(one.digests for one in weights), *told, _numbers([])])), list(map(list, partly))
 
@@ -135,7 +143,7 @@ def seen_by(samples: Samples, weights: Trained) -> int:
 
 def seen_before(samples: Samples, digests: np.ndarray) -> int:
     """How many images are among those of these digests."""
-    return int(seen_among(samples, digests).sum())
+    return int(match_digests(samples, digests).sum())
 
 
 def all_before(about: Mapping[str, Any]) -> np.ndarray:

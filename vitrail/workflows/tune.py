@@ -12,7 +12,7 @@ from rich.console import Console
 
 from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
-from vitrail.data.splits import groups_of
+from vitrail.data.splits import group_ids
 from vitrail.errors import UserError
 from vitrail.terminal import escape
 from vitrail.weights.bundle import Card, read_card, replace_card
@@ -27,7 +27,7 @@ def tuned(
 ) -> Measurement:
     """The measurement, with what temperature, abstention and thresholds would change. `samples`: the images measured
     on; `answering`: what is in use; `accuracy`: asked of answers."""
-    groups = groups_of(samples, found.outputs.sample.numpy())
+    groups = group_ids(samples, found.outputs.sample.numpy())
     logits, labels = found.outputs.values.numpy(), found.outputs.labels.numpy()
     best = found.task.tune(logits, labels, postprocess or Postprocess(), accuracy, groups)
     return replace(found, scores=replace(found.scores, tuned=best))
@@ -69,7 +69,7 @@ def write_postprocess(weights: str | Path, card: Card, found: Measurement, sampl
     path, tuning, before = own_file(weights), found.scores.tuned, card.postprocess
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
-    if len(np.unique(groups_of(samples))) < 2:
+    if len(np.unique(group_ids(samples))) < 2:
         return "nothing is written: the images are one group, and none of it can be held out to judge the fit by"
     changes, words = found.task.to_postprocess(tuning, before)
     told = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]

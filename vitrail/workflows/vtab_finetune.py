@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitrail.data.sources.listed import THOUSAND
+from vitrail.data.sources.split_lists import VTAB_1K_LISTS
 from vitrail.errors import UserError
 from vitrail.metrics.accuracy import proportion_interval
 from vitrail.metrics.vtab import TRAIN, VAL, VtabTask
@@ -29,7 +29,7 @@ def finetune_tasks(
     """Each on its published 1,000 images, without augmentation that would change a label; finished runs are taken as
     they are."""
     for task, place in places.items():
-        missing = [name for name in THOUSAND if not (place / name).is_file()]
+        missing = [name for name in VTAB_1K_LISTS if not (place / name).is_file()]
         if missing:
             raise UserError(
                 f"fine-tuning takes the {TRAIN} and {VAL} images of published lists, and '{place}' has no "

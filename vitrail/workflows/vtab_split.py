@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitrail.data.dataset import Dataset, Samples
-from vitrail.data.splits import groups_of
+from vitrail.data.splits import group_ids
 from vitrail.errors import UserError
 from vitrail.metrics.vtab import TRAIN, VAL, VtabTask
 
@@ -44,7 +44,7 @@ def thousand(dataset: Dataset, task: VtabTask) -> tuple[Samples, Samples, Sample
 def _apart(images: Samples, learned: np.ndarray, watched: np.ndarray) -> np.ndarray:
     """The first rows to validate on that belong together with none that is trained on; others only for want of such."""
     candidates = watched[: CANDIDATES * VAL]
-    groups = groups_of(images, np.concatenate([learned, candidates]))
+    groups = group_ids(images, np.concatenate([learned, candidates]))
     with_learned = np.isin(groups[len(learned) :], groups[: len(learned)])
     return candidates[np.argsort(with_learned, kind="stable")][:VAL]
 
@@ -65,4 +65,4 @@ def _parted(images: Samples, task: VtabTask, dataset: Dataset) -> tuple[np.ndarr
 
 
 def _order(samples: Samples) -> np.ndarray:
-    return np.argsort(samples.firsts, kind="stable")
+    return np.argsort(samples.original_digests, kind="stable")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.folders import contents, fill, names_of, numbered, zipped
 from vitrail.data.dataset import open_dataset
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.oxford import flower_names
 from vitrail.data.sources.read import read_source, read_standard
 from vitrail.errors import UserError
@@ -18,14 +18,14 @@ from vitrail.errors import UserError
 scipy_io = pytest.importorskip("scipy.io")
 
 
-def read(place: Path) -> tuple[Catalogue, list[str]]:
+def read(place: Path) -> tuple[ImageList, list[str]]:
     notes: list[str] = []
     found = read_standard(place, notes)
     assert found is not None
     return found, notes
 
 
-def rows(found: Catalogue) -> dict[str, tuple[str, str]]:
+def rows(found: ImageList) -> dict[str, tuple[str, str]]:
     """Name -> (split, class)."""
     each = zip(found.entries, found.splits, found.labels, strict=True)
     return {entry.name: (split, label) for entry, split, (label,) in each}

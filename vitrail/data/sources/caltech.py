@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.data.sources.catalogue import Catalogue, count
-from vitrail.data.sources.layout import place
+from vitrail.data.sources.class_folders import read_class_folders
+from vitrail.data.sources.image_list import ImageList, counted
 from vitrail.data.sources.root import Root
 
 CALTECH = "101_ObjectCategories"
 BACKGROUND = "BACKGROUND_Google"
 
 
-def read_caltech(root: Root, notes: list[str]) -> Catalogue | None:
+def read_caltech(root: Root, notes: list[str]) -> ImageList | None:
     """101_ObjectCategories/<class>/image_0001.jpg."""
     folders = root.folders()
     if root.name != CALTECH and not {BACKGROUND, "Faces_easy"} <= set(folders):
@@ -24,8 +24,8 @@ def read_caltech(root: Root, notes: list[str]) -> Catalogue | None:
     images = [entry for entry in listing.images if not entry.name.startswith(f"{BACKGROUND}/")]
     left = len(listing.images) - len(images)
     if left:
-        notes.append(f"Left out {count(left, 'image')} of '{BACKGROUND}', which is no class.")
+        notes.append(f"Left out {counted(left, 'image')} of '{BACKGROUND}', which is no class.")
     inside = [folder for folder in listing.folders if folder != BACKGROUND]
     classes = Root(root.files, root.path)
     classes.listing = replace(listing, images=images, folders=inside)
-    return place(classes, {}, notes)
+    return read_class_folders(classes, {}, notes)

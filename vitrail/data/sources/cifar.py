@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.files import MAX_FILE_BYTES, Entry, FolderFiles
-from vitrail.data.sources.catalogue import Catalogue, some
 from vitrail.data.sources.cifarpickle import byte_rows, names_in, numbers_in, plain_values
+from vitrail.data.sources.image_list import ImageList, quoted
 from vitrail.data.sources.root import Root, Tree
 from vitrail.errors import UserError, os_errors_as
 
@@ -61,11 +61,11 @@ VERSIONS = (
 )
 
 
-def read_cifar(root: Root, notes: list[str]) -> Catalogue | None:
+def read_cifar(root: Root, notes: list[str]) -> ImageList | None:
     for version in VERSIONS:
         batches = [name for name in version.batches if root.has(name)]
         if batches and (root.has(version.meta) or root.name == version.folder):
-            return _catalogue(root, version, batches, notes)
+            return _image_list(root, version, batches, notes)
     return None
 
 
@@ -73,7 +73,7 @@ def is_tar(place: Path) -> bool:
     return place.name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
-def read_cifar_tar(place: Path, notes: list[str]) -> Catalogue | None:
+def read_cifar_tar(place: Path, notes: list[str]) -> ImageList | None:
     """From cifar-10-binary.tar.gz and the like; nothing for any other archive."""
     version = _version_in(place)
     if version is None:
@@ -84,7 +84,7 @@ def read_cifar_tar(place: Path, notes: list[str]) -> Catalogue | None:
         batches = [name for name in version.batches if name in files.members()]
     if not batches:
         raise UserError(f"'{place}' has the folder of {version.title}, and none of its files")
-    found = _catalogue(root, version, batches, notes)
+    found = _image_list(root, version, batches, notes)
     files.forget()
     return found
 
@@ -106,11 +106,11 @@ def _version_in(place: Path) -> Version | None:
     return None
 
 
-def _catalogue(root: Root, version: Version, batches: list[str], notes: list[str]) -> Catalogue:
+def _image_list(root: Root, version: Version, batches: list[str], notes: list[str]) -> ImageList:
     notes.append(f"Read as {version.title} in its original layout, the {version.kind} version.")
     classes = _classes(root, version)
     files = CifarFiles(root.files, version)
-    found = Catalogue(files, [], [], [], classes=classes)
+    found = ImageList(files, [], [], [], classes=classes)
     label_of = [(name,) for name in classes]
     for name in batches:
         where = root.where(name)
@@ -124,7 +124,7 @@ def _catalogue(root: Root, version: Version, batches: list[str], notes: list[str
         found.labels.extend(label_of[label] for label in labels)
     absent = [name for name in version.batches if name not in batches]
     if absent:
-        notes.append(f"Missing from {version.title}: {some(absent, 6)}.")
+        notes.append(f"Missing from {version.title}: {quoted(absent, 6)}.")
     for split, size in SIZES.items():
         number = found.splits.count(split)
         if number not in (0, size):

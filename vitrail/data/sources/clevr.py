@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
@@ -39,7 +39,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
 }
 
 
-def read_clevr(place: Path, rule: str, notes: list[str]) -> Catalogue | None:
+def read_clevr(place: Path, rule: str, notes: list[str]) -> ImageList | None:
     """images/train/CLEVR_train_000000.png, and scenes/CLEVR_train_scenes.json; nothing if it is not that."""
     root = Root.at(place)
     root = root.under(UNPACKED) if UNPACKED in root.folders() else root

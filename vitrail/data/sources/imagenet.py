@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.files import Entry
-from vitrail.data.sources.catalogue import Catalogue, count, some
+from vitrail.data.sources.image_list import ImageList, counted, quoted
 from vitrail.data.sources.matfile import read_mat
-from vitrail.data.sources.root import Root, note_links, unreadable
+from vitrail.data.sources.root import Root, note_links, unreadable_files
 from vitrail.errors import UserError
 
 WNID = re.compile(r"n\d{8}")
@@ -29,7 +29,7 @@ WORDS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 REAL = "real.json"
 
 
-def read_tiny(root: Root, notes: list[str]) -> Catalogue | None:
+def read_tiny(root: Root, notes: list[str]) -> ImageList | None:
     """wnids.txt, words.txt, train/<wnid>/images and val/images with val/val_annotations.txt."""
     folders = root.folders("train") if root.has("wnids.txt") else []
     if not _all_wnids(folders) or root.folders(f"train/{folders[0]}") != ["images"]:
@@ -42,11 +42,11 @@ def read_tiny(root: Root, notes: list[str]) -> Catalogue | None:
         missing = "'val/val_annotations.txt' does not name them"
     words = _words(root, notes)
     wnids = sorted(set(root.lines("wnids.txt")))
-    found = _catalogue(root, {wnid: words.get(wnid, wnid) for wnid in wnids}, labels, missing, notes)
+    found = _image_list(root, {wnid: words.get(wnid, wnid) for wnid in wnids}, labels, missing, notes)
     return _labelled(found, root, missing)
 
 
-def read_imagenet(root: Root, notes: list[str]) -> Catalogue | None:
+def read_imagenet(root: Root, notes: list[str]) -> ImageList | None:
     """train/<wnid> and val/<wnid> with side files, or a flat val. Without these, class folders are all there is."""
     for inner in IMAGES:
         train, folders = root.folders(f"{inner}train"), root.folders(f"{inner}val")
@@ -63,13 +63,13 @@ def read_imagenet(root: Root, notes: list[str]) -> Catalogue | None:
     wnids = set(train or folders or labels.values())
     names = {wnid: words.get(wnid, wnid) for wnid in sorted(wnids or (words if len(words) == CLASSES else ()))}
     images = root.under(inner.rstrip("/"))
-    found = _catalogue(images, names, labels, missing, notes)
+    found = _image_list(images, names, labels, missing, notes)
     if side := _side(root, REAL):
         found = _with_real(found, images, list(names.values()), root, side, notes)
     return _labelled(found, root, missing)
 
 
-def _labelled(found: Catalogue, root: Root, missing: str) -> Catalogue:
+def _labelled(found: ImageList, root: Root, missing: str) -> ImageList:
     if not found.entries:
         raise UserError(f"'{root.path}' has no image with a label: {missing}")
     return found
@@ -113,7 +113,7 @@ def _val_labels(root: Root) -> tuple[dict[str, str], str]:
     truth, meta = _side(root, TRUTH), _side(root, META)
     absent = [name for name, side in ((TRUTH, truth), (META, meta)) if not side]
     if absent:
-        return {}, f"{some(absent)} of the development kit, or '{SOLUTION}', is missing"
+        return {}, f"{quoted(absent)} of the development kit, or '{SOLUTION}', is missing"
     wnid_of = {number: wnid for number, (wnid, _) in _synsets(root, meta).items()}
     labels = {}
     for row, line in enumerate(root.lines(truth), 1):
@@ -144,9 +144,9 @@ def _synsets(root: Root, side: str) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _catalogue(root: Root, names: dict[str, str], labels: dict[str, str], missing: str, notes: list[str]) -> Catalogue:
+def _image_list(root: Root, names: dict[str, str], labels: dict[str, str], missing: str, notes: list[str]) -> ImageList:
     """The class of an image is that of a folder around it, else the one its side file tells."""
-    found = Catalogue(root.files, [], [], [], classes=tuple(names.values()))
+    found = ImageList(root.files, [], [], [], classes=tuple(names.values()))
     by_stem = {_stem(name): wnid for name, wnid in labels.items()}
     label_of: dict[str, tuple[str, ...]] = {}  # one tuple for all images of a class
     unlabelled: dict[str, list[str]] = {"train": [], "val": [], "test": []}
@@ -167,7 +167,7 @@ def _catalogue(root: Root, names: dict[str, str], labels: dict[str, str], missin
     _note_ignored(unlabelled, elsewhere, missing, notes)
     note_links(root.listing, notes)
     there = {_stem(entry.name) for entry in _val_images(found.entries)}
-    found.unreadable.extend(unreadable(root.listing, {name for name in labels if _stem(name) not in there}))
+    found.unreadable.extend(unreadable_files(root.listing, {name for name in labels if _stem(name) not in there}))
     return found
 
 
@@ -175,12 +175,12 @@ def _note_ignored(unlabelled: dict[str, list[str]], elsewhere: list[str], missin
     for split, names in unlabelled.items():
         if names:
             reason = "." if split == "test" else f": {missing}."  # test images are published so
-            notes.append(f"Ignored {count(len(names), 'image')} of '{split}' without a label{reason}")
+            notes.append(f"Ignored {counted(len(names), 'image')} of '{split}' without a label{reason}")
     if elsewhere:
-        notes.append(f"Ignored {count(len(elsewhere), 'image')} outside 'train' and 'val': {some(elsewhere)}.")
+        notes.append(f"Ignored {counted(len(elsewhere), 'image')} outside 'train' and 'val': {quoted(elsewhere)}.")
 
 
-def _with_real(found: Catalogue, images: Root, names: list[str], root: Root, side: str, notes: list[str]) -> Catalogue:
+def _with_real(found: ImageList, images: Root, names: list[str], root: Root, side: str, notes: list[str]) -> ImageList:
     """The validation images once more, as a split "real" with the labels of Beyer et al. (2020), any number of them."""
     if len(names) != CLASSES:
         notes.append(f"Ignored '{side}': its labels are of all 1,000 classes of ImageNet, and here are {len(names):,}.")
@@ -199,7 +199,7 @@ def _with_real(found: Catalogue, images: Root, names: list[str], root: Root, sid
     entries, splits = [row[0] for row in rows], [row[1] for row in rows]
     real = splits.count("real")
     notes.append(f"The split 'real' has the ReaL labels of {real:,} validation images; {none:,} have none.")
-    return Catalogue(
+    return ImageList(
         found.files, entries, splits, [row[2] for row in rows], classes=found.classes, unreadable=found.unreadable
     )
 

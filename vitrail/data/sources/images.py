@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.decode import BadImage
-from vitrail.data.files import GONE, MISSING, Files, FolderFiles, ZipFiles, why_unread
+from vitrail.data.files import FILE_NOT_FOUND, PATH_NOT_FOUND, Files, FolderFiles, ZipFiles, read_error_reason
 from vitrail.data.samples import Texts
 from vitrail.data.sources.cifar import is_tar
-from vitrail.data.sources.layout import note_ignored, note_links
+from vitrail.data.sources.class_folders import note_ignored, note_links
 from vitrail.data.sources.manifest import is_manifest, read_paths
 from vitrail.data.sources.packed import is_packed, read_packed
 from vitrail.data.sources.parquet import is_parquet, read_images
@@ -46,7 +46,7 @@ class Images:
         try:
             return files.read(self.keys[index])
         except OSError as error:
-            raise BadImage(why_unread(error)) from None
+            raise BadImage(read_error_reason(error)) from None
         except ValueError as error:  # a table names a path with a null character
             raise BadImage(f"cannot be read: {error}") from None
 
@@ -120,13 +120,13 @@ def _found(paths: Sequence[str | Path], notes: list[str], follow: bool) -> Itera
             folder = folders.setdefault(path.parent, (FolderFiles(str(path.absolute().parent)), path.parent))
             yield folder, path.name, ""
         elif path.is_symlink() and not path.exists():
-            yield nowhere, str(path), f"{MISSING}: a broken link"
+            yield nowhere, str(path), f"{FILE_NOT_FOUND}: a broken link"
         elif path.exists():
             yield nowhere, str(path), "it is not a file"
         elif len(paths) > 1:
-            yield nowhere, str(path), f"{GONE}{did_you_mean_path(path)}"
+            yield nowhere, str(path), f"{PATH_NOT_FOUND}{did_you_mean_path(path)}"
         else:
-            raise UserError(f"{path} {GONE}{did_you_mean_path(path)}")
+            raise UserError(f"{path} {PATH_NOT_FOUND}{did_you_mean_path(path)}")
 
 
 def _rows(place: _Place, names: Iterable[str]) -> Iterator[_Row]:

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import MISSING, Entry, FolderFiles
-from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, short, some
+from vitrail.data.files import FILE_NOT_FOUND, Entry, FolderFiles
+from vitrail.data.sources.image_list import SPLIT_NAMES, UNSPLIT, ImageList, counted, quoted, shorten
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.errors import UserError, did_you_mean, error_reason
 from vitrail.spreadsheet import read_csv_rows, unescape_cell
@@ -51,7 +51,7 @@ def read_paths(place: Path) -> tuple[FolderFiles, list[str]]:
     return FolderFiles(str(place.absolute().parent)), [_text(path) for path in _columns(table, place, [])["path"]]
 
 
-def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalogue:
+def read_manifest(place: Path, notes: list[str], follow: bool = True) -> ImageList:
     """The rows of the table at `place` as they stand, in the order of their paths. Unless `follow`, images that links
     lead to are left out."""
     table = _read_parquet(place) if place.suffix.lower() == ".parquet" else _read_csv(place)
@@ -60,7 +60,7 @@ def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalog
     if multilabel and "label" in columns:
         raise UserError(f"'{place}' has both a label and a labels column; keep one of them")
     if not multilabel and "label" not in columns:
-        raise UserError(f"'{place}' has no column 'label' or 'labels'; its columns are {some(table, 8)}")
+        raise UserError(f"'{place}' has no column 'label' or 'labels'; its columns are {quoted(table, 8)}")
     where = f"'{place}'"
     paths = [_text(value) for value in columns["path"]]
     labels = [_labels(value, multilabel) for value in columns["labels" if multilabel else "label"]]
@@ -82,7 +82,7 @@ def read_manifest(place: Path, notes: list[str], follow: bool = True) -> Catalog
     if not rows:
         first = f"; the first, '{missing[0][0]}': {missing[0][1]}" if missing else ""
         raise UserError(f"{where} lists no image that exists{first}")
-    return Catalogue(
+    return ImageList(
         files,
         [entries[paths[row]] for row in rows],
         [splits[row] if splits else UNSPLIT for row in rows],
@@ -116,7 +116,7 @@ def _rows(
         if before == row:
             continue
         if labels[before] != labels[row]:
-            both = f"as {some(labels[before]) or 'nothing'} and as {some(labels[row]) or 'nothing'}"
+            both = f"as {quoted(labels[before]) or 'nothing'} and as {quoted(labels[row]) or 'nothing'}"
             raise UserError(
                 f"{where} lists '{path}' twice, {both}; several labels of one image go into one cell of a "
                 f"column 'labels', as cat{BETWEEN}dog"
@@ -126,7 +126,7 @@ def _rows(
         repeated.append(path)
     for names, what in ((repeated, "rows that repeat another"), (unlabelled, "rows without a label")):
         if names:
-            notes.append(f"Ignored {len(names):,} {what}: {some(names)}.")
+            notes.append(f"Ignored {len(names):,} {what}: {quoted(names)}.")
     return list(first.values())
 
 
@@ -140,7 +140,7 @@ def _entries(files: FolderFiles, paths: list[str], rows: list[int]) -> tuple[dic
             status = (Path(files.root) / path).stat()
         except (OSError, ValueError) as error:
             reason = error_reason(error)
-            missing.append((path, f"{MISSING}: {reason}"))
+            missing.append((path, f"{FILE_NOT_FOUND}: {reason}"))
             continue
         if not files.follow and _over_link(files.root, path):
             missing.append((path, "a link leads to it, and --no-follow asked for none"))
@@ -171,9 +171,9 @@ def _columns(table: Table, place: Path, notes: list[str]) -> dict[str, Sequence[
         else:
             found[key] = values
     if "path" not in found:
-        raise UserError(f"'{place}' has no column 'path'; its columns are {some(table, 8)}")
+        raise UserError(f"'{place}' has no column 'path'; its columns are {quoted(table, 8)}")
     if others:
-        notes.append(f"Ignored {count(len(others), 'column')} of the table: {some(others)}.")
+        notes.append(f"Ignored {counted(len(others), 'column')} of the table: {quoted(others)}.")
     return found
 
 
@@ -191,7 +191,7 @@ def _read_csv(place: Path) -> dict[str, list[str]]:
             raise UserError(f"'{place}' is empty")
         twice = [title for title, number in Counter(titles).items() if number > 1]
         if twice:
-            raise UserError(f"'{place}' has two columns '{short(twice[0])}'; keep one of them")
+            raise UserError(f"'{place}' has two columns '{shorten(twice[0])}'; keep one of them")
         table: dict[str, list[str]] = {title: [] for title in titles}
         read = [(column, table[title]) for column, title in enumerate(titles) if _key(title)]
         for number, row in enumerate(rows):
@@ -236,7 +236,7 @@ def _split(value: Any, row: int, where: str) -> str:
     name = _text(value).lower()
     if name not in SPLIT_NAMES:
         raise UserError(
-            f"{where} has the split '{short(_text(value))}' in row {_line(row)}; a split is train, val or test"
+            f"{where} has the split '{shorten(_text(value))}' in row {_line(row)}; a split is train, val or test"
             f"{did_you_mean(name, ['train', 'val', 'test'])}"
         )
     return SPLIT_NAMES[name]
@@ -250,6 +250,6 @@ def _weight(value: Any, row: int, where: str) -> float:
         weight = math.nan  # which no comparison holds for
     if not 0 <= weight <= HEAVIEST:
         raise UserError(
-            f"{where} has the weight '{short(text)}' in row {_line(row)}; a weight is a number from 0 to {HEAVIEST:,}"
+            f"{where} has the weight '{shorten(text)}' in row {_line(row)}; a weight is a number from 0 to {HEAVIEST:,}"
         )
     return weight

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.matfile import read_mat
 from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
@@ -23,7 +23,7 @@ def flower_names() -> tuple[str, ...]:
     return tuple((Path(__file__).parents[1] / "bundled" / "flowers102.txt").read_text(encoding="utf-8").splitlines())
 
 
-def read_flowers(root: Root, notes: list[str]) -> Catalogue | None:
+def read_flowers(root: Root, notes: list[str]) -> ImageList | None:
     """jpg/image_00001.jpg, imagelabels.mat and setid.mat."""
     parts = {name: f", which tells {what} of each image" for name, what in FLOWER_FILES.items()}
     if "jpg" not in root.folders() or not root.has_all("Oxford Flowers-102", parts):
@@ -52,7 +52,7 @@ def _numbers(root: Root, file: str, key: str) -> np.ndarray:
     return values.ravel().astype(np.int64)
 
 
-def read_pets(root: Root, notes: list[str]) -> Catalogue | None:
+def read_pets(root: Root, notes: list[str]) -> ImageList | None:
     """images/Abyssinian_100.jpg, annotations/trainval.txt and annotations/test.txt."""
     lists = {name: f", which lists the images to {split} on" for name, split in PET_SPLITS.items()}
     there = next((name for name in lists if root.has(name)), "")

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitrail.data.files import Entry
 from vitrail.data.samples import LabelSets, Texts
-from vitrail.data.scan import SCANNED, Scan
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.scan import SCAN_COLUMNS, ScanResult
+from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
 
@@ -36,15 +36,15 @@ class Index:
     origins: Texts  # the names the images had
     groups: Texts
     weights: np.ndarray  # float64 (n,)
-    scan: Scan
+    scan: ScanResult
 
     def write(self, path: Path) -> None:
         stored: dict[str, Any] = {key: getattr(self, key) for key in ("offsets", "lengths", "sums", "weights")}
-        stored |= {"firsts": self.scan.first_digests, "first_pixels": self.scan.first_pixels}
+        stored |= {"firsts": self.scan.original_digests, "first_pixels": self.scan.original_pixel_digests}
         for key, texts in (("origins", self.origins), ("groups", self.groups)):
             stored |= {key: np.frombuffer(texts.buffer, np.uint8), f"{key}.starts": texts.starts}
         stored |= {"labels": self.labels.values, "labels.starts": self.labels.starts}
-        stored |= {f"scan.{key}": getattr(self.scan, key) for key in SCANNED}
+        stored |= {f"scan.{key}": getattr(self.scan, name) for name, key in SCAN_COLUMNS.items()}
         with path.open("wb") as file:
             np.savez(file, **stored)
 
@@ -55,10 +55,10 @@ class Index:
         origins, groups = (Texts(stored[key].tobytes(), stored[f"{key}.starts"]) for key in ("origins", "groups"))
         labels = LabelSets(stored["labels"], stored["labels.starts"])
         # What was packed before pixels had digests goes without them.
-        scanned = {key: stored[f"scan.{key}"] for key in SCANNED if f"scan.{key}" in stored}
+        scanned = {name: stored[f"scan.{key}"] for name, key in SCAN_COLUMNS.items() if f"scan.{key}" in stored}
         firsts = stored["firsts"]
         pixels = stored.get("first_pixels", np.zeros((len(firsts), 8), np.uint8))
-        scan = Scan(**scanned, problems={}, first_digests=firsts, first_pixels=pixels)
+        scan = ScanResult(**scanned, problems={}, original_digests=firsts, original_pixel_digests=pixels)
         offsets, lengths, sums = (stored[key] for key in ("offsets", "lengths", "sums"))
         return cls(offsets, lengths, sums, labels, origins, groups, stored["weights"], scan)
 
@@ -99,7 +99,7 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def read_packed(place: Path, notes: list[str]) -> Catalogue:
+def read_packed(place: Path, notes: list[str]) -> ImageList:
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         if manifest["version"] == 1:
@@ -112,7 +112,7 @@ def read_packed(place: Path, notes: list[str]) -> Catalogue:
         classes = tuple(manifest["classes"])
         splits = [told["split"] for told in manifest["shards"] for _ in range(told["images"])]
         notes += manifest["notes"]
-        return Catalogue(
+        return ImageList(
             ShardFiles(str(place.absolute()), shards),
             _entries(manifest["shards"], index),
             splits,

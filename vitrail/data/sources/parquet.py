@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.files import Entry
-from vitrail.data.sources.catalogue import SPLIT_NAMES, UNSPLIT, Catalogue, count, some
+from vitrail.data.sources.image_list import SPLIT_NAMES, UNSPLIT, ImageList, counted, quoted
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
@@ -39,17 +39,17 @@ def is_parquet(place: Path) -> bool:
     return any(ParquetFile(path).image_column is not None for path in paths if path.is_file())
 
 
-def read_parquet(place: Path, notes: list[str]) -> Catalogue:
+def read_parquet(place: Path, notes: list[str]) -> ImageList:
     root = _folder(place)
     splits = {path: _split_of(path.relative_to(root)) for path in _shard_paths(place)}
     if len(set(splits.values())) > 1 and UNSPLIT in splits.values():
         loose = [path.name for path, split in splits.items() if split == UNSPLIT]
-        notes.append(f"Ignored {count(len(loose), 'shard')} whose name tells no split: {some(loose)}.")
+        notes.append(f"Ignored {counted(len(loose), 'shard')} whose name tells no split: {quoted(loose)}.")
         splits = {path: split for path, split in splits.items() if split != UNSPLIT}
     _check_complete(splits)
     columns = _columns(ParquetFile(next(iter(splits))), notes)
     shards: dict[str, Shard] = {}
-    found = Catalogue(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
+    found = ImageList(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
     groups: list[str] = []
     weights: list[float] = []
     unlabelled = 0
@@ -69,7 +69,7 @@ def read_parquet(place: Path, notes: list[str]) -> Catalogue:
             groups.append(str(rows["group"][row] or ""))
             weights.append(_weight(rows["weight"][row], path))
     if unlabelled:
-        notes.append(f"Ignored {count(unlabelled, 'image')} without a label.")
+        notes.append(f"Ignored {counted(unlabelled, 'image')} without a label.")
     if not found.entries:
         raise UserError(f"'{place}' has no labelled images")
     return _finished(found, columns, groups, weights)
@@ -86,7 +86,7 @@ def read_images(place: Path) -> tuple[ShardFiles, list[str]]:
     return ShardFiles(str(root.absolute()), shards), names
 
 
-def _finished(found: Catalogue, columns: _Columns, groups: list[str], weights: list[float]) -> Catalogue:
+def _finished(found: ImageList, columns: _Columns, groups: list[str], weights: list[float]) -> ImageList:
     classes = found.classes
     if classes is None and all(re.fullmatch(r"\d+", name) for labels in found.labels for name in labels):
         numbers = {int(name) for labels in found.labels for name in labels}
@@ -114,7 +114,7 @@ def _shard_paths(place: Path) -> list[Path]:
 
 def _image_column(table: ParquetFile) -> str:
     if table.image_column is None:
-        raise UserError(f"'{table.path}' has no column of encoded images; its columns are {some(table.titles, 8)}")
+        raise UserError(f"'{table.path}' has no column of encoded images; its columns are {quoted(table.titles, 8)}")
     return table.image_column
 
 
@@ -143,10 +143,10 @@ def _columns(table: ParquetFile, notes: list[str]) -> _Columns:
     labels = [name for name in titles if "names" in _inner(features.get(name, {}))]
     labels = labels or [name for name in LABEL_COLUMNS if name in titles]
     if not labels:
-        raise UserError(f"'{table.path}' has no column of labels; its columns are {some(titles, 8)}")
+        raise UserError(f"'{table.path}' has no column of labels; its columns are {quoted(titles, 8)}")
     label = next((name for name in LABEL_COLUMNS if name in labels), labels[0])
     if len(labels) > 1:
-        notes.append(f"The labels are those of the column '{label}'; there are also {some(set(labels) - {label})}.")
+        notes.append(f"The labels are those of the column '{label}'; there are also {quoted(set(labels) - {label})}.")
     stated = _inner(features.get(label, {})).get("names")
     names = tuple(map(str, stated)) if stated else None
     group, weight = (name if name in titles else None for name in ("group", "weight"))

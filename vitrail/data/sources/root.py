@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from vitrail.data.files import NAMED, FolderFiles, Listing, ZipFiles
+from vitrail.data.files import ANNOTATED_NOT_FOUND, FolderFiles, Listing, ZipFiles
 from vitrail.data.formats import is_image_name
-from vitrail.data.sources.catalogue import Catalogue, count, some
+from vitrail.data.sources.image_list import ImageList, counted, quoted
 from vitrail.errors import UserError, os_errors_as
 
 Tree = FolderFiles | ZipFiles
@@ -112,31 +112,31 @@ def annotated(
     listed: dict[str, tuple[str, str]],
     classes: tuple[str, ...],
     notes: list[str],
-) -> Catalogue:
+) -> ImageList:
     """The images of `folder` that side files list, as name -> (split, class)."""
     images = {entry.name: entry for entry in root.listing.images if entry.name.startswith(f"{folder}/")}
     extra = sorted(images.keys() - listed.keys())
     if extra:
-        notes.append(f"Ignored {count(len(extra), 'image')} that the annotations do not name: {some(extra)}.")
+        notes.append(f"Ignored {counted(len(extra), 'image')} that the annotations do not name: {quoted(extra)}.")
     note_links(root.listing, notes)
     label_of = {name: (name,) for name in classes}  # one tuple for all images of a class
     present = sorted(images.keys() & listed.keys())
     if not present:
         raise UserError(f"'{root.path}/{folder}' has none of the {len(listed):,} images that the annotations name")
-    return Catalogue(
+    return ImageList(
         root.files,
         [images[name] for name in present],
         [listed[name][0] for name in present],
         [label_of[listed[name][1]] for name in present],
         classes=classes,
-        unreadable=unreadable(root.listing, listed.keys() - images.keys()),
+        unreadable=unreadable_files(root.listing, listed.keys() - images.keys()),
     )
 
 
-def unreadable(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
+def unreadable_files(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
     """What the folder could not give, and what the annotations name and is not in it."""
     known = dict(listing.unreadable)
-    return sorted({**dict.fromkeys(absent, NAMED), **known}.items())
+    return sorted({**dict.fromkeys(absent, ANNOTATED_NOT_FOUND), **known}.items())
 
 
 def note_links(listing: Listing, notes: list[str]) -> None:
@@ -145,4 +145,4 @@ def note_links(listing: Listing, notes: list[str]) -> None:
         (listing.not_followed, "Left out {}, which --no-follow asked for: {}."),
     ):
         if names:
-            notes.append(what.format(count(len(names), "link"), some(names)))
+            notes.append(what.format(counted(len(names), "link"), quoted(names)))

@@ -34,7 +34,7 @@ def row_name(shard: str, row: int, origin: str) -> str:
     return f"{shard}#{row} {origin}" if origin else f"{shard}#{row}"
 
 
-def origin_of(name: str) -> str:
+def original_name(name: str) -> str:
     """What an image was called before it lay in a shard; its own name when it lies in none."""
     _, mark, rest = name.partition(MARK)
     return rest.partition(" ")[2] if mark else name

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-from vitrail.data.sources.catalogue import Catalogue
+from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.root import Root, annotated
 from vitrail.errors import UserError
 
 TEXTURE_LISTS = {"labels/train1.txt": "train", "labels/val1.txt": "val", "labels/test1.txt": "test"}
-THOUSAND = {"train800.txt": "train", "val200.txt": "val", "test.txt": "test"}
+VTAB_1K_LISTS = {"train800.txt": "train", "val200.txt": "val", "test.txt": "test"}
 LISTED = re.compile(r"(\S.*?)\s+(\d{1,4})")  # images/train800/000000.jpg 12
 
 
-def read_textures(root: Root, notes: list[str]) -> Catalogue | None:
+def read_textures(root: Root, notes: list[str]) -> ImageList | None:
     """images/banded/banded_0002.jpg, and ten folds of lists in labels/, of which the first is the one that is used."""
     lists = {name: f", its {split} split" for name, split in TEXTURE_LISTS.items()}
     if "images" not in root.folders() or not root.has_all("the Describable Textures Dataset", lists):
@@ -27,14 +27,14 @@ def read_textures(root: Root, notes: list[str]) -> Catalogue | None:
     return annotated(root, "images", listed, classes, notes)
 
 
-def read_thousand(root: Root, notes: list[str]) -> Catalogue | None:
+def read_vtab_1k(root: Root, notes: list[str]) -> ImageList | None:
     """A task of VTAB-1k as it is passed around: train800.txt, val200.txt and test.txt, each a list of images and of the
     numbers of their classes, beside the images."""
-    if not root.has("train800.txt") or not root.has_all("a task of VTAB-1k", dict.fromkeys(THOUSAND, "")):
+    if not root.has("train800.txt") or not root.has_all("a task of VTAB-1k", dict.fromkeys(VTAB_1K_LISTS, "")):
         return None
     notes.append("Read as a task of VTAB-1k with its published lists.")
     listed: dict[str, tuple[str, str]] = {}
-    for file, split in THOUSAND.items():
+    for file, split in VTAB_1K_LISTS.items():
         for line in root.lines(file):
             parts = LISTED.fullmatch(line)
             if parts is None:

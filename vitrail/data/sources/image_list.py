@@ -12,7 +12,7 @@ from vitrail.errors import UserError, did_you_mean
 from vitrail.terminal import is_printable
 
 if TYPE_CHECKING:
-    from vitrail.data.scan import Scan
+    from vitrail.data.scan import ScanResult
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -23,7 +23,7 @@ UNSPLIT = "all"
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ImageList:
     """Row by row: an image, its split, and the names of its classes; then what holds for all of them.
 
     Groups (a patient, a burst of shots) stay on one side of a split; "" is no group.
@@ -39,20 +39,20 @@ class Catalogue:
     multilabel: bool = False
     noun: str = "class"  # what the user calls a class here
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
-    scan: Scan | None = None  # what an earlier look at these very bytes found
+    scan: ScanResult | None = None  # what an earlier look at these very bytes found
 
     @property
     def given_split(self) -> bool:
         return any(split != UNSPLIT for split in self.splits)
 
-    def keep(self, rows: Iterable[int]) -> Catalogue:
+    def keep(self, rows: Iterable[int]) -> ImageList:
         rows = list(rows)
         columns = {name: getattr(self, name) for name in ("entries", "splits", "labels", "groups", "weights")}
         kept: dict[str, Any] = {name: [col[row] for row in rows] for name, col in columns.items() if col is not None}
         return replace(self, **kept, scan=None)
 
 
-def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, fewest: int = 2) -> tuple[str, ...]:
+def class_list(found: ImageList, known: Sequence[str] | None, path: str | Path, fewest: int = 2) -> tuple[str, ...]:
     """The classes in the order of their labels: that of `known`, else the one the data states, else that of the code
     points of the training classes.
 
@@ -84,7 +84,7 @@ def class_list(found: Catalogue, known: Sequence[str] | None, path: str | Path, 
     return names
 
 
-def _one_class(found: Catalogue, names: Sequence[str], path: str | Path) -> str:
+def _one_class(found: ImageList, names: Sequence[str], path: str | Path) -> str:
     if not names:
         return f"'{path}' names no classes"
     name, hint = names[0], ""
@@ -98,18 +98,18 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
-def count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     """1 image, 2,000 images."""
     return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
-def some(names: Iterable[str], limit: int = 4) -> str:
+def quoted(names: Iterable[str], limit: int = 4) -> str:
     """'a', 'b', 'c', 'd' and 7 more."""
-    quoted = [f"'{short(name)}'" for name in names]
-    rest = f" and {len(quoted) - limit:,} more" if len(quoted) > limit else ""
-    return ", ".join(quoted[:limit]) + rest
+    shown = [f"'{shorten(name)}'" for name in names]
+    rest = f" and {len(shown) - limit:,} more" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + rest
 
 
-def short(text: str, most: int = 300) -> str:
+def shorten(text: str, most: int = 300) -> str:
     """A name or a cell of a table as a message shows it."""
     return text if len(text) <= most else f"{text[:most]}..."
