@@ -24,7 +24,7 @@ from vitrail.config import (
     ScheduleConfig,
     parse_overrides,
 )
-from vitrail.inference.device import repeatable
+from vitrail.inference.device import deterministic
 from vitrail.models.build import build
 from vitrail.models.variants import configure
 from vitrail.tasks.classification import Classification
@@ -60,7 +60,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     pixels = torch.randn(batch, 3, image_size, image_size, device=device)
     targets = objective.targets(torch.arange(batch, device=device) % CLASSES)
     prepared = Batch(pixels, targets, torch.ones(batch, device=device))
-    with repeatable(device):
+    with deterministic(device):
         for _ in range(WARMUP):
             step(state, prepared)
         torch.cuda.synchronize()

@@ -36,7 +36,8 @@ from bench.record import RESULTS, machine_facts, ratio_cell, write_results
 from bench.variants import variant
 from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, RunConfig, ScheduleConfig
 from vitrail.errors import UserError
-from vitrail.inference.device import autocast, repeatable
+from vitrail.inference.device import autocast
+from vitrail.inference.device import deterministic as deterministic_kernels
 from vitrail.models.estimate import peak_of, training_flops
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
@@ -82,7 +83,7 @@ def our_step(net: nn.Module, pixels: Tensor, settings: Settings, *, eager: bool,
     batch = Batch(pixels, targets, torch.ones(len(pixels), device=device))
 
     def work() -> None:
-        with repeatable(device, deterministic):
+        with deterministic_kernels(device, deterministic):
             step(state, batch)
 
     return work

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 QUIET = make_console(quiet=True)
 PUBLIC = ("create", "embed", "evaluate", "explain", "fit", "load", "predict", "train")
 METHODS = (
-    *(getattr(Classifier, name) for name in ("predict", "embed", "pixels", "inputs", "chances")),
+    *(getattr(Classifier, name) for name in ("predict", "embed", "pixels", "inputs", "probabilities")),
     *(getattr(VisionTransformer, name) for name in ("forward_features", "trace")),
 )
 
@@ -146,7 +146,7 @@ def test_inputs_are_what_predict_gives_the_network(weights, inbox):
     inputs = clf.inputs(files)
     assert inputs.shape == (2, 3, 16, 16) and torch.equal(inputs[:1], clf.inputs(files[0]))
     assert clf.inputs([]).shape == (0, 3, 16, 16)
-    likeliest = clf.chances(clf.net(inputs)).max(-1).values.tolist()
+    likeliest = clf.probabilities(clf.net(inputs)).max(-1).values.tolist()
     assert likeliest == pytest.approx([found.probability for found in clf.predict(files)], abs=1e-6)
     with pytest.raises(UserError, match=r"002\.png"):
         clf.inputs([inbox / "002.png"])

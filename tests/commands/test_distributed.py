@@ -20,7 +20,7 @@ from tests.commands.conftest import assert_same_bits, weights
 from vitrail.data.decode import BadImage
 from vitrail.data.loader.loader import BatchDecoder
 from vitrail.training import checkpoint
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.progress import TrainingProgress, read_metrics
 from vitrail.training.step import TrainStep
 from vitrail.workflows import batches, finish
@@ -113,7 +113,7 @@ def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, un
 
 def _wait_for_checkpoint(out, started):
     """Until the launch under way has written one of its own, so that every launch makes some progress."""
-    checkpoints = Checkpoints(out / "checkpoints", 2)
+    checkpoints = CheckpointManager(out / "checkpoints", 2)
     before, deadline = checkpoints.steps(), time.monotonic() + 60
     while started.alive and checkpoints.steps() == before and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -246,7 +246,7 @@ def test_a_signal_saves_once_and_is_told_once(photos, tiny, tmp_path, uninterrup
     stopped = processes.start(world, tmp_path, _signalled, moment, which, *command)
     assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
     assert stopped.errors() == f"stopped and saved; go on with: torchrun ... -m vitrail train --resume --out {out}\n"
-    assert Checkpoints(out / "checkpoints", 2).steps()[-1][0] == MOMENTS[moment][3]
+    assert CheckpointManager(out / "checkpoints", 2).steps()[-1][0] == MOMENTS[moment][3]
     vitrail(world, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted(kind)), weights(out))
 
@@ -262,7 +262,7 @@ def test_machines_agree_to_stop_at_a_step_that_is_logged(photos, tiny, tmp_path,
     command = arguments(photos, tiny, out, *EXACT, "train.parallel=ddp")
     stopped = processes.start(2, tmp_path, _signalled_on_its_own_machine, *command)
     assert stopped.codes() == [128 + signal.SIGTERM] * 2, stopped.errors()
-    assert Checkpoints(out / "checkpoints", 2).steps()[-1][0] == 10  # the signal came in step 9
+    assert CheckpointManager(out / "checkpoints", 2).steps()[-1][0] == 10  # the signal came in step 9
     vitrail(2, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted("ddp")), weights(out))
 

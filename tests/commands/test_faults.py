@@ -15,10 +15,10 @@ from rich.console import Console
 from tests.commands.conftest import assert_same_bits, draw, stopped_at, weights
 from vitrail.config import read_recipe
 from vitrail.errors import UserError
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.progress import MetricsLog, TrainingProgress, read_metrics
 from vitrail.training.step import TrainStep
-from vitrail.training.tensorboard import Events
+from vitrail.training.tensorboard import TensorBoardWriter
 from vitrail.workflows import batches, finish, new_run, run_training
 from vitrail.workflows.train_run import train
 
@@ -61,7 +61,7 @@ def whole(photos, tiny, tmp_path_factory):
 
 def assert_loads(out):
     """The last checkpoint is whole, and all its numbers are numbers."""
-    saved, damaged = Checkpoints(out / "checkpoints", 2).latest()
+    saved, damaged = CheckpointManager(out / "checkpoints", 2).latest()
     assert not damaged
     assert all(saved.read(name).isfinite().all() for name in saved.where)
     return saved
@@ -94,11 +94,11 @@ def disk(tmp_path):
 
 WRITES = {  # where the disk is full: which function begins to write, at which call, and what is told
     "config.toml": (new_run, "begin_folder", 1, "cannot write to"),
-    "first checkpoint": (Checkpoints, "save", 1, "cannot write the checkpoint"),
-    "later checkpoint": (Checkpoints, "save", 3, "cannot write the checkpoint"),
+    "first checkpoint": (CheckpointManager, "save", 1, "cannot write the checkpoint"),
+    "later checkpoint": (CheckpointManager, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
     "curves.svg": (run_training, "draw_curves", 1, "curves.svg"),
-    "event file": (Events, "write", 2, "tensorboard"),
+    "event file": (TensorBoardWriter, "write", 2, "tensorboard"),
     "predictions.csv": (finish, "write_predictions", 1, "cannot write the answers"),
     "report.html": (finish, "write_report", 1, "cannot write the report"),
     "model_card.md": (finish, "write_model_card", 1, "cannot write the model card"),

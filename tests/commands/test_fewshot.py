@@ -13,7 +13,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.inference.classifier import load
 from vitrail.inference.feature_cache import FeatureCache
-from vitrail.inference.features import Extractor
+from vitrail.inference.features import FeatureExtractor
 from vitrail.metrics.fewshot import sample_shots
 
 
@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_features_by_hand(hard, tiny, own_cache, quiet,
 
 def test_the_second_time_no_image_is_opened(splits, tiny, own_cache, quiet, monkeypatch):
     first = fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet)
-    monkeypatch.setattr(Extractor, "_run", None)
+    monkeypatch.setattr(FeatureExtractor, "_run", None)
     assert fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet) == first
     assert {row.method for row in first} == {"probe", "knn"}
     assert first[1].images == 36 and first[1].tested == 23
@@ -115,7 +115,7 @@ def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monk
         with pytest.raises(Interrupted):
             fewshot(tiny, [splits], shots=(None,), device="cpu", console=quiet)
     net = load(tiny)
-    cache = FeatureCache.of(net.net, net.preprocess, torch.device("cpu"))
+    cache = FeatureCache.for_network(net.net, net.preprocess, torch.device("cpu"))
     assert len(cache.missing(open_dataset(splits, None).splits["train"].digests)) == 36 - 16
 
 

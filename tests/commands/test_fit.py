@@ -27,9 +27,9 @@ import vitrail
 from tests import ranks as processes
 from vitrail.errors import Note, UserError
 from vitrail.interrupt import Interrupted
-from vitrail.tasks.own_loss import OwnBatch
+from vitrail.tasks.custom_loss import CustomBatch
 from vitrail.training import precision
-from vitrail.training.batches import drawn_from, length_of, repeatable_source
+from vitrail.training.batches import batches_from, batches_per_epoch, repeatable_source
 
 STEPS = ("train.steps=12", "precision.compute=fp32")
 
@@ -168,9 +168,9 @@ def test_a_source_is_the_same_from_any_batch_on(kind):
     data = loader_with(kind)
 
     def first(place, seed=1, rank=0):
-        return next(drawn_from(data, place, seed, rank))["inputs"]
+        return next(batches_from(data, place, seed, rank))["inputs"]
 
-    stream = drawn_from(data, 0, 1)
+    stream = batches_from(data, 0, 1)
     expected = [next(stream)["inputs"] for _ in range(12)]
     torch.rand(3)
     for place in (0, 4, 5, 11):
@@ -180,17 +180,18 @@ def test_a_source_is_the_same_from_any_batch_on(kind):
 
 
 def test_functions_and_iterators_as_sources():
-    assert list(drawn_from(lambda place: range(place, 9), 6, 0)) == [6, 7, 8]
+    assert list(batches_from(lambda place: range(place, 9), 6, 0)) == [6, 7, 8]
     noise = [
-        [next(drawn_from(lambda place: ((random.random(), np.random.rand()) for _ in [0]), at, 0))] for at in (4, 4, 5)
+        [next(batches_from(lambda place: ((random.random(), np.random.rand()) for _ in [0]), at, 0))]
+        for at in (4, 4, 5)
     ]
     assert noise[0] == noise[1] != noise[2]
     once = repeatable_source(iter(range(100)))
-    stream = drawn_from(once, 3, 0)
+    stream = batches_from(once, 3, 0)
     assert [next(stream) for _ in range(3)] == [3, 4, 5]
-    assert next(drawn_from(once, 6, 0)) == 6  # it goes on from where it is, for a run that went back
+    assert next(batches_from(once, 6, 0)) == 6  # it goes on from where it is, for a run that went back
     sized = DataLoader(Numbers(), batch_size=3, num_workers=2)
-    assert length_of(sized) is None and length_of(loader_with("plain")) == 5
+    assert batches_per_epoch(sized) is None and batches_per_epoch(loader_with("plain")) == 5
 
 
 class Numbers(IterableDataset):
@@ -210,7 +211,7 @@ def test_epochs_are_told_to_samplers():
         def set_epoch(self, epoch):
             heard.append(epoch)
 
-    stream = drawn_from(Source([1, 2]), 3, 0)
+    stream = batches_from(Source([1, 2]), 3, 0)
     assert [next(stream) for _ in range(3)] == [2, 1, 2] and heard == [1, 2]
 
 
@@ -247,9 +248,9 @@ def test_batches_keep_their_type():
             return self.data[name]
 
     given = Encoded(scale=torch.ones(3), a=torch.zeros(8, 2), b=torch.zeros(8))
-    batch = OwnBatch.of(given, torch.device("cpu"))
+    batch = CustomBatch.of(given, torch.device("cpu"))
     assert len(batch) == 8 and batch.content.a.shape == (8, 2) and batch.content is not given
-    part = batch.part(2, 7).content
+    part = batch.micro_batch(2, 7).content
     assert (part.a.shape, part.b.shape, part.scale.shape) == ((5, 2), (5,), (3,))
 
 

@@ -28,7 +28,7 @@ from vitrail.data.loader import workers
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted
 from vitrail.training import trainer
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_bundle, read_card, replace_card
 from vitrail.weights.formats import format_named
@@ -168,7 +168,7 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
 
     probe = ends == "in the last write of a probe"
     with monkeypatch.context() as patch:
-        patch.setattr(*((finish, "write_bundle") if probe else (Checkpoints, "save")), fail)
+        patch.setattr(*((finish, "write_bundle") if probe else (CheckpointManager, "save")), fail)
         patch.setattr(*((finish, "measure", finish.measure) if ends != "by a signal" else (trainer, "prepare", fail)))
         with pytest.raises(Interrupted if ends == "by a signal" else UserError) as failed:
             start(run, recipe="probe" if probe else "scratch", overwrite=True)
@@ -267,13 +267,13 @@ def test_a_finished_run_survives_a_kill_before_the_next_has_saved(start, run, tm
 
 
 def _killed_at_first_save(run: Path, photos: Path, tiny: Path) -> None:
-    save = Checkpoints.save
+    save = CheckpointManager.save
 
-    def save_then_die(self: Checkpoints, *values: object) -> None:
+    def save_then_die(self: CheckpointManager, *values: object) -> None:
         save(self, *values)  # type: ignore[arg-type]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Checkpoints.save = save_then_die  # type: ignore[method-assign, assignment]
+    CheckpointManager.save = save_then_die  # type: ignore[method-assign, assignment]
     train(photos, from_=tiny, recipe="scratch", out=run, overrides=SETTINGS, overwrite=True)
 
 
@@ -426,7 +426,7 @@ def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, f
     at_step(3, remove)
     with pytest.raises(Interrupted, match="and saved; go on with"):
         start(out)
-    assert [step for step, _ in Checkpoints(out / "checkpoints", 1).steps()] == [3]
+    assert [step for step, _ in CheckpointManager(out / "checkpoints", 1).steps()] == [3]
     train(out=out, resume=True, console=quiet)
     ours, theirs = weights(out), weights(finished)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -519,7 +519,7 @@ def test_a_signal_is_obeyed_at_once_where_nothing_has_to_be_saved(photos, tiny, 
     assert said.startswith("stopped") and said.count("\n") == 1, said
     saved = where in ("first step", "measurement")
     assert ("saved; go on with" in said) == saved
-    assert bool(Checkpoints(out / "checkpoints", 1).steps()) == saved
+    assert bool(CheckpointManager(out / "checkpoints", 1).steps()) == saved
     assert saved or not out.exists()
 
 

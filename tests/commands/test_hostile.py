@@ -28,8 +28,8 @@ from vitrail.commands.pack import pack
 from vitrail.config import Preprocess
 from vitrail.models.build import build
 from vitrail.models.variants import configure
-from vitrail.training.checkpoint import HEADER, Checkpoints, digest
-from vitrail.training.progress import few_points, read_metrics
+from vitrail.training.checkpoint import HEADER, CheckpointManager, digest
+from vitrail.training.progress import downsample_curves, read_metrics
 from vitrail.weights.bundle import Card, write_bundle
 from vitrail.workflows.train_run import train
 
@@ -194,9 +194,10 @@ def test_lines_that_are_no_rows_of_a_run_are_left_out(tmp_path):
     ]
     path.write_text("\n".join(lines) + '\n{"step": 3, "lo', encoding="utf-8")
     assert read_metrics(path) == kept
-    assert few_points(read_metrics(path)) == [{"step": 1, "loss": 0.5}, {"step": 2, "lr": 0.1}] or few_points(
-        read_metrics(path)
-    )[-1] == {"step": 2, "loss": 0.5, "lr": 0.1}
+    assert downsample_curves(read_metrics(path)) == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "lr": 0.1},
+    ] or downsample_curves(read_metrics(path))[-1] == {"step": 2, "loss": 0.5, "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_checkpoint_that_says_nonsense_is_passed_over(place, tmp_path, key, va
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     facts["digest"] = digest(tensors, facts)
     save_file(tensors, newest, metadata={HEADER: json.dumps(facts, sort_keys=True)})
-    saved, damaged = Checkpoints(tmp_path / "checkpoints", 2).latest()
+    saved, damaged = CheckpointManager(tmp_path / "checkpoints", 2).latest()
     assert saved.facts["step"] == 0 and len(damaged) == 1 and newest.name in damaged[0] and "\n" not in damaged[0]
 
 

@@ -78,7 +78,7 @@ def test_planted_labels_are_named(net, samples):
     labels[planted] = (labels[planted] + 1) % 3
     out = Outputs(logits, labels, torch.arange(45), [])
     found = judge(net, out, "folder", samples, SPEC, DataConfig(workers=0), task=SINGLE)
-    assert dict(found.examples.likelier) == {row: int(true[row]) for row in planted}
+    assert dict(found.examples.suggested) == {row: int(true[row]) for row in planted}
     assert {one.name for one in found.suspects} == {samples.name(i) for i in planted}
     for one in found.suspects:
         index = next(i for i in planted if samples.name(i) == one.name)

@@ -14,7 +14,7 @@ from vitrail.commands.evaluate import evaluate
 from vitrail.data.dataset import open_dataset
 from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
-from vitrail.training.ema import Average
+from vitrail.training.ema import EMA
 from vitrail.training.progress import read_metrics
 from vitrail.training.state import TrainState
 from vitrail.weights.bundle import read_card
@@ -347,7 +347,7 @@ def test_a_run_that_does_not_beat_the_probe_says_so(photos, tmp_path):
 def test_an_average_is_kept_with_all_its_digits():
     """Weights trained in bfloat16 have three of them."""
     net = torch.nn.Linear(3, 2).bfloat16()
-    average = Average(net, 0.9)
+    average = EMA(net, 0.9)
     average.tensors["weight"].fill_(1 / 3)
     kept = TrainState(net, torch.optim.SGD(net.parameters()), average).final_weights(SINGLE_PROCESS)
     assert torch.equal(kept["weight"], torch.full((2, 3), 1 / 3)) and kept["bias"].dtype == torch.float32

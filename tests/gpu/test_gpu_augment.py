@@ -9,7 +9,7 @@ import torch
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.batch import augment_batch, erase
 from vitrail.data.augment.mix import mix
-from vitrail.inference.device import repeatable
+from vitrail.inference.device import deterministic
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -26,7 +26,7 @@ def test_the_gpu_distorts_as_the_cpu(config: AugmentConfig, channels: int) -> No
     pixels = torch.randint(0, 256, (200, channels, 65, 80), dtype=torch.uint8)
     pixels[::2] = pixels[::2] // 8 + 90  # some with little contrast
     device = torch.device("cuda")
-    with repeatable(device):
+    with deterministic(device):
         found = augment_batch(pixels.to(device), config, 1, EPOCH, SAMPLE)
     assert torch.equal(found.cpu(), augment_batch(pixels, config, 1, EPOCH, SAMPLE))
 

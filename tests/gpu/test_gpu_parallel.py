@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests import ranks as processes
 from vitrail.data.dataset import bundled_images
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.progress import read_metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -59,7 +59,7 @@ def test_compiled_in_bfloat16_they_go_on_to_the_same_bits(tmp_path: Path) -> Non
     asked = [part for setting in (*COMMON, *usual) for part in ("--set", setting)]
     command = ["train", bundled_images(), "--recipe", "scratch", "--out", out, *asked]
     started = processes.start(2, tmp_path / "parts", processes.vitrail, *command)
-    while started.alive and not Checkpoints(out / "checkpoints", 2).steps():
+    while started.alive and not CheckpointManager(out / "checkpoints", 2).steps():
         started.processes[0].join(0.05)
     assert started.alive, started.errors()
     started.kill()

@@ -11,9 +11,9 @@ from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, Ru
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
 from vitrail.training.cuda_graph import GraphedStep
-from vitrail.training.ema import Average
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.precision import set_types
+from vitrail.training.precision import set_dtypes
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
 
@@ -100,7 +100,7 @@ def test_memory_of_a_b16_training_step_is_bounded_and_does_not_grow(make_net):
 def test_a_step_never_waits_for_the_gpu(make_net, name):
     """The guard against gradients that are not finite, too, is decided on the device."""
     net = make_net("Ti/16", num_classes=10)
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), EMA(net, 0.9))
     objective = Classification(ObjectiveConfig(), 10)
     update = step_with(objective.loss, OptimizerConfig(name=name, lr=1e-3), micro_batch=4)
     batch = Batch(
@@ -116,16 +116,16 @@ def test_a_step_never_waits_for_the_gpu(make_net, name):
         done = update(state, bad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not done.finite and int(state.unfit) == 1
+    assert not done.finite and int(state.nonfinite_steps) == 1
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-    assert update(state, batch).finite and int(state.unfit) == 0
+    assert update(state, batch).finite and int(state.nonfinite_steps) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"residual": "bf16"}, {"parameters": "bf16"}], ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_precision_learns_a_small_batch(make_net, options, recompute):
     net = make_net("Ti/16", num_classes=10, dropout=0.0)
-    set_types(net, PrecisionConfig(**options))
+    set_dtypes(net, PrecisionConfig(**options))
     net.set_grad_checkpointing(recompute)
     state = TrainState(net.train(), build_optimizer(net, OptimizerConfig(lr=1e-3)))
     objective = Classification(ObjectiveConfig(), 10)
@@ -149,12 +149,12 @@ def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micr
     found = []
     for graphed in (False, True):
         net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
-        state = TrainState(net, build_optimizer(net, optimizer), Average(net, 0.9))
+        state = TrainState(net, build_optimizer(net, optimizer), EMA(net, 0.9))
         update = step_with(objective.loss, optimizer, "rsqrt", micro_batch)  # another rate in each step
         step = GraphedStep(update) if graphed else update
         losses = torch.stack([step(state, Batch(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
-        found.append((losses, tensors, int(state.unfit)))
+        found.append((losses, tensors, int(state.nonfinite_steps)))
     (losses, tensors, unfit), (graph_losses, graph_tensors, graph_unfit) = found
     assert torch.equal(losses.nan_to_num(), graph_losses.nan_to_num()) and len(losses.unique()) == 10
     assert unfit == graph_unfit == 0

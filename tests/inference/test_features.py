@@ -48,12 +48,12 @@ def test_a_damaged_part_counts_as_not_there(tmp_path):
 
 def test_other_weights_or_preprocessing_have_features_of_their_own():
     net, spec = nn.Linear(3, 2), Preprocess(size=(16, 16))
-    before = FeatureCache.of(net, spec, CPU).folder
-    assert FeatureCache.of(net, spec, CPU).folder == before
-    assert FeatureCache.of(net, Preprocess(size=(16, 24)), CPU).folder != before
+    before = FeatureCache.for_network(net, spec, CPU).folder
+    assert FeatureCache.for_network(net, spec, CPU).folder == before
+    assert FeatureCache.for_network(net, Preprocess(size=(16, 24)), CPU).folder != before
     with torch.no_grad():
         net.weight[0, 0] += 1e-6
-    assert FeatureCache.of(net, spec, CPU).folder != before
+    assert FeatureCache.for_network(net, spec, CPU).folder != before
 
 
 def test_a_disk_without_room_is_told_in_one_sentence(tmp_path):

@@ -15,7 +15,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.sources.images import find_images
 from vitrail.errors import UserError
 from vitrail.inference import classifier as classifier_module
-from vitrail.inference.runner import errors_of, network_outputs, read_pixels, run
+from vitrail.inference.runner import forward_batches, network_outputs, read_pixels, row_errors
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import create
 from vitrail.weights.bundle import Card, write_bundle
@@ -54,10 +54,10 @@ def test_rows_keep_their_order_and_broken_images_their_reason(inbox: Path, worke
     done: list[int] = []
     rows = [
         (found.name(int(sample)), error, float(value))
-        for batch, out in run(
+        for batch, out in forward_batches(
             mean_of_pixels, found, SPEC, CPU, batch_size=16, data=DataConfig(workers=workers), progress=done.append
         )
-        for sample, error, value in zip(batch.sample, errors_of(batch), out[:, 0], strict=True)
+        for sample, error, value in zip(batch.sample, row_errors(batch), out[:, 0], strict=True)
     ]
     names = [Path(name).name for name, _, _ in rows]
     assert len(names) == 100 and names == [Path(found.name(row)).name for row in range(100)]

@@ -30,7 +30,7 @@ def test_curves_are_those_computed_patch_by_patch(several, temperature):
     pixels = 10 * torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     patches = patches_of(pixels, net)
     maps = patches.reshape(3, 4, 4)  # the truth: brighter patches speak for the second class
-    chances = Classifier(net, card_of(net, several, temperature)).chances
+    chances = Classifier(net, card_of(net, several, temperature)).probabilities
     found = deletion_insertion(net, pixels, maps, [1, 1, 1], chances=chances, steps=8)
     assert np.allclose(found.shares, np.arange(9) / 8)
     for image in range(3):

@@ -19,7 +19,7 @@ from vitrail.models.legacy_names import new_name, new_names, old_name
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.models.resnet import ResNet
-from vitrail.training.ema import Average
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 from vitrail.weights.bundle import Card, read_bundle
@@ -121,11 +121,11 @@ def test_a_tensor_of_a_later_name_in_a_file_of_before(tmp_path):
 def stepped(net):
     """A network with optimizer and average after one step."""
     optimizer = build_optimizer(net, OptimizerConfig(lr=0.1))
-    state = TrainState(net, optimizer, Average(net, 0.9))
+    state = TrainState(net, optimizer, EMA(net, 0.9))
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    state.average.update(net, 5)
+    state.ema.update(net, 5)
     return state
 
 

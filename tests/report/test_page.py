@@ -20,7 +20,7 @@ from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
 from vitrail.report.page import Picture, ReportFacts, render, suspicion_sentence, write_report
 from vitrail.tasks.classification import verdict
-from vitrail.tasks.result import answered_rows, percent
+from vitrail.tasks.result import coverage_rows, percent
 from vitrail.tasks.table import prediction_task
 
 VOID = {"meta", "link", "img", "br", "wbr"}
@@ -205,7 +205,7 @@ def test_what_tuning_found_is_shown() -> None:
 
 def test_rows_of_answering_less_are_of_the_curve() -> None:
     confidence, correct = np.linspace(1, 0, 200, endpoint=False), np.arange(200) < 120
-    rows = answered_rows(risk_coverage_curve(confidence, correct), 200)
+    rows = coverage_rows(risk_coverage_curve(confidence, correct), 200)
     assert [row.share for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
     np.testing.assert_allclose([row.right for row in rows], [0.6, 120 / 180, 0.8, 1, 1])
     assert all(row.at_least < row.right for row in rows)

@@ -103,7 +103,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss):
     targets = objective.targets(torch.arange(7) % 5)
     batch = Batch(torch.randn(7, 3, 2, 2), targets, torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0, 1.0]))
     whole = objective.loss(net, batch)
-    parts = [objective.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
+    parts = [objective.loss(net, batch.micro_batch(first, first + 3)) for first in (0, 3, 6)]
     assert torch.allclose(sum(part.total for part in parts), whole.total)
     assert torch.allclose(sum(part.correct for part in parts), whole.correct)
 
@@ -125,15 +125,15 @@ def test_right_is_the_weight_of_images_got_right():
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 1.0]])
     targets = torch.tensor([[0.6, 0.4, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     weights = torch.tensor([0.5, 4.0, 2.0])
-    assert Classification(SOFTMAX, 3).loss_of_logits(logits, targets, weights).right.item() == 2.5
-    assert Classification(SIGMOID, 3).loss_of_logits(logits, targets, weights).right.item() == 2.5
+    assert Classification(SOFTMAX, 3).loss_of_logits(logits, targets, weights).correct.item() == 2.5
+    assert Classification(SIGMOID, 3).loss_of_logits(logits, targets, weights).correct.item() == 2.5
 
 
 def test_with_several_labels_right_is_the_share_of_classes():
     logits = torch.tensor([[2.0, -1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0]])
     targets = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     objective = Multilabel(SIGMOID, 4)
-    assert objective.loss_of_logits(logits, targets, torch.tensor([2.0, 1.0])).right.item() == 2 * 0.75
+    assert objective.loss_of_logits(logits, targets, torch.tensor([2.0, 1.0])).correct.item() == 2 * 0.75
 
 
 def test_half_precision_logits_are_measured_in_float32():

@@ -114,7 +114,7 @@ def test_parts_of_a_batch_add_up_to_the_whole():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
     batch, objective = a_batch(labels), Distillation(labels, teacher, 0.5, "soft", 2.0, "softmax")
-    parts = [objective.loss(student, batch.part(first, first + 2)).total for first in (0, 2, 4)]
+    parts = [objective.loss(student, batch.micro_batch(first, first + 2)).total for first in (0, 2, 4)]
     assert torch.allclose(sum(parts), objective.loss(student, batch).total)
 
 

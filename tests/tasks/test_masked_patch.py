@@ -49,7 +49,7 @@ def test_counts_and_sources_for_any_grid(rows, columns, percent, seed):
     patches, size = rows * columns, (2 * rows, 2 * columns)
     count = patches * percent // 100
     if not count:
-        with pytest.raises(UserError, match=r"masked\.share"):
+        with pytest.raises(UserError, match=r"masked\.mask_ratio"):
             objective(share=percent / 100, size=size, patch=(2, 2))
         return
     drawn = objective(share=percent / 100, size=size, patch=(2, 2), seed=seed).corruption(*keys(3), CPU)
@@ -209,7 +209,10 @@ def test_parts_of_a_batch_add_up_to_the_whole(target):
     net, batch = a_network(target), a_batch()
     nn.init.normal_(net.head.weight, std=0.1)
     masked = objective(target, size=(32, 32), patch=(8, 8))
-    whole, parts = masked.loss(net, batch), [masked.loss(net, batch.part(first, first + 3)) for first in (0, 3, 6)]
+    whole, parts = (
+        masked.loss(net, batch),
+        [masked.loss(net, batch.micro_batch(first, first + 3)) for first in (0, 3, 6)],
+    )
     assert torch.allclose(sum(part.total for part in parts), whole.total, rtol=1e-5)
     assert torch.allclose(sum(part.correct for part in parts), whole.correct, equal_nan=True)
 

@@ -25,20 +25,20 @@ from vitrail.tasks.masked_patch import MaskedPatch
 from vitrail.tasks.multilabel import Multilabel
 from vitrail.tasks.result import Column, Level, Result
 from vitrail.tasks.table import TASKS, prediction_task
-from vitrail.tasks.task import Batch, PredictionTask, Task
+from vitrail.tasks.task import Batch, PredictionTask, Task, TrainingTask
 
 SIGMOID = ObjectiveConfig(loss="sigmoid", label_smoothing=0.2)
 
 
 def members(protocol: type) -> set[str]:
     own = {name for name in vars(protocol) if not name.startswith("_")} | set(protocol.__annotations__)
-    return own.union(*(members(base) for base in protocol.__bases__ if base.__name__ == "Task"))
+    return own.union(*(members(base) for base in protocol.__bases__ if base in (Task, TrainingTask)))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_of_the_table_is_whole(name):
     task = TASKS[name]
-    assert task.name == name and callable(task.of_run)
+    assert task.name == name and callable(task.from_run)
     wanted = members(PredictionTask if hasattr(task, "predictions") else Task)
     assert {"targets", "loss", "validation", "graph_safe"} <= wanted
     assert [one for one in wanted if not hasattr(task, one)] == []
@@ -59,8 +59,8 @@ def measured(task, model, batches):
     validation = task.validation()
     with torch.no_grad():
         for batch in batches:
-            validation.add(model, batch)
-    return validation.result(SINGLE_PROCESS)
+            validation.update(model, batch)
+    return validation.compute(SINGLE_PROCESS)
 
 
 def test_classification_is_measured_over_the_images_that_can_be_read():
@@ -69,7 +69,7 @@ def test_classification_is_measured_over_the_images_that_can_be_read():
     weights[[2, 7]] = 0
     batch = Batch(torch.randn(10, 3, 2, 2), task.targets(labels), weights)
     broken = Batch(torch.full((1, 3, 2, 2), torch.nan), task.targets(labels[:1]), torch.zeros(1))
-    row = measured(task, model, [batch.part(0, 4), broken, batch.part(4, 10)])
+    row = measured(task, model, [batch.micro_batch(0, 4), broken, batch.micro_batch(4, 10)])
     read = weights > 0
     logits = model(batch.pixels)[read]
     assert row["val_top1"] == pytest.approx((logits.argmax(-1) == labels[read]).double().mean().item())
@@ -84,7 +84,7 @@ def test_any_number_of_labels_is_measured_by_their_ranking():
     task, model = Multilabel(SIGMOID, 4), a_network()
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (12, 4), dtype=np.uint8))
     batch = Batch(torch.randn(12, 3, 2, 2), task.targets(labels), torch.tensor([1.0] * 11 + [0.0]))
-    row = measured(task, model, [batch.part(0, 5), batch.part(5, 12)])
+    row = measured(task, model, [batch.micro_batch(0, 5), batch.micro_batch(5, 12)])
     logits = model(batch.pixels).detach().numpy()[:11]
     assert list(row) == ["val_loss", "val_map"]
     assert row["val_map"] == mean_average_precision(logits, labels.numpy()[:11])  # smoothing changes no label
@@ -100,8 +100,8 @@ def test_corrupted_patches_are_the_same_each_time(target):
     task = MaskedPatch(MaskedConfig(target=target), Preprocess(size=(32, 32)), (8, 8), seed=3)
     keys = torch.zeros(4, dtype=torch.int64), torch.arange(4)
     batch = Batch(torch.randn(4, 3, 32, 32), task.targets(torch.zeros(4)), torch.tensor([1.0, 0.0, 1.0, 1.0]), *keys)
-    row = measured(task, net, [batch.part(0, 3), batch.part(3, 4)])
-    assert row == measured(task, net, [batch.part(0, 3), batch.part(3, 4)])
+    row = measured(task, net, [batch.micro_batch(0, 3), batch.micro_batch(3, 4)])
+    assert row == measured(task, net, [batch.micro_batch(0, 3), batch.micro_batch(3, 4)])
     assert list(row) == ["val_loss", *(["val_accuracy"] if target == "color" else [])]
     loss = task.loss(net, batch)
     assert row["val_loss"] == pytest.approx(loss.total.item() / 3, rel=1e-5)

@@ -11,9 +11,9 @@ from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, PrecisionCo
 from vitrail.models.build import build
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
-from vitrail.training.blocks import blocks_of, hidden_matrices, param_depths
+from vitrail.training.blocks import hidden_matrices, param_depths, transformer_blocks
 from vitrail.training.optimizer import build_optimizer, parameter_groups
-from vitrail.training.precision import set_types
+from vitrail.training.precision import set_dtypes
 
 SMALL = {"width": 32, "depth": 3, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (16, 16), "num_classes": 3}
 OPTIONS = {
@@ -41,7 +41,7 @@ def test_depths_are_in_the_order_of_the_forward_pass(kind):
     nn.init.normal_(net.head.weight)
     depths = param_depths(net)
     assert depths.keys() == dict(net.named_parameters()).keys()
-    assert blocks_of(net) == list(net.blocks)
+    assert transformer_blocks(net) == list(net.blocks)
     outputs = []
     for block in net.blocks:
         block.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
@@ -64,7 +64,7 @@ def test_hidden_matrices_are_those_between_layers_of_equal_kind():
 def test_what_predicts_masked_patches_answers_for_the_network_within():
     inner = small(num_classes=0)
     net = MaskedPatchNetwork(inner, "color")
-    assert net.blocks is inner.blocks and blocks_of(net) == list(inner.blocks)
+    assert net.blocks is inner.blocks and transformer_blocks(net) == list(inner.blocks)
     depths = param_depths(net)
     assert depths == {
         "mask": 0,
@@ -88,8 +88,8 @@ def test_low_rank_updates_are_as_deep_as_the_matrix_beside_them():
 
 def test_a_resnet_has_no_blocks():
     net = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
-    assert not blocks_of(net) and not param_depths(net) and not hidden_matrices(net)
-    set_types(net, PrecisionConfig(compute="bf16", residual="bf16"))
+    assert not transformer_blocks(net) and not param_depths(net) and not hidden_matrices(net)
+    set_dtypes(net, PrecisionConfig(compute="bf16", residual="bf16"))
 
 
 @pytest.mark.parametrize("options", [{}, {"global_pool": "map", "class_token": False}, {"reg_tokens": 2}], ids=str)
@@ -104,7 +104,7 @@ def test_a_network_of_timm_is_read_by_its_order(options):
     assert depths["pos_embed"] == 0 and depths["blocks.2.norm2.bias"] == 3 and depths["head.bias"] == 4
     in_blocks = {name: count for name, count in hidden_matrices(ours).items() if name.startswith("blocks.")}
     assert hidden_matrices(theirs) == in_blocks
-    assert blocks_of(theirs) == list(theirs.blocks)
+    assert transformer_blocks(theirs) == list(theirs.blocks)
 
 
 def test_other_peoples_networks_have_layer_decay_and_muon():
@@ -133,5 +133,5 @@ def test_other_peoples_networks_have_layer_decay_and_muon():
 
 def test_two_networks_in_one_have_blocks_and_no_depths():
     net = nn.ModuleDict({"first": small(), "second": small()})
-    assert len(blocks_of(net)) == 6 and not param_depths(net)
+    assert len(transformer_blocks(net)) == 6 and not param_depths(net)
     assert len(hidden_matrices(net)) == 2 * len(hidden_matrices(small()))

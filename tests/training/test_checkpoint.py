@@ -7,8 +7,8 @@ import torch
 from vitrail.config import ModelConfig, OptimizerConfig
 from vitrail.errors import UserError
 from vitrail.models.build import build
-from vitrail.training.checkpoint import Checkpoints
-from vitrail.training.ema import Average
+from vitrail.training.checkpoint import CheckpointManager
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.state import TrainState
 
@@ -16,7 +16,7 @@ from vitrail.training.state import TrainState
 def trained_state(steps, seed=0, name="adamw"):
     torch.manual_seed(seed)
     net = build(ModelConfig(width=24, depth=2, mlp_dim=48, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3))
-    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), Average(net, 0.9))
+    state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), EMA(net, 0.9))
     advance(state, steps)
     return state
 
@@ -29,7 +29,7 @@ def advance(state, steps):
         state.optimizer.step()
         state.optimizer.zero_grad()
         state.step += 1
-        state.average.update(state.model, state.step)
+        state.ema.update(state.model, state.step)
 
 
 def files(checkpoints):
@@ -39,7 +39,7 @@ def files(checkpoints):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(3, name=name)
     checkpoints.save(state, {"fingerprint": "x"})
     advance(state, 4)
@@ -53,7 +53,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
 
 
 def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
     for _ in range(3):
         checkpoints.save(state, {})
@@ -71,10 +71,10 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
 
 
 def test_what_can_be_gone_back_to_is_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
     for unfit in (0, 0, 0, 1, 2, 3):
-        state.unfit.fill_(unfit)
+        state.nonfinite_steps.fill_(unfit)
         checkpoints.save(state, {})
         advance(state, 1)
     assert [step for step, _ in checkpoints.steps()] == [2, 3, 5, 6]
@@ -82,13 +82,13 @@ def test_what_can_be_gone_back_to_is_kept(tmp_path):
     for until, given_up, found in ((6, (), 3), (2, (), 2), (6, (3,), 2), (6, (2, 3), 2)):
         assert checkpoints.latest_good(until, given_up)[0].facts["step"] == found
     state.step = 3  # went back to step 2, and came here again
-    state.unfit.zero_()
+    state.nonfinite_steps.zero_()
     checkpoints.save(state, {})
     assert [step for step, _ in checkpoints.steps()] == [2, 3]
 
 
 def test_a_step_that_is_saved_again_in_other_parts_leaves_none_of_the_old(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
     checkpoints.save(state, {})
     (file,) = files(checkpoints)
@@ -99,7 +99,7 @@ def test_a_step_that_is_saved_again_in_other_parts_leaves_none_of_the_old(tmp_pa
 
 
 def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
     checkpoints.save(trained_state(5), {"mean": 0.5})
     (file,) = files(checkpoints)
     whole = file.read_bytes()
@@ -111,11 +111,11 @@ def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):
 
 
 def test_no_checkpoints_is_not_an_error(tmp_path):
-    assert Checkpoints(tmp_path / "none", keep=1).latest() is None
+    assert CheckpointManager(tmp_path / "none", keep=1).latest() is None
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointManager(tmp_path, keep=1)
     state = trained_state(1)
     checkpoints.save(state, {})
     advance(state, 1)

@@ -8,8 +8,8 @@ from vitrail.errors import UserError
 from vitrail.models.build import build, create
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
-from vitrail.training.blocks import blocks_of
-from vitrail.training.ema import Average
+from vitrail.training.blocks import transformer_blocks
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import (
     build_optimizer,
     freeze,
@@ -260,7 +260,7 @@ def test_only_blocks_that_there_are_can_be_frozen(count):
         freeze(small(), count)
     with pytest.raises(UserError, match="a ResNet has no blocks"):
         freeze(small_resnet(), 1)
-    assert len(blocks_of(small())) == 3
+    assert len(transformer_blocks(small())) == 3
 
 
 def test_something_has_to_be_trained():
@@ -339,7 +339,7 @@ def test_parameters_that_get_gradients_later_begin_their_momentum_then():
 @pytest.mark.parametrize("ramp", [True, False])
 def test_average_follows_its_formula(ramp):
     net = tiny()
-    average = Average(net, 0.9, ramp)
+    average = EMA(net, 0.9, ramp)
     expected = net.head.bias.detach().clone()
     for step in range(1, 30):
         with torch.no_grad():

@@ -23,10 +23,10 @@ from vitrail.errors import UserError
 from vitrail.models.build import build
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
-from vitrail.training.checkpoint import HEADER, Checkpoints, digest
-from vitrail.training.ema import Average
+from vitrail.training.checkpoint import HEADER, CheckpointManager, digest
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import choose_parallel, distribute, whole
+from vitrail.training.parallel import choose_parallel, distribute, full_tensor
 from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
 
@@ -46,7 +46,7 @@ def make(name, how, ranks, micro=0, objective=None):
     torch.manual_seed(1)
     net = build(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
-    state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), Average(net, 0.9), network=network)
+    state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), EMA(net, 0.9), network=network)
     objective = objective or Classification(ObjectiveConfig(), 3).loss
     config = RunConfig(
         optimizer=OPTIMIZERS[name],
@@ -76,7 +76,7 @@ def go(state, update, ranks, steps=STEPS):
         done = update(state, batch(state.step, ranks))
         losses.append(ranks.all_reduce_sum(torch.stack([done.loss, done.weight])))
     sums = torch.stack(losses)
-    return sums[:, 0] / sums[:, 1], {name: whole(t).detach().clone() for name, t in state.tensors().items()}
+    return sums[:, 0] / sums[:, 1], {name: full_tensor(t).detach().clone() for name, t in state.tensors().items()}
 
 
 def _together(how, cases):
@@ -115,7 +115,7 @@ def _divided(folder):
     with process_group() as ranks:
         state, update = make("adamw", "fsdp", ranks)
         _, tensors = go(state, update, ranks, 3)
-        Checkpoints(folder, 2, ranks).save(state, {"seconds": 1.0})
+        CheckpointManager(folder, 2, ranks).save(state, {"seconds": 1.0})
         return tensors
 
 
@@ -123,11 +123,11 @@ def _taken_up(folder, how):
     """The whole tensors of a process that goes on from the checkpoint."""
     with process_group() as ranks:
         state, _ = make("adamw", how, ranks)
-        saved, damaged = Checkpoints(folder, 2, ranks).latest()
+        saved, damaged = CheckpointManager(folder, 2, ranks).latest()
         assert not damaged
         state.load(saved.where.keys(), saved.read, saved.facts)
         assert state.step == 3
-        return {name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}
+        return {name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_uneven_parts_of_three_processes_read_back_to_the_bit(tmp_path):
     tensors = processes.start(3, tmp_path, _divided, folder).results()[0]
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"step_000000003.part_{number}_of_3.safetensors" for number in (1, 2, 3)]
-    saved, damaged = Checkpoints(folder, 2).latest()
+    saved, damaged = CheckpointManager(folder, 2).latest()
     assert not damaged and saved.where.keys() == tensors.keys() and saved.facts["seconds"] == 1.0
     for name, tensor in tensors.items():
         assert torch.equal(saved.read(name), tensor), name
@@ -148,7 +148,7 @@ def test_uneven_parts_of_three_processes_read_back_to_the_bit(tmp_path):
             assert all(torch.equal(taken[name], tensors[name]) for name in tensors), (world, how)
     _write_again(folder / "step_000000003.part_2_of_3.safetensors")
     with pytest.raises(UserError, match="written at another time than its other parts"):
-        Checkpoints(folder, 2).latest()
+        CheckpointManager(folder, 2).latest()
 
 
 def _write_again(path):
@@ -164,15 +164,15 @@ def _write_again(path):
 def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
     folder = tmp_path / "checkpoints"
     state, _ = make("sgd", "none", SINGLE_PROCESS)
-    Checkpoints(folder, 2).save(state, {})
+    CheckpointManager(folder, 2).save(state, {})
     for part in (1, 3):
         (folder / f"step_000000003.part_{part}_of_3.safetensors").write_bytes(b"whatever")
-    assert [step for step, _ in Checkpoints(folder, 2).steps()] == [0]
-    saved, damaged = Checkpoints(folder, 2).latest()
+    assert [step for step, _ in CheckpointManager(folder, 2).steps()] == [0]
+    saved, damaged = CheckpointManager(folder, 2).latest()
     assert saved.facts["step"] == 0 and not damaged
     (folder / ".step_000000002.safetensors.0123abcd.partial").write_bytes(b"of a killed process")
     state.step = 4
-    Checkpoints(folder, 2).save(state, {})
+    CheckpointManager(folder, 2).save(state, {})
     assert sorted(path.name for path in folder.iterdir()) == [f"step_00000000{step}.safetensors" for step in (0, 4)]
 
 
@@ -181,16 +181,16 @@ def _poisoned(how):
     with process_group() as ranks:
         state, update = make("adamw", how, ranks)
         go(state, update, ranks, 2)
-        found = [{name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+        found = [{name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
         bad = batch(2, ranks)
         if ranks.rank == 1:
             bad.pixels[0, 0, 0, 0] = torch.nan
         done = update(state, bad)
-        assert not done.finite and int(state.unfit) == 1 and state.step == 3
-        found.append({name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()})
+        assert not done.finite and int(state.nonfinite_steps) == 1 and state.step == 3
+        found.append({name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()})
         go(state, update, ranks, 1)
-        assert int(state.unfit) == 0
-        return [*found, {name: whole(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+        assert int(state.nonfinite_steps) == 0
+        return [*found, {name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from rich.console import Console
 from vitrail.errors import UserError
 from vitrail.models.estimate import peak_of
 from vitrail.training import progress as module
-from vitrail.training.progress import MetricsLog, TrainingProgress, few_points, read_metrics
-from vitrail.training.tensorboard import Events
+from vitrail.training.progress import MetricsLog, TrainingProgress, downsample_curves, read_metrics
+from vitrail.training.tensorboard import TensorBoardWriter
 
 ROW = {
     "step": 1200,
@@ -235,7 +235,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     options = {"flops_per_image": FLOPS, "peak": 989e12}
-    with watched(events=Events(tmp_path), **options)[0] as progress:
+    with watched(events=TensorBoardWriter(tmp_path), **options)[0] as progress:
         progress.log({**ROW, "step": 10, "grad_norm": math.inf})
         progress.log({"step": 10, "val_loss": 1.5, "val_top1": 0.25})
         progress.log({"step": 12, "event": "a step was skipped"})
@@ -252,14 +252,14 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_and_one_that_went_back_double_no_step(tmp_path: Path) -> None:
-    def write(events: Events, steps: range, loss: float) -> None:
+    def write(events: TensorBoardWriter, steps: range, loss: float) -> None:
         for step in steps:
             events.write({"step": step, "loss": loss})
 
-    first = Events(tmp_path)
+    first = TensorBoardWriter(tmp_path)
     write(first, range(1, 8), 1.0)
     first.close()
-    second = Events(tmp_path, start=5)  # the checkpoint of step 5: 6 and 7 come again
+    second = TensorBoardWriter(tmp_path, start=5)  # the checkpoint of step 5: 6 and 7 come again
     write(second, range(6, 10), 2.0)
     second.rewind(7)
     write(second, range(8, 11), 3.0)
@@ -272,22 +272,23 @@ def test_without_tensorboard_one_sentence_says_what_to_do(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(UserError, match=r"need the package tensorboard: pip install 'vitrail\[tensorboard\]'"):
-        Events(tmp_path / "events")
+        TensorBoardWriter(tmp_path / "events")
     assert not (tmp_path / "events").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file"):
-        Events(tmp_path / "file")
+        TensorBoardWriter(tmp_path / "file")
 
 
 @pytest.mark.slow
 def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.modules['tensorflow'] = None\n"
-        "from vitrail.training.tensorboard import Events\n"
-        f"events = Events(pathlib.Path({str(tmp_path)!r})); events.write({{'step': 1, 'loss': 2.0}}); events.close()"
+        "from vitrail.training.tensorboard import TensorBoardWriter\n"
+        f"writer = TensorBoardWriter(pathlib.Path({str(tmp_path)!r}))\n"
+        "writer.write({'step': 1, 'loss': 2.0}); writer.close()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -298,8 +299,8 @@ def test_the_curves_of_a_long_run_are_means_over_equal_stretches() -> None:
     rows: list[dict[str, object]] = [{"step": step, "loss": float(step), "lr": 0.5} for step in range(1, 601)]
     rows[4]["loss"] = None  # not finite
     rows += [{"step": 300, "event": "back"}, {"step": 300, "val_top1": 0.25}, {"step": 600, "val_top1": 0.75}]
-    points = few_points(rows)
+    points = downsample_curves(rows)
     assert points[0] == {"step": 10, "loss": 5.5556, "lr": 0.5}  # 1 to 10 without 5
     assert points[59] == {"step": 600, "loss": 595.5, "lr": 0.5}
     assert points[60:] == [{"step": 300, "val_top1": 0.25}, {"step": 600, "val_top1": 0.75}]
-    assert few_points([]) == []
+    assert downsample_curves([]) == []

@@ -43,8 +43,13 @@ class Log:
     def save(self, state, facts):
         self.saved.append(state.step)
         self.kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        self.facts = {"step": state.step, "passed": state.passed, "rollbacks": 0, "evaluated": state.evaluated}
-        self.facts["unfit"] = int(state.unfit)
+        self.facts = {
+            "step": state.step,
+            "passed": state.skipped_batches,
+            "rollbacks": 0,
+            "evaluated": state.validated_step,
+        }
+        self.facts["unfit"] = int(state.nonfinite_steps)
 
     def latest_good(self, until, given_up):
         return self, []
@@ -114,7 +119,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_told():
     assert log.events == ["one step without a finite gradient left the weights as they were"]
     first = next(row for row in log.rows if "loss" in row)
     assert first["step"] == 4 and 0 < first["loss"] < 10  # of the three others
-    assert state.passed == 0 and int(state.unfit) == 0
+    assert state.skipped_batches == 0 and int(state.nonfinite_steps) == 0
 
 
 def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_batches():
@@ -122,7 +127,7 @@ def test_bad_steps_in_a_row_send_the_run_back_to_its_checkpoint_and_past_those_b
     log = Log()
     state = fit(log, batches=[GOOD] * 4 + [BAD] * 2 + [GOOD] * 20, **plan)
     # Steps 5 and 6 were bad and seen at 6; the checkpoint of step 3 takes over, and goes on behind the bad batches.
-    assert state.step == 10 and state.passed == 3
+    assert state.step == 10 and state.skipped_batches == 3
     assert log.saved == [3, 6, 9, 10]
     assert any("at step 6 the numbers were not finite any more: back to step 3" in event for event in log.events)
     clean = fit(Log(), **plan)
@@ -134,7 +139,7 @@ def test_a_second_return_goes_past_the_batches_of_the_first_too():
     stream = [GOOD] * 2 + [BAD] * 2 + [GOOD] * 2 + [BAD] * 3 + [GOOD] * 30
     state = fit(Log(), batches=stream, log_every=1, checkpoint_every=5, max_nonfinite_steps=2, max_rollbacks=2)
     assert state.step == 10 and state.rollbacks == 2
-    assert state.passed == 8  # behind the second stretch but for one batch, whose step is skipped
+    assert state.skipped_batches == 8  # behind the second stretch but for one batch, whose step is skipped
 
 
 @pytest.mark.parametrize("rollbacks", [0, 2])

@@ -12,7 +12,7 @@ from vitrail.config import DataConfig, Size
 from vitrail.data.dataset import Dataset, Samples
 from vitrail.distributed import process_group
 from vitrail.errors import UserError, user_path
-from vitrail.inference.classifier import Classifier, loaded
+from vitrail.inference.classifier import Classifier, as_classifier
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
@@ -95,7 +95,7 @@ def evaluate(
     with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
-        classifier = loaded(weights, image_size, device)
+        classifier = as_classifier(weights, image_size, device)
         card, spec = classifier.card, classifier.spec
         path = user_path(report) if report is not None else _beside(spec, str(data), split)
         again = _command(spec, data, split, image_size, quarantine, target_accuracy, follow_links)

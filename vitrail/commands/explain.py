@@ -15,7 +15,7 @@ from rich.progress import Progress
 from vitrail.config import ModelConfig, Size
 from vitrail.data.sources.images import image_paths
 from vitrail.errors import UserError, os_errors_as, user_path
-from vitrail.inference.classifier import Classifier, loaded
+from vitrail.inference.classifier import Classifier, as_classifier
 from vitrail.interpret.attention import block_query, map_query, require_vit
 from vitrail.interpret.filters import embedding_filters
 from vitrail.interpret.position_similarity import position_similarity
@@ -105,7 +105,7 @@ def explain(
         raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
     if measured and measured < FEWEST:
         raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
-    classifier, images = loaded(weights, image_size, device), image_paths(images)
+    classifier, images = as_classifier(weights, image_size, device), image_paths(images)
     weights = classifier.spec
     net = require_vit(classifier.net)
     wanted = wanted_of(classifier, layers, heads, why, rather_than)

@@ -17,7 +17,7 @@ from vitrail.data.splits import DEFAULT_SPLIT
 from vitrail.distributed import process_group
 from vitrail.errors import UserError, user_path
 from vitrail.inference.classifier import load
-from vitrail.inference.features import Extractor
+from vitrail.inference.features import FeatureExtractor
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.fewshot import FIXED_PENALTY, PENALTY_GRID, SHOTS, sample_shots
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE
@@ -70,7 +70,7 @@ def fewshot(
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         classifier = load(weights, image_size=image_size, device=device)
-        extractor = Extractor(classifier, console, interrupts, ranks)
+        extractor = FeatureExtractor(classifier, console, interrupts, ranks)
         tasks = list(_tasks(data, Trained.of(classifier), extractor, shots, SEEDS[form]))
 
         def solve() -> list[FewShot]:
@@ -98,7 +98,7 @@ def fewshot(
 def _tasks(
     data: Sequence[str | Path],
     trained: Trained,
-    extractor: Extractor,
+    extractor: FeatureExtractor,
     shots: Sequence[int | None],
     seeds: Sequence[int | None],
 ) -> Iterator[FrozenTask]:
@@ -118,8 +118,8 @@ def _tasks(
         yield FrozenTask(
             name,
             classes,
-            extractor.of(train, np.concatenate(list(chosen.values())), f"{name}, train"),
-            extractor.of(test, what=f"{name}, test"),
+            extractor.extract(train, np.concatenate(list(chosen.values())), f"{name}, train"),
+            extractor.extract(test, what=f"{name}, test"),
             chosen,
         )
 
@@ -133,7 +133,7 @@ def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots
         )
 
 
-def open_to_learn(path: str | Path, extractor: Extractor) -> Dataset:
+def open_to_learn(path: str | Path, extractor: FeatureExtractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
     with scanning(extractor.console, extractor.interrupts) as scanned:
         given = {"train", "val", "test"}

@@ -15,9 +15,9 @@ from vitrail.config import DataConfig, Size
 from vitrail.data.formats import SUPPORTED_FORMATS
 from vitrail.data.sources.images import Images, find_images, image_paths
 from vitrail.errors import UserError, check_integer
-from vitrail.inference.classifier import NOT_FINITE, Classifier, Prediction, loaded
+from vitrail.inference.classifier import NONFINITE_OUTPUT, Classifier, Prediction, as_classifier
 from vitrail.inference.device import device_of
-from vitrail.inference.runner import errors_of, run
+from vitrail.inference.runner import forward_batches, row_errors
 
 BATCH = 32
 GPU_BATCH = 128
@@ -84,7 +84,7 @@ def predict(
     >>> for row in vitrail.predict("runs/photos", "inbox/"):
     ...     print(row.file, row.prediction.label if row.prediction else row.error)
     """
-    classifier, paths = loaded(weights, image_size, device), image_paths(images)
+    classifier, paths = as_classifier(weights, image_size, device), image_paths(images)
     rows = predict_rows(classifier, paths, top=top, threshold=threshold, follow_links=follow_links, workers=workers)
     return list(chain.from_iterable(rows))
 
@@ -100,11 +100,11 @@ def predict_rows(
     notes: list[str] | None = None,
 ) -> Iterator[list[Row]]:
     """The same as `predict`, some rows at a time. `notes` get what was ignored beside the images."""
-    classifier.check_asked(top, threshold)
+    classifier.check_options(top, threshold)
     batches = _run(classifier, classifier.net, _found(paths, notes, follow_links), workers)
     return (
         [
-            Row(name, None, error) if error else Row(name, answer, None if answer else NOT_FINITE)
+            Row(name, None, error) if error else Row(name, answer, None if answer else NONFINITE_OUTPUT)
             for name, error, answer in zip(names, errors, classifier.predictions(logits, top, threshold), strict=True)
         ]
         for names, errors, logits in batches
@@ -147,12 +147,12 @@ def embed(
     --------
     >>> values, files, failures = vitrail.embed("runs/photos", "photos/")
     """
-    classifier = loaded(weights, image_size, device)
+    classifier = as_classifier(weights, image_size, device)
     found = _found(image_paths(images), None, follow_links)
     values, files, failures = [], [], []
     for names, errors, features in _run(classifier, classifier.net.forward_features, found, workers):
         finite = features.isfinite().all(dim=-1).tolist()
-        errors = [error or (None if sound else NOT_FINITE) for error, sound in zip(errors, finite, strict=True)]
+        errors = [error or (None if sound else NONFINITE_OUTPUT) for error, sound in zip(errors, finite, strict=True)]
         values.append(features.numpy()[[error is None for error in errors]])
         files += [name for name, error in zip(names, errors, strict=True) if error is None]
         failures += [(name, error) for name, error in zip(names, errors, strict=True) if error is not None]
@@ -180,6 +180,6 @@ def _run(
     size = GPU_BATCH if device.type == "cuda" else BATCH
     data = DataConfig(workers=workers)
     return (
-        ([found.name(index) for index in batch.sample.tolist()], errors_of(batch), out)
-        for batch, out in run(forward, found, classifier.preprocess, device, batch_size=size, data=data)
+        ([found.name(index) for index in batch.sample.tolist()], row_errors(batch), out)
+        for batch, out in forward_batches(forward, found, classifier.preprocess, device, batch_size=size, data=data)
     )

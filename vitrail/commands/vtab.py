@@ -17,7 +17,7 @@ from vitrail.data.sources.clevr import read_clevr
 from vitrail.distributed import Ranks, process_group
 from vitrail.errors import UserError, did_you_mean, user_path
 from vitrail.inference.classifier import load
-from vitrail.inference.features import Extractor
+from vitrail.inference.features import FeatureExtractor
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.vtab import VTAB_TASKS, VtabSummary, VtabTask, summarize_vtab
 from vitrail.terminal import escape, make_console
@@ -104,7 +104,7 @@ def _probe_tasks(
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
     with Interrupts() as interrupts, interrupts.interruptible(ranks):
         classifier = load(weights, image_size=image_size, device=device)
-        extractor, trained = Extractor(classifier, console, interrupts, ranks), Trained.of(classifier)
+        extractor, trained = FeatureExtractor(classifier, console, interrupts, ranks), Trained.of(classifier)
         scores, wrong = [], {}
         for task, place in places.items():
             try:
@@ -113,7 +113,9 @@ def _probe_tasks(
                 wrong[task.key] = str(error)
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
-            found = [extractor.of(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)]
+            found = [
+                extractor.extract(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)
+            ]
             score = ranks.broadcast(partial(probe_score, task, dataset, found, seen_by(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")

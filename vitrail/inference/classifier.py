@@ -20,10 +20,10 @@ from vitrail.data.formats import is_image_name
 from vitrail.data.loader.loader import ImageBatch
 from vitrail.data.loader.reader import Reader
 from vitrail.data.transforms import eval_transform, normalise
-from vitrail.errors import UserError, check_integer
+from vitrail.errors import UserError, check_integer, warn_once
 from vitrail.inference.device import choose_device, device_of
-from vitrail.inference.given_images import IMAGE, GivenImages, Image
-from vitrail.inference.runner import run
+from vitrail.inference.image_list import IMAGE, Image, ImageList
+from vitrail.inference.runner import forward_batches
 from vitrail.models.build import Network, build_with
 from vitrail.models.variants import size_of
 from vitrail.tasks.table import prediction_task
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitrail.weights.bundle import Card
 
 NONE_OF_THESE = "none of these"
-NOT_FINITE = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
+NONFINITE_OUTPUT = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class Classifier:
         --------
         >>> clf.predict(["new.jpg"], top=2)[0].top
         """
-        self.check_asked(top, threshold)
+        self.check_options(top, threshold)
         found: list[Prediction] = []
         for given, batch, logits in self._run(self.net, images, batch_size):
             for row, answer in enumerate(self.predictions(logits, top, threshold)):
                 if answer is None:
-                    raise UserError(f"{given.name(int(batch.sample[row]))}: {NOT_FINITE}")
+                    raise UserError(f"{given.name(int(batch.sample[row]))}: {NONFINITE_OUTPUT}")
                 found.append(answer)
         return found
 
@@ -158,7 +158,7 @@ class Classifier:
         for given, batch, features in self._run(self.net.forward_features, images, batch_size):
             odd = (~features.isfinite().all(dim=-1)).nonzero()
             if len(odd):
-                raise UserError(f"{given.name(int(batch.sample[odd[0, 0]]))}: {NOT_FINITE}")
+                raise UserError(f"{given.name(int(batch.sample[odd[0, 0]]))}: {NONFINITE_OUTPUT}")
             found.append(features.numpy())
         if not found:
             config = self.card.model
@@ -168,7 +168,7 @@ class Classifier:
 
     def _run(
         self, forward: Callable[[Tensor], Tensor], images: Iterable[Image], batch_size: int
-    ) -> Iterator[tuple[GivenImages, ImageBatch, Tensor]]:
+    ) -> Iterator[tuple[ImageList, ImageBatch, Tensor]]:
         """What `forward` gives for images, batch by batch; one that cannot be read is an error. An iterator is drawn
         from a batch at a time."""
         images = _as_images(images)
@@ -181,10 +181,10 @@ class Classifier:
         data = DataConfig(workers=None if _may_start_processes() else 0)
         first = 0
         for part in parts:
-            given = GivenImages(part, self.preprocess.channels, first)
+            given = ImageList(part, self.preprocess.channels, first)
             first += len(part)
             spec, device = self.preprocess, device_of(self.net)
-            for batch, out in run(forward, given, spec, device, batch_size=batch_size, data=data):
+            for batch, out in forward_batches(forward, given, spec, device, batch_size=batch_size, data=data):
                 if batch.failures:
                     raise UserError(": ".join(batch.failures[0]))
                 yield given, batch, out
@@ -206,7 +206,7 @@ class Classifier:
         --------
         >>> clf.pixels("new.jpg").shape
         """
-        given = GivenImages([image], self.preprocess.channels)
+        given = ImageList([image], self.preprocess.channels)
         try:
             return eval_transform(Reader(given, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
         except BadImage as error:
@@ -234,7 +234,7 @@ class Classifier:
             return torch.empty(0, self.preprocess.channels, *self.preprocess.size, device=device_of(self.net))
         return normalise(torch.stack(pixels).to(device_of(self.net)), self.preprocess)
 
-    def chances(self, logits: Tensor) -> Tensor:
+    def probabilities(self, logits: Tensor) -> Tensor:
         """Turn logits into probabilities, at the temperature of these weights.
 
         Parameters
@@ -249,16 +249,21 @@ class Classifier:
 
         Examples
         --------
-        >>> clf.chances(clf.net(clf.inputs(["new.jpg"])))
+        >>> clf.probabilities(clf.net(clf.inputs(["new.jpg"])))
         """
         logits = logits.float() / self.card.postprocess.temperature
         return self.task.probabilities(logits)
+
+    def chances(self, logits: Tensor) -> Tensor:
+        """The old name of `probabilities`."""
+        warn_once("Classifier.chances", "Classifier.probabilities")
+        return self.probabilities(logits)
 
     def predictions(self, logits: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
         """What the network's logits (N, classes) say; none for an image whose probabilities are not finite, of which
         nothing can be said."""
         classes = self.classes
-        chances = self.chances(logits)
+        chances = self.probabilities(logits)
         finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
         found: list[Prediction | None] = []
         for (ranked, given), sound in zip(
@@ -270,7 +275,7 @@ class Classifier:
             found.append(Prediction(words, likeliest, likely, labels, probabilities) if sound else None)
         return found
 
-    def check_asked(self, top: int, threshold: float | None) -> None:
+    def check_options(self, top: int, threshold: float | None) -> None:
         if not self.classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
         check_integer("top", top, "how many classes to show")
@@ -296,7 +301,7 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     Returns
     -------
     Classifier
-        With the methods predict, embed, pixels, inputs and chances, and net, preprocess, classes and card.
+        With the methods predict, embed, pixels, inputs and probabilities, and net, preprocess, classes and card.
 
     Examples
     --------
@@ -312,7 +317,7 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own, spec)
 
 
-def loaded(
+def as_classifier(
     weights: str | Path | Classifier, image_size: int | Size | None = None, device: str | torch.device = "auto"
 ) -> Classifier:
     """The Classifier of `weights`, which may be one already: that is used as it is."""

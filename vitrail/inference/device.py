@@ -42,7 +42,7 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
 
 
 @contextlib.contextmanager
-def repeatable(device: torch.device, enabled: bool = True) -> Iterator[None]:
+def deterministic(device: torch.device, enabled: bool = True) -> Iterator[None]:
     """On a GPU: kernels that give the same bits every time, and float32 convolutions that are float32.
 
     A CPU repeats itself as it is. cuBLAS reads its variable when a process first uses it, hence the default.

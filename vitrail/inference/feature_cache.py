@@ -32,7 +32,7 @@ class FeatureCache:
         self.folder = folder
 
     @classmethod
-    def of(cls, net: nn.Module, spec: Preprocess, device: torch.device) -> FeatureCache:
+    def for_network(cls, net: nn.Module, spec: Preprocess, device: torch.device) -> FeatureCache:
         """In the cache folder, under a name that changes with the weights, the preprocessing and the kind of device."""
         name = hashlib.blake2b(f"{VERSION} {device.type} {spec.model_dump_json()}".encode(), digest_size=16)
         for key, tensor in net.state_dict().items():

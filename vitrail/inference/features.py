@@ -17,9 +17,9 @@ from vitrail.data.splits import group_ids
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.device import device_of, repeatable
+from vitrail.inference.device import deterministic, device_of
 from vitrail.inference.feature_cache import PART, FeatureCache
-from vitrail.inference.runner import check_finite, run
+from vitrail.inference.runner import check_finite, forward_batches
 from vitrail.interrupt import Interrupts
 from vitrail.terminal import escape
 
@@ -51,16 +51,16 @@ class Features:
             yield torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows])
 
 
-class Extractor:
+class FeatureExtractor:
     """Runs a network over images whose features are not known yet."""
 
     def __init__(self, classifier: Classifier, console: Console, interrupts: Interrupts, ranks: Ranks) -> None:
         self.net, self.spec = classifier.net, classifier.preprocess
         self.forward: Callable[[Tensor], Tensor] = self.net.forward_features
         self.console, self.interrupts, self.ranks = console, interrupts, ranks
-        self.cache = FeatureCache.of(self.net, self.spec, device_of(self.net))
+        self.cache = FeatureCache.for_network(self.net, self.spec, device_of(self.net))
 
-    def of(self, samples: Samples, rows: np.ndarray | None = None, what: str = "") -> Features:
+    def extract(self, samples: Samples, rows: np.ndarray | None = None, what: str = "") -> Features:
         """Make sure that the images, or some rows of them, have features; all processes call this together."""
         rows = np.arange(len(samples)) if rows is None else np.unique(rows)
         todo = self.ranks.broadcast(lambda: rows[self.cache.missing(samples.digests[rows])])
@@ -86,8 +86,8 @@ class Extractor:
             held.clear()
 
         try:
-            with repeatable(device), self._bar(what, -(-len(samples) // self.ranks.world_size)) as progress:
-                found = run(
+            with deterministic(device), self._bar(what, -(-len(samples) // self.ranks.world_size)) as progress:
+                found = forward_batches(
                     self.forward,
                     samples,
                     self.spec,

@@ -57,7 +57,7 @@ def network_outputs(
     """Of every image that can be read, in order. Of several processes each takes a part of the images, and all get all:
     what stands in a batch, and so every bit, does not depend on their number."""
     rows, failures = [], []
-    for batch, out in run(forward, samples, spec, device, data=data, interrupts=interrupts, ranks=ranks):
+    for batch, out in forward_batches(forward, samples, spec, device, data=data, interrupts=interrupts, ranks=ranks):
         readable = batch.weights > 0
         rows.append((out[readable], batch.labels[readable], batch.sample[readable]))
         failures += batch.failures
@@ -75,7 +75,7 @@ def network_outputs(
 
 
 @torch.no_grad()
-def run(
+def forward_batches(
     forward: Forward,
     images: Source,
     spec: Preprocess,
@@ -127,7 +127,7 @@ def _results(
         yield waiting[:2]
 
 
-def errors_of(batch: ImageBatch) -> list[str | None]:
+def row_errors(batch: ImageBatch) -> list[str | None]:
     """Why an image could not be read, for each row of a batch."""
     reasons = iter(batch.failures)
     return [None if weight else next(reasons)[1] for weight in batch.weights.tolist()]
@@ -139,5 +139,5 @@ def read_pixels(images: Source, spec: Preprocess) -> list[Tensor | str]:
     return [
         pixels.clone() if error is None else error
         for batch in loader
-        for pixels, error in zip(batch.pixels, errors_of(batch), strict=True)
+        for pixels, error in zip(batch.pixels, row_errors(batch), strict=True)
     ]

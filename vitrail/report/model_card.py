@@ -49,7 +49,7 @@ def model_card(facts: ReportFacts) -> str:
 
 def _measured(facts: ReportFacts) -> Iterator[str]:
     result = facts.result
-    scores, less = result.scores, result.abstaining
+    scores, less = result.scores, result.selective
     yield _plain(facts.split_used)
     low, high = map(percent, scores.interval)
     rows = [(f"{result.what}, {low} to {high}", percent(scores.headline))]

@@ -19,7 +19,7 @@ from PIL import Image
 from vitrail.atomic import atomic_write
 from vitrail.errors import os_errors_as
 from vitrail.report import plots
-from vitrail.tasks.result import THIN_SPACE, Abstaining, Result, percent
+from vitrail.tasks.result import THIN_SPACE, Result, SelectivePrediction, percent
 from vitrail.terminal import printable_text
 
 SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
@@ -86,7 +86,7 @@ def render(facts: ReportFacts) -> str:
         .render(
             facts=facts,
             result=result,
-            abstaining=result.abstaining and _abstaining(result.abstaining, result.scores.n),
+            abstaining=result.selective and _abstaining(result.selective, result.scores.n),
             suspicion=suspicion_sentence(facts),
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
             confusion=None if result.confusion is None else _confusions(result),
@@ -132,7 +132,7 @@ def _confused_pairs(result: Result, most: int = 6) -> list[tuple[str, str, int, 
     ]
 
 
-def _abstaining(found: Abstaining, images: int) -> dict[str, Any]:
+def _abstaining(found: SelectivePrediction, images: int) -> dict[str, Any]:
     """What the section on answering less shows."""
     return {
         "curve": Markup(plots.coverage_curve(found.coverage, images, found.accuracy)),

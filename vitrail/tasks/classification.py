@@ -29,15 +29,15 @@ from vitrail.tasks.result import (
     SUSPECTS,
     UNCERTAIN,
     WORTH,
-    Abstaining,
     Baseline,
     Column,
     Example,
     Examples,
     Level,
     Result,
-    answered_rows,
+    SelectivePrediction,
     calibration_sentence,
+    coverage_rows,
     percent,
 )
 from vitrail.tasks.task import Ranking
@@ -115,7 +115,7 @@ class Classification(CrossEntropy):
         for part in row_chunks(*logits.shape):
             for row, own in enumerate(softmax(logits[part]), part.start):
                 label, predicted = int(labels[row]), int(own.argmax())
-                other = classes[examples.likelier[row]] if row in examples.likelier else ""
+                other = classes[examples.suggested[row]] if row in examples.suggested else ""
                 stated = (f"{own[index]:.4f}" for index in (predicted, label))
                 yield classes[label], classes[predicted], *stated, other
 
@@ -193,7 +193,7 @@ class Classification(CrossEntropy):
             about_columns=RECALL_AND_PRECISION,
             about_maps="the answer rather than the truth",
             confusion=scores.confusion,
-            abstaining=_abstaining(scores),
+            selective=_selective_prediction(scores),
         )
 
 
@@ -252,14 +252,14 @@ def abstention_sentence(scores: ClassificationScores) -> str:
     )
 
 
-def _abstaining(scores: ClassificationScores) -> Abstaining | None:
+def _selective_prediction(scores: ClassificationScores) -> SelectivePrediction | None:
     """Nothing where there are too few images to say anything."""
     tuned = scores.tuned
-    rows = answered_rows(tuned.coverage, scores.n) if tuned is not None else []
+    rows = coverage_rows(tuned.coverage, scores.n) if tuned is not None else []
     if tuned is None or not rows:
         return None
     accuracy = tuned.abstention.accuracy if tuned.abstention is not None else None
-    return Abstaining(tuned.coverage, rows, tuned.temperature, accuracy, abstention_sentence(scores))
+    return SelectivePrediction(tuned.coverage, rows, tuned.temperature, accuracy, abstention_sentence(scores))
 
 
 def _between(interval: tuple[float, float] | None, tell: Callable[[float], str]) -> str:

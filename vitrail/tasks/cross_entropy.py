@@ -15,7 +15,7 @@ from vitrail.config import NetworkConfig, ObjectiveConfig, Preprocess, RunConfig
 from vitrail.data.dataset import Dataset
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError, did_you_mean
-from vitrail.tasks.task import Batch, Loss, Sums, Validation
+from vitrail.tasks.task import Batch, Loss, LossSums, Validation
 
 
 class CrossEntropy(ABC):
@@ -30,7 +30,7 @@ class CrossEntropy(ABC):
         self._class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
 
     @classmethod
-    def of_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
+    def from_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
         train, names = dataset.splits["train"], dataset.classes
         labels = train.labels_of(np.arange(len(train)))
         counts = labels.sum(0) if labels.ndim == 2 else np.bincount(labels)
@@ -89,18 +89,18 @@ class LabelValidation:
     """Loss, and what was right, over the validation images."""
 
     def __init__(self, task: CrossEntropy, name: str):
-        self.task, self.name, self.sums = task, name, Sums()
+        self.task, self.name, self.sums = task, name, LossSums()
 
-    def add(self, model: nn.Module, batch: Batch) -> None:
+    def update(self, model: nn.Module, batch: Batch) -> None:
         logits, readable = model(batch.pixels).float(), batch.weights > 0
         self.keep(logits[readable], batch.targets[readable])
 
     def keep(self, logits: Tensor, targets: Tensor) -> None:
         found = self.task.loss_of_logits(logits, targets, torch.ones(len(logits), device=logits.device))
-        self.sums.add(found, found.total.new_tensor(len(logits)))
+        self.sums.update(found, found.total.new_tensor(len(logits)))
 
-    def result(self, ranks: Ranks) -> dict[str, float]:
-        loss, correct, count = self.sums.over(ranks)
+    def compute(self, ranks: Ranks) -> dict[str, float]:
+        loss, correct, count = self.sums.compute(ranks)
         if not count:
             gone = "none of the images held out to measure on can be read any more"
             raise UserError(f"{gone}; put them back and go on with --resume")

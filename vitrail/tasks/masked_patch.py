@@ -16,7 +16,7 @@ from vitrail.data.randomness import Stream, bits
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.models.masked import COLORS, GRID, KEPT, MASK, OTHER, Corruption
-from vitrail.tasks.task import Batch, Loss, Sums
+from vitrail.tasks.task import Batch, Loss, LossSums
 
 
 class MaskedPatch:
@@ -52,7 +52,7 @@ class MaskedPatch:
         self._mean, self._std = (255 * torch.tensor(v).view(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
 
     @classmethod
-    def of_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
+    def from_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
         assert isinstance(model, ModelConfig)  # the settings of a run refuse others
         return cls(config.masked, preprocess, model.cell, config.train.seed)
 
@@ -128,13 +128,13 @@ class MaskedValidation:
     """Loss, and the share of corrupted patches that are predicted correctly; the same patches each time."""
 
     def __init__(self, task: MaskedPatch):
-        self.task, self.sums = task, Sums()
+        self.task, self.sums = task, LossSums()
 
-    def add(self, model: nn.Module, batch: Batch) -> None:
-        self.sums.add(self.task.loss(model, batch), batch.weights.sum())
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        self.sums.update(self.task.loss(model, batch), batch.weights.sum())
 
-    def result(self, ranks: Ranks) -> dict[str, float]:
-        loss, correct, count = self.sums.over(ranks)
+    def compute(self, ranks: Ranks) -> dict[str, float]:
+        loss, correct, count = self.sums.compute(ranks)
         row = {"val_loss": loss / max(count, 1)}
         return row | {"val_accuracy": correct / max(count, 1)} if math.isfinite(correct) else row
 

@@ -183,8 +183,8 @@ class MultilabelValidation(LabelValidation):
         super().keep(logits, targets)
         self.found.append((logits.cpu(), (targets > 0.5).cpu()))
 
-    def result(self, ranks: Ranks) -> dict[str, float]:
-        row = super().result(ranks)
+    def compute(self, ranks: Ranks) -> dict[str, float]:
+        row = super().compute(ranks)
         pairs = [pair for part in ranks.all_gather(self.found) for pair in part]
         logits, truth = (torch.cat(column).numpy() for column in zip(*pairs, strict=True))
         return row | {self.name: mean_average_precision(logits, truth)}

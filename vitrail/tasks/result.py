@@ -44,7 +44,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Answered:
+class CoverageRow:
     """What answering only the surest images gives."""
 
     share: float
@@ -54,11 +54,11 @@ class Answered:
 
 
 @dataclass(frozen=True, eq=False)
-class Abstaining:
+class SelectivePrediction:
     """Accuracy against the share of images that get a prediction."""
 
     coverage: RiskCoverageCurve
-    rows: Sequence[Answered]
+    rows: Sequence[CoverageRow]
     temperature: float
     accuracy: float | None  # that was asked for
     sentence: str  # what came of it
@@ -82,7 +82,7 @@ class Result:
     about_columns: str  # what they mean, in sentences
     about_maps: str = "the answer"  # what a map of the network's reasons speaks for
     confusion: np.ndarray | None = None  # (K, K): rows are the truth, columns the prediction
-    abstaining: Abstaining | None = None
+    selective: SelectivePrediction | None = None
 
     @property
     def classes(self) -> list[Any]:
@@ -114,15 +114,15 @@ class Examples:
     mistakes: Sequence[Example]  # the most confident first
     uncertain: Sequence[Example] = ()  # the least certain first, right or wrong
     suspects: Sequence[Example] = ()  # whose label is doubted, with the likelier class; the most doubtful first
-    likelier: Mapping[int, int] = field(default_factory=dict)  # of all rows whose label is doubted, that class
+    suggested: Mapping[int, int] = field(default_factory=dict)  # of all rows whose label is doubted, that class
 
 
-def answered_rows(curve: RiskCoverageCurve, images: int) -> list[Answered]:
+def coverage_rows(curve: RiskCoverageCurve, images: int) -> list[CoverageRow]:
     """For round shares of the images, as long as enough of them are answered to say anything."""
     places = [int(np.searchsorted(curve.coverage, share - 1e-9)) for share in SHARES]
     kept = [place for place in dict.fromkeys(places) if curve.coverage[place] * images >= MIN_ANSWERED]
     return [
-        Answered(
+        CoverageRow(
             float(curve.coverage[place]),
             float(curve.accuracy[place]),
             clopper_pearson_lower(round(curve.accuracy[place] * answered), answered),

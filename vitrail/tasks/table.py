@@ -35,7 +35,7 @@ def make_task(
 ) -> Task:
     """The task of a run. `teacher` gives the network to distil from, where the settings name one, and the loss that it
     was trained with."""
-    task: Task = TASKS[task_name(config, dataset)].of_run(config, model, preprocess, dataset)
+    task: Task = TASKS[task_name(config, dataset)].from_run(config, model, preprocess, dataset)
     settings = config.objective
     if not settings.teacher or not isinstance(task, CrossEntropy):
         return task

@@ -31,7 +31,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, first: int, last: int) -> Batch:
+    def micro_batch(self, first: int, last: int) -> Batch:
         """Rows `first` to `last`."""
         rows = slice(first, last)
         epoch, sample = (None if key is None else key[rows] for key in (self.epoch, self.sample))
@@ -49,36 +49,41 @@ class Loss:
 
 
 Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
-Objective = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind
+LossFunction = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind
 
 
 class Validation(Protocol):
     """Collects what a network makes of the validation images; each process sees a part of them. Images that cannot be
     read have a weight of 0 and count nothing."""
 
-    def add(self, model: nn.Module, batch: Batch) -> None:
+    def update(self, model: nn.Module, batch: Batch) -> None:
         """Called without gradients, in the precision that is measured in."""
 
-    def result(self, ranks: Ranks) -> dict[str, float]:
+    def compute(self, ranks: Ranks) -> dict[str, float]:
         """Numbers by their name in metrics.jsonl, among them val_loss. All processes call this together."""
 
 
-class Task(Protocol):
-    """One kind of learning. `graph_safe`: whether a step may be recorded as a CUDA graph, which cannot draw anew what
-    the host draws in each step."""
+class TrainingTask(Protocol):
+    """What the trainer needs of a task: the loss of a batch."""
+
+    @property
+    def graph_safe(self) -> bool:
+        """Whether a step can be captured as a CUDA graph. False if the loss draws random numbers on the host."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """Run the model on a batch and return its loss. Batches are a `Batch`, or a `CustomBatch` for a custom loss."""
+
+
+class Task(TrainingTask, Protocol):
+    """A task with labels or masked patches, as `vitrail train` runs it."""
 
     name: str
-    graph_safe: bool
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels of the data as what the network should give."""
-
-    # A batch is a Batch, or for a loss of the user's own whatever their source gives
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Runs the network itself."""
+        """Convert the labels of the data to the targets of the loss."""
 
     def validation(self) -> Validation:
-        """A fresh one."""
+        """A new, empty accumulator of validation metrics."""
 
 
 class PredictionTask(Task, Protocol):
@@ -142,16 +147,16 @@ class PredictionTask(Task, Protocol):
         """The scores in words and tables; `baseline`: what else scores how much on these images."""
 
 
-class Sums:
+class LossSums:
     """Loss and what was right over all validation images: the logits of a million images would not fit in memory."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)
 
-    def add(self, found: Loss, images: Tensor) -> None:
-        self.sums += torch.stack([found.total, found.correct, images]).double().cpu()
+    def update(self, loss: Loss, images: Tensor) -> None:
+        self.sums += torch.stack([loss.total, loss.correct, images]).double().cpu()
 
-    def over(self, ranks: Ranks) -> tuple[float, float, float]:
+    def compute(self, ranks: Ranks) -> tuple[float, float, float]:
         """Loss, correct and images of all processes, which call this together."""
         loss, correct, images = torch.stack(ranks.all_gather(self.sums)).sum(0).tolist()
         return loss, correct, images

@@ -18,7 +18,7 @@ from vitrail.data.randomness import draw_seed
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupts
-from vitrail.tasks.own_loss import OwnBatch
+from vitrail.tasks.custom_loss import CustomBatch
 from vitrail.tasks.task import Batch
 
 END = object()
@@ -51,9 +51,9 @@ class SourceBatches:
     interrupts: Interrupts
     sharded: bool  # the network, among processes that must call it equally often
 
-    def __call__(self, start: int, skipped: int) -> Iterator[OwnBatch]:
+    def __call__(self, start: int, skipped: int) -> Iterator[CustomBatch]:
         steps = self.train.steps or 0
-        stream = drawn_from(self.source, start + skipped, self.train.seed, self.ranks.rank)
+        stream = batches_from(self.source, start + skipped, self.train.seed, self.ranks.rank)
         for step in range(start, steps):
             try:
                 content = next(stream, END)
@@ -63,7 +63,7 @@ class SourceBatches:
                 raise
             if content is END:
                 raise UserError(f"the batches ended before step {step + 1} of {steps}: give enough for all steps")
-            batch = OwnBatch.of(content, self.device)
+            batch = CustomBatch.of(content, self.device)
             self._check_micro_batches(batch)
             yield batch
 
@@ -73,7 +73,7 @@ class SourceBatches:
     def waiting_advice(self, start: int) -> None:
         return None
 
-    def _check_micro_batches(self, batch: OwnBatch) -> None:
+    def _check_micro_batches(self, batch: CustomBatch) -> None:
         if self.sharded and self.train.micro_batch_size:
             parts = -(-len(batch) // self.train.micro_batch_size)
             most, least = self.ranks.all_reduce_max(parts, -parts)
@@ -99,7 +99,7 @@ def repeatable_source(source: Any) -> Any:
     return OneShot(source) if isinstance(source, Iterator) else source
 
 
-def drawn_from(source: Any, place: int, seed: int, rank: int = 0) -> Iterator[Any]:
+def batches_from(source: Any, place: int, seed: int, rank: int = 0) -> Iterator[Any]:
     """The batches of a source from number `place` on. A function is asked for them. Anything else is iterated, again
     and again, and those of an epoch before `place` are thrown away; before each batch the random generators of this
     process, and those of the source, are set to its number, so that it does not matter what was drawn before."""
@@ -111,7 +111,7 @@ def drawn_from(source: Any, place: int, seed: int, rank: int = 0) -> Iterator[An
             if batch is END:
                 return
             yield batch
-    length = length_of(source)
+    length = batches_per_epoch(source)
     epoch, before = divmod(place, length) if length else (0, place)
     while True:
         _begin_epoch(source, epoch, draw_seed(seed, epoch, 0))  # in all processes the same order
@@ -155,7 +155,7 @@ def _set_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def length_of(source: Any) -> int | None:
+def batches_per_epoch(source: Any) -> int | None:
     """Batches in one pass over it; none: not known."""
     if isinstance(getattr(source, "dataset", None), IterableDataset):
         return None  # what a DataLoader says of one is a guess

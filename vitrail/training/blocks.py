@@ -16,7 +16,7 @@ BLOCK = re.compile(r"blocks\.(\d+)\.")
 STACKED = {"qkv": 3, "kv": 2}  # matrices in one layer, by its name
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of all Transformers in a module; none in other networks."""
     return [block for _, _, blocks in _transformers(model) for block in blocks.children()]
 

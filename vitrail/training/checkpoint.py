@@ -26,7 +26,7 @@ from torch import Tensor
 from vitrail.atomic import atomic_write
 from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.errors import UserError, error_reason
-from vitrail.training.parallel import local_shard, rows_of
+from vitrail.training.parallel import local_shard, shard_rows
 from vitrail.training.state import Rows, TrainState
 
 NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
@@ -50,7 +50,7 @@ class _Facts(BaseModel):
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """One checkpoint on disk, known to be whole."""
 
     parts: list[Path]
@@ -80,7 +80,7 @@ class Saved:
             return file.get_tensor(name)[:0]
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoint files of one run."""
 
     def __init__(self, folder: Path, keep: int, ranks: Ranks = SINGLE_PROCESS, every: int = 1):
@@ -111,7 +111,7 @@ class Checkpoints:
     def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
         """Write a checkpoint, then remove the oldest beyond those to keep. All processes call this together."""
         tensors = state.tensors()
-        divided = {name: rows for name, tensor in tensors.items() if (rows := rows_of(tensor)) is not None}
+        divided = {name: rows for name, tensor in tensors.items() if (rows := shard_rows(tensor)) is not None}
         count = self.ranks.world_size if divided else 1
         failure = ""
         path = self.folder / f"step_{state.step:09d}.safetensors"
@@ -123,9 +123,9 @@ class Checkpoints:
             arrays = {key: value for key, value in told.items() if isinstance(value, np.ndarray)}
             own |= {f"{ABOUT}{key}": torch.from_numpy(value) for key, value in arrays.items()}
             facts = {key: value for key, value in told.items() if key not in arrays}
-            facts |= {"step": state.step, "passed": state.passed}
-            facts |= {"rollbacks": state.rollbacks, "evaluated": state.evaluated}
-            facts |= {"unfit": int(state.unfit), "rows": divided}
+            facts |= {"step": state.step, "passed": state.skipped_batches}
+            facts |= {"rollbacks": state.rollbacks, "evaluated": state.validated_step}
+            facts |= {"unfit": int(state.nonfinite_steps), "rows": divided}
             if count > 1:
                 facts["save"] = self.ranks.broadcast(lambda: secrets.token_hex(8))
             failure = self._write(path, own, facts)
@@ -171,18 +171,18 @@ class Checkpoints:
             return f"{path}: {error}"
         return ""
 
-    def latest(self) -> tuple[Saved, list[str]] | None:
+    def latest(self) -> tuple[Checkpoint, list[str]] | None:
         """The newest checkpoint that is whole, and a sentence for each damaged one passed over."""
         return self._first_whole(list(reversed(self.steps())))
 
-    def latest_good(self, until: int, given_up: Collection[int]) -> tuple[Saved, list[str]] | None:
+    def latest_good(self, until: int, given_up: Collection[int]) -> tuple[Checkpoint, list[str]] | None:
         """The same to go back to: no later than a step, after a finite gradient, and not given up; where there is none,
         the oldest."""
         steps = self.steps()
         good = [one for one in steps if one[0] <= until and one[0] not in given_up and _is_good(one[1])]
         return self._first_whole([*reversed(good), *(one for one in steps if one not in good)])
 
-    def _first_whole(self, steps: Sequence[tuple[int, list[Path]]]) -> tuple[Saved, list[str]] | None:
+    def _first_whole(self, steps: Sequence[tuple[int, list[Path]]]) -> tuple[Checkpoint, list[str]] | None:
         damaged: list[str] = []
         for _, parts in steps:
             found = [sentence for part in parts if (sentence := _damage(part))]
@@ -256,7 +256,7 @@ class _Lazy(Mapping[str, Tensor]):
         return len(self.names)
 
 
-def _open(parts: list[Path]) -> Saved | None:
+def _open(parts: list[Path]) -> Checkpoint | None:
     """None if the parts do not belong together, as where a process was killed between two of them."""
     every, where = [], dict[str, list[int]]()
     for number, path in enumerate(parts):
@@ -270,7 +270,7 @@ def _open(parts: list[Path]) -> Saved | None:
             every.append(facts)
     if len({facts.get("save") for facts in every}) > 1:
         return None
-    return Saved(parts, every[0], [facts["rows"] for facts in every], where)
+    return Checkpoint(parts, every[0], [facts["rows"] for facts in every], where)
 
 
 def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:

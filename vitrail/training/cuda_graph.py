@@ -32,14 +32,14 @@ class GraphedStep:
         self.possible = True
         self.stream: torch.cuda.Stream | None = None
         self.recorded: _Recorded | None = None
-        self.loads, self.plain = 0, 0
+        self.load_count, self.plain = 0, 0
 
     def learning_rate(self, step: int) -> float:
         return self.step.learning_rate(step)
 
     def __call__(self, state: TrainState, batch: Batch) -> StepResult:
-        if state.loads != self.loads:
-            self.recorded, self.plain, self.loads = None, 0, state.loads
+        if state.load_count != self.load_count:
+            self.recorded, self.plain, self.load_count = None, 0, state.load_count
         if self.stream is None:
             self.stream = torch.cuda.Stream(batch.pixels.device)
             rates_on_device(state.optimizer, batch.pixels.device)

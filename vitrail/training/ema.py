@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.training.parallel import local_shard
 
 
-class Average:
+class EMA:
     """Weights that trail the trained ones, in float32 (float64, where those are); where a process holds rows of these,
     it holds the same rows of the average.
 

@@ -15,8 +15,8 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.models.flops import cost, parameters
-from vitrail.tasks.task import Batch, Objective
-from vitrail.training.parallel import choose_parallel, held_bytes
+from vitrail.tasks.task import Batch, LossFunction
+from vitrail.training.parallel import choose_parallel, train_state_bytes
 
 SHARE = 0.7  # of the memory that is left: the estimate is for bfloat16 on a GPU, and images need room too
 FLOAT32 = 2.0  # times what activations take in bfloat16
@@ -57,12 +57,12 @@ def check_memory(
 
 
 def choose_micro_batch(
-    module: nn.Module, loss: Objective, example: Batch, config: RunConfig, model: NetworkConfig, ranks: Ranks
+    module: nn.Module, loss: LossFunction, example: Batch, config: RunConfig, model: NetworkConfig, ranks: Ranks
 ) -> int:
     """The most images at a time, up to those of the batch `example`, that this process has memory for; `model` is the
     network inside of `module`."""
     device, train = example.weights.device, config.train
-    held, sharded = held_bytes(parameters(model), train), choose_parallel(module, train, ranks, device) == "fsdp"
+    held, sharded = train_state_bytes(parameters(model), train), choose_parallel(module, train, ranks, device) == "fsdp"
     if device.type == "cuda" and not sharded:
         return _divisor(len(example), _tried(module, loss, example, config))
     if device.type == "cuda":  # the network is not sharded yet, and as it is it may not even fit
@@ -81,7 +81,7 @@ def _divisor(images: int, most: int) -> int:
     return best if 2 * best > most else most
 
 
-def _tried(module: nn.Module, loss: Objective, example: Batch, config: RunConfig) -> int:
+def _tried(module: nn.Module, loss: LossFunction, example: Batch, config: RunConfig) -> int:
     """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
     for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
     device = example.weights.device
@@ -94,7 +94,7 @@ def _tried(module: nn.Module, loss: Objective, example: Batch, config: RunConfig
     module.train()
     while True:
         try:
-            _try(module, loss, example.part(0, size), cast, kept)
+            _try(module, loss, example.micro_batch(0, size), cast, kept)
             return size
         except torch.cuda.OutOfMemoryError:
             if size == 1:
@@ -111,7 +111,7 @@ def _tried(module: nn.Module, loss: Objective, example: Batch, config: RunConfig
 
 def _try(
     module: nn.Module,
-    loss: Objective,
+    loss: LossFunction,
     batch: Batch,
     cast: Callable[[], AbstractContextManager[object]],
     kept: int,

@@ -12,7 +12,7 @@ from torch.optim.sgd import sgd
 
 from vitrail.config import OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.training.blocks import blocks_of, hidden_matrices, param_depths
+from vitrail.training.blocks import hidden_matrices, param_depths, transformer_blocks
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import local_shard
 
@@ -85,7 +85,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             "optimizer.weight_decay_scale=schedule is for adamw and muon: use --set optimizer.weight_decay_scale=lr"
         )
     depths = param_depths(model)
-    last = len(blocks_of(model)) + 1
+    last = len(transformer_blocks(model)) + 1
     if config.layer_decay != 1 and not depths:
         raise UserError("this network has no Transformer blocks to slow down: use --set optimizer.layer_decay=1")
     matrices = hidden_matrices(model) if config.name == "muon" else {}
@@ -116,7 +116,7 @@ def freeze(model: nn.Module, what: int | str) -> None:
     if what == "backbone":
         frozen = [p for name, p in model.named_parameters() if "head" not in name.split(".")]
     else:
-        depths, count = param_depths(model), len(blocks_of(model))
+        depths, count = param_depths(model), len(transformer_blocks(model))
         if not isinstance(what, int) or not 0 <= what <= count:
             blocks = f" or a number of blocks from 0 to {count}" if count else ", since a ResNet has no blocks"
             raise UserError(f"optimizer.freeze is 'backbone'{blocks}; not {what}")

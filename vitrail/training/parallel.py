@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.config import PrecisionConfig, TrainConfig
 from vitrail.distributed import Ranks
-from vitrail.training.blocks import blocks_of
+from vitrail.training.blocks import transformer_blocks
 
 FSDP_SHARE = 0.4  # of a GPU's memory: where weights and optimizer take more, they are divided among the processes
 
@@ -29,10 +29,10 @@ def choose_parallel(
     if device.type != "cuda":
         return "ddp"
     room = FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory
-    return "fsdp" if held_bytes(sum(p.numel() for p in model.parameters()), train) > room else "ddp"
+    return "fsdp" if train_state_bytes(sum(p.numel() for p in model.parameters()), train) > room else "ddp"
 
 
-def held_bytes(parameters: int, train: TrainConfig) -> int:
+def train_state_bytes(parameters: int, train: TrainConfig) -> int:
     """Of float32 weights, gradients, two moments and the average, where there is one."""
     return 4 * parameters * (5 if train.ema else 4)
 
@@ -60,7 +60,7 @@ def distribute(
     # Weights travel in float32 and are rounded where they are used, as on one GPU: the same numbers come out.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if precision.reduce == "bf16" else torch.float32)
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in blocks_of(net):
+    for block in transformer_blocks(net):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
     return net
@@ -71,7 +71,7 @@ def compile_blocks(net: nn.Module) -> None:
     # The first, the last and those between differ, in training and not, in whole batches and not.
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 32)
-    for block in blocks_of(net):
+    for block in transformer_blocks(net):
         block.compile()
 
 
@@ -98,7 +98,7 @@ def reshard(net: nn.Module) -> None:
             module.reshard()  # type: ignore[operator]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that may be divided among the processes, in one piece; all of them must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -108,7 +108,7 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def rows_of(tensor: Tensor) -> tuple[int, int] | None:
+def shard_rows(tensor: Tensor) -> tuple[int, int] | None:
     """First and last row that this process holds of a divided tensor; none if it holds all of it."""
     if not hasattr(tensor, "to_local"):
         return None

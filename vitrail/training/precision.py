@@ -76,12 +76,12 @@ def bf16_works_on_cpu() -> bool:
     return code == 0
 
 
-def can_compile() -> bool:
+def has_triton() -> bool:
     """Whether torch.compile finds the compiler it needs for a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
-def set_types(net: nn.Module, config: PrecisionConfig) -> None:
+def set_dtypes(net: nn.Module, config: PrecisionConfig) -> None:
     """The formats of a network's weights, and of the stream that its blocks add to."""
     if config.parameters != "fp32":
         net.to(TYPES[config.parameters])
@@ -89,6 +89,6 @@ def set_types(net: nn.Module, config: PrecisionConfig) -> None:
         net.set_residual_dtype(TYPES[config.residual])  # type: ignore[operator]
 
 
-def measured_in_float32(config: PrecisionConfig) -> bool:
+def validates_in_float32(config: PrecisionConfig) -> bool:
     """Whether a network can be measured in float32 while it is trained: its own weights and stream have to be."""
     return config.parameters == config.residual == "fp32"

@@ -23,7 +23,7 @@ from vitrail.errors import UserError, os_errors_as
 from vitrail.models.estimate import peak_of
 from vitrail.terminal import escape
 from vitrail.training.run_context import RunContext
-from vitrail.training.tensorboard import Events
+from vitrail.training.tensorboard import TensorBoardWriter
 
 PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
 WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
@@ -85,7 +85,7 @@ def _is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < 10**12
 
 
-def few_points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+def downsample_curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     """The curves of a run for the card of its weights: of each at most POINTS points, means over equal stretches."""
     found: list[dict[str, float]] = []
     for keys in CURVES:
@@ -120,7 +120,7 @@ class TrainingProgress:
         *,
         flops_per_image: float = 0.0,
         peak: float | None = None,
-        events: Events | None = None,
+        events: TensorBoardWriter | None = None,
     ):
         self.console, self.total, self.start = console, total, start
         self.flops_per_image, self.peak = flops_per_image, peak
@@ -249,7 +249,7 @@ def open_progress(
 ) -> TrainingProgress:
     """The progress of a run from step `start` on, with the files that the first process writes."""
     metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.is_first else None
-    events = Events(run.folder / "tensorboard", start) if run.ranks.is_first and train.tensorboard else None
+    events = TensorBoardWriter(run.folder / "tensorboard", start) if run.ranks.is_first and train.tensorboard else None
     peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return TrainingProgress(
         run.console,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.models.legacy_names import new_name
-from vitrail.training.ema import Average
-from vitrail.training.parallel import local_shard, rows_of, whole
+from vitrail.training.ema import EMA
+from vitrail.training.parallel import full_tensor, local_shard, shard_rows
 
 Rows = tuple[int, int]  # first, and one after the last
 ReadTensor = Callable[[str, Rows | None], Tensor]  # a saved tensor by name, or some of its rows
@@ -23,27 +23,27 @@ ReadTensor = Callable[[str, Rows | None], Tensor]  # a saved tensor by name, or 
 class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    average: Average | None = None
+    ema: EMA | None = None
     step: int = 0
-    passed: int = 0  # batches that were passed over after going back: step s takes batch s + passed
+    skipped_batches: int = 0  # by rollbacks: step s trains on batch s + skipped_batches
     rollbacks: int = 0  # how often it went back
-    unfit: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # steps skipped, in a row
+    nonfinite_steps: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))  # in a row
     network: nn.Module | None = None  # the model compiled or distributed, where it is
-    saved: int | None = None  # the step of the last good checkpoint of this launch, or of that it went back to
-    evaluated: int = 0  # the last step that was measured on held-out images
-    loads: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
+    last_good_step: int | None = None  # of the last checkpoint that can be rolled back to
+    validated_step: int = 0  # the last step that was measured on held-out images
+    load_count: int = 0  # how often a checkpoint was taken over, which makes the tensors of the optimizer anew
 
     @property
-    def called(self) -> nn.Module:
+    def forward_model(self) -> nn.Module:
         return self.network if self.network is not None else self.model
 
     def __post_init__(self) -> None:
-        self.unfit = self.unfit.to(local_shard(next(self.model.parameters())).device)
+        self.nonfinite_steps = self.nonfinite_steps.to(local_shard(next(self.model.parameters())).device)
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        if self.average is not None:
-            found |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
+        if self.ema is not None:
+            found |= {f"average/{name}": tensor for name, tensor in self.ema.tensors.items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
@@ -53,12 +53,12 @@ class TrainState:
     def final_weights(self, ranks: Ranks) -> dict[str, Tensor]:
         """Every tensor of the model, averaged where there is an average, whole and on the CPU, for the first process.
         All processes call this together."""
-        found, average = {}, self.average.tensors if self.average is not None else {}
+        found, average = {}, self.ema.tensors if self.ema is not None else {}
         first: dict[int, str] = {}  # a parameter that several layers share has one average
         parameters = self.model.named_parameters(remove_duplicate=False)
         names = {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
         for name, tensor in self.model.state_dict().items():
-            one = whole(average.get(names.get(name, name), tensor))  # as it is kept: the model may have fewer digits
+            one = full_tensor(average.get(names.get(name, name), tensor))
             if ranks.is_first:
                 found[name] = one.to("cpu", copy=True, memory_format=torch.contiguous_format)
         return found
@@ -73,7 +73,7 @@ class TrainState:
         if odd:
             raise UserError(f"the checkpoint is of another network: '{odd[0]}' is only in one of them")
         for name, tensor in own.items():
-            ours, saved = local_shard(tensor), read(stored[name], rows_of(tensor))
+            ours, saved = local_shard(tensor), read(stored[name], shard_rows(tensor))
             if (ours.shape, ours.dtype) != (saved.shape, saved.dtype):
                 kinds = f"{_kind(saved)} in it and {_kind(ours)} here"
                 raise UserError(f"the checkpoint is of another network: '{name}' is {kinds}")
@@ -87,14 +87,14 @@ class TrainState:
             if parameter is None or value is None or value.shape not in ((), parameter.shape):
                 raise UserError(f"the checkpoint is of another network: '{name}' is of none of its parameters")
             self.optimizer.state[parameter][key] = value
-        self.step, self.passed, self.rollbacks = facts["step"], facts["passed"], facts["rollbacks"]
-        self.evaluated = facts["evaluated"]
-        self.unfit.fill_(facts["unfit"])
-        self.loads += 1
+        self.step, self.skipped_batches, self.rollbacks = facts["step"], facts["passed"], facts["rollbacks"]
+        self.validated_step = facts["evaluated"]
+        self.nonfinite_steps.fill_(facts["unfit"])
+        self.load_count += 1
 
     def _moment(self, parameter: Tensor, name: str, read: ReadTensor) -> Tensor:
         """What an optimizer keeps of a parameter, divided as the parameter is."""
-        device, rows = local_shard(parameter).device, rows_of(parameter)
+        device, rows = local_shard(parameter).device, shard_rows(parameter)
         value = read(name, None if rows is None or "/step/" in name else rows)
         if value.ndim == 0:
             return value.to(device if self.optimizer.defaults.get("fused") else torch.device("cpu"))

@@ -12,9 +12,9 @@ from vitrail.config import RunConfig
 from vitrail.data.randomness import step_seed
 from vitrail.distributed import SINGLE_PROCESS, Ranks
 from vitrail.inference.device import autocast
-from vitrail.tasks.task import Batch, Objective
+from vitrail.tasks.task import Batch, LossFunction
 from vitrail.training.optimizer import set_learning_rate, step_if_finite
-from vitrail.training.parallel import no_gradient_sync, whole
+from vitrail.training.parallel import full_tensor, no_gradient_sync
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import TrainState
 
@@ -33,7 +33,7 @@ class StepResult:
 class TrainStep:
     """Forward, backward, clipping and update, as the settings of a run say."""
 
-    def __init__(self, loss: Objective, config: RunConfig, device: torch.device, ranks: Ranks = SINGLE_PROCESS):
+    def __init__(self, loss: LossFunction, config: RunConfig, device: torch.device, ranks: Ranks = SINGLE_PROCESS):
         self.loss, self.config, self.ranks = loss, config, ranks
         self.autocast = autocast(config.precision.compute, device)
 
@@ -52,8 +52,8 @@ class TrainStep:
         set_learning_rate(state.optimizer, self.learning_rate(state.step))
         result = update()
         state.step += 1
-        if state.average is not None:
-            state.average.update(state.model, state.step)
+        if state.ema is not None:
+            state.ema.update(state.model, state.step)
         return result
 
     def on_device(self, state: TrainState, batch: Batch) -> StepResult:
@@ -64,22 +64,22 @@ class TrainStep:
         # Gradients are averaged over processes, where a sum is wanted.
         loss, correct = self._gradients(state, batch, self.ranks.world_size / total_weight.clamp(min=1e-9))
         grads = [p.grad for p in state.model.parameters() if p.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm(grads))
+        norm = full_tensor(torch.nn.utils.get_total_norm(grads))
         finite = torch.isfinite(norm)
         if self.config.optimizer.clip_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), self.config.optimizer.clip_grad_norm, norm)
         step_if_finite(state.optimizer, finite)
         state.optimizer.zero_grad(set_to_none=True)
-        state.unfit.copy_(torch.where(finite, 0, state.unfit + 1))
+        state.nonfinite_steps.copy_(torch.where(finite, 0, state.nonfinite_steps + 1))
         return StepResult(loss, correct, weight, norm, finite)
 
     def _gradients(self, state: TrainState, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Add up gradients over the micro-batches; returns the sums of losses and of correct predictions."""
-        network = state.called
+        network = state.forward_model
         losses, corrects = [], []
         size = self.config.train.micro_batch_size or len(batch)
         for first in range(0, len(batch), size):
-            part = batch if size >= len(batch) else batch.part(first, first + size)
+            part = batch if size >= len(batch) else batch.micro_batch(first, first + size)
             with no_gradient_sync(network, enabled=first + size < len(batch)):
                 with self.autocast():
                     loss = self.loss(network, part)
@@ -92,6 +92,8 @@ class TrainStep:
         """A backward pass that changes nothing. DDP orders gradients anew after its first one, which changes the last
         bits of sums over three processes and more: with this before it, the first step is like every other."""
         with self.autocast():
-            loss = self.loss(state.called, batch.part(0, self.config.train.micro_batch_size or len(batch)))
+            loss = self.loss(
+                state.forward_model, batch.micro_batch(0, self.config.train.micro_batch_size or len(batch))
+            )
         loss.total.backward()
         state.optimizer.zero_grad(set_to_none=True)

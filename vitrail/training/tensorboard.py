@@ -38,7 +38,7 @@ def require_tensorboard() -> None:
         raise UserError("TensorBoard files need the package tensorboard: pip install 'vitrail[tensorboard]'") from None
 
 
-class Events:
+class TensorBoardWriter:
     """The event files in a folder. What earlier launches wrote there for steps after `start` is shown no more.
 
     Torch's writer has a thread of its own, whose errors come late or as a traceback beside the run. The few rows of a

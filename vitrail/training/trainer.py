@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from vitrail.config import RunConfig
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
-from vitrail.inference.device import choose_device, repeatable
+from vitrail.inference.device import choose_device, deterministic
 from vitrail.interrupt import Interrupted
-from vitrail.tasks.task import Loss
+from vitrail.tasks.task import TrainingTask
 from vitrail.training.batches import BatchStream
-from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.checkpoint import Checkpoint, CheckpointManager
 from vitrail.training.cuda_graph import GraphedStep
-from vitrail.training.ema import Average
+from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
 from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, local_shard, reshard
 from vitrail.training.progress import TrainingProgress, open_progress
@@ -42,24 +42,16 @@ Validate = Callable[
 ]  # the model, and whether this is the last validation -> numbers
 
 
-class Task(Protocol):
-    """What the trainer asks of a task."""
-
-    @property
-    def graph_safe(self) -> bool: ...  # whether a step can be recorded as a CUDA graph
-    def loss(self, model: nn.Module, batch: Any) -> Loss: ...
-
-
 def fit(
     model: nn.Module,
-    task: Task,
+    task: TrainingTask,
     batches: BatchStream,
     config: RunConfig,
     run: RunContext,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointManager,
     *,
     validate: Validate | None = None,
-    saved: Saved | None = None,
+    saved: Checkpoint | None = None,
     flops_per_image: float = 0.0,
 ) -> tuple[dict[str, Tensor], float]:
     """Train `model` to the last step of `config`.
@@ -92,7 +84,7 @@ def fit(
     """
     device = choose_device(config.train.device)
     with run.interrupts.interruptible(run.ranks):
-        state = prepare(model, config, device, run.ranks)
+        state = build_train_state(model, config, device, run.ranks)
     started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
     def facts() -> dict[str, Any]:
@@ -105,7 +97,7 @@ def fit(
     step = TrainStep(task.loss, config, device, run.ranks)
     with (
         open_progress(config.train, run, device, state.step, flops_per_image) as progress,
-        repeatable(device, config.train.deterministic),
+        deterministic(device, config.train.deterministic),
     ):
         if advice := batches.waiting_advice(state.step):
             progress.advise(*advice)
@@ -123,7 +115,7 @@ def fit(
     return state.final_weights(run.ranks), time.monotonic() - started
 
 
-def prepare(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
+def build_train_state(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
     """The model with its optimizer and average, distributed and compiled as the settings say."""
     train, parallel = config.train, choose_parallel(model, config.train, ranks, device)
     # FSDP is applied block by block. A network small enough for CUDA graphs gains 5 % when it is compiled as a whole,
@@ -135,7 +127,7 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ra
     if train.compile != "off" and not by_blocks:
         network = torch.compile(network)  # type: ignore[assignment]
     optimizer = build_optimizer(model, config.optimizer)
-    average = Average(model, train.ema, train.ema_warmup) if train.ema else None
+    average = EMA(model, train.ema, train.ema_warmup) if train.ema else None
     return TrainState(model, optimizer, average, network=network)
 
 
@@ -154,7 +146,7 @@ class Trainer:
     config: RunConfig
     run: RunContext
     progress: TrainingProgress
-    checkpoints: Checkpoints
+    checkpoints: CheckpointManager
     facts: Callable[[], dict[str, Any]]  # what to store in a checkpoint
     validate: Validate | None = None
 
@@ -177,18 +169,18 @@ class Trainer:
             except _Diverged:
                 if self.state.rollbacks >= self.config.train.max_rollbacks:
                     raise self._diverged() from None
-            if returned_to is not None and self.state.saved == returned_to:
+            if returned_to is not None and self.state.last_good_step == returned_to:
                 given_up.add(returned_to)
             else:
                 given_up.clear()
             self._roll_back(given_up)
-            returned_to = self.state.saved
+            returned_to = self.state.last_good_step
 
     def _train(self) -> None:
         state = self.state
         self.throughput = Throughput(self.run.ranks)
         state.model.train()
-        if state.step and state.evaluated < state.step and self._validation_due():
+        if state.step and state.validated_step < state.step and self._validation_due():
             self._validate()  # a signal came before it
         # What is on the disk is all there is until the first step is taken, which may start workers and compile long.
         with ExitStack() as beginning:
@@ -201,7 +193,7 @@ class Trainer:
         saved_at, save_seconds = time.monotonic(), 0.0  # of the last checkpoint
         # Across machines an exchange between all processes takes a while, and a step need not wait for it.
         agree_every = 1 if ranks.world_size == ranks.local_world_size else train.log_every
-        for batch in self.throughput.waiting(self.batches(state.step, state.passed)):
+        for batch in self.throughput.waiting(self.batches(state.step, state.skipped_batches)):
             self.throughput.add(self.step(state, batch), len(batch))
             begun()
             step, last = state.step, state.step == self.steps
@@ -209,7 +201,7 @@ class Trainer:
             if step % train.log_every == 0 or last:
                 self._log()
             if (step % train.log_every == 0 or step % train.max_nonfinite_steps == 0) and int(
-                state.unfit
+                state.nonfinite_steps
             ) >= train.max_nonfinite_steps:
                 raise _Diverged
             due = 0
@@ -248,7 +240,7 @@ class Trainer:
         """Measure the averaged weights where there is an average, else the current ones. On a signal: save."""
         assert self.validate is not None
         state = self.state
-        averaged = state.average.applied(state.model) if state.average is not None else nullcontext()
+        averaged = state.ema.applied(state.model) if state.ema is not None else nullcontext()
         try:
             with self.throughput.paused(), averaged:
                 state.model.eval()
@@ -262,7 +254,7 @@ class Trainer:
             raise
         if not math.isfinite(row.get("val_loss", 0.0)):
             raise _Diverged
-        state.evaluated = state.step
+        state.validated_step = state.step
         self.progress.log({"step": state.step, **row})
 
     def _save(self) -> None:
@@ -271,22 +263,22 @@ class Trainer:
         if any(self.run.ranks.all_reduce_max(int(not torch.stack(finite).all()))):
             raise _Diverged
         self.checkpoints.save(self.state, self.facts())
-        if not int(self.state.unfit):
-            self.state.saved = self.state.step
+        if not int(self.state.nonfinite_steps):
+            self.state.last_good_step = self.state.step
 
     def _roll_back(self, given_up: set[int]) -> None:
         """Return to the last good checkpoint, and pass over the batches on the way to the trouble: with them, it would
         only come again."""
         state = self.state
-        at, position, rollbacks = state.step, state.step + state.passed, state.rollbacks + 1
+        at, position, rollbacks = state.step, state.step + state.skipped_batches, state.rollbacks + 1
         found = self.run.ranks.broadcast(lambda: self.checkpoints.latest_good(at, given_up))
         if found is None:  # a run saves before its first step
             folder = self.checkpoints.folder
             raise UserError(f"{folder} holds no checkpoint any more, and the run has to go back to one")
         found[0].load_into(state)
-        state.saved = state.step
-        state.passed, state.rollbacks = position - state.step, rollbacks
-        state.unfit.zero_()
+        state.last_good_step = state.step
+        state.skipped_batches, state.rollbacks = position - state.step, rollbacks
+        state.nonfinite_steps.zero_()
         self.progress.rewind(state.step)
         event = (
             f"at step {at} the numbers were not finite any more: back to step {state.step}, with other images "

@@ -27,10 +27,10 @@ from vitrail.data.to_device import on_device
 from vitrail.data.transforms import normalise
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
-from vitrail.inference.device import autocast, repeatable
+from vitrail.inference.device import autocast, deterministic
 from vitrail.tasks.task import Batch, Task
 from vitrail.terminal import escape
-from vitrail.training.precision import measured_in_float32
+from vitrail.training.precision import validates_in_float32
 from vitrail.training.run_context import RunContext
 from vitrail.training.trainer import Validate
 from vitrail.workflows.resolve import Plan
@@ -150,10 +150,10 @@ def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
 
     @contextmanager
     def precision(last: bool) -> Iterator[None]:
-        if last and measured_in_float32(plan.config.precision):
+        if last and validates_in_float32(plan.config.precision):
             compiled = plan.config.train.compile != "off"
             eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-            with repeatable(plan.device), eager:
+            with deterministic(plan.device), eager:
                 yield
         else:
             with cast():
@@ -166,8 +166,8 @@ def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
             pixels = normalise(batch.pixels.to(plan.device, non_blocking=True), plan.preprocess)
             targets, weights = task.targets(batch.labels.to(plan.device)), batch.weights.to(plan.device)
             with precision(last):
-                validation.add(model, Batch(pixels, targets, weights, batch.epoch, batch.sample))
+                validation.update(model, Batch(pixels, targets, weights, batch.epoch, batch.sample))
             run.interrupts.check(ranks)
-        return validation.result(ranks)
+        return validation.compute(ranks)
 
     return evaluate

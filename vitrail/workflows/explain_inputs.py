@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.data.sources.images import find_images
 from vitrail.data.transforms import normalise
 from vitrail.errors import UserError, error_reason
-from vitrail.inference.classifier import NOT_FINITE, Classifier
+from vitrail.inference.classifier import NONFINITE_OUTPUT, Classifier
 from vitrail.inference.device import device_of
 from vitrail.inference.runner import read_pixels
 from vitrail.interpret.attention import attention_maps, require_vit
@@ -107,7 +107,7 @@ def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
     """(N, classes)"""
     rows = torch.cat([classifier.net(part).float().cpu() for part in batches(classifier, pixels)])
     if not rows.isfinite().all():
-        raise UserError(NOT_FINITE)
+        raise UserError(NONFINITE_OUTPUT)
     return rows.numpy()
 
 

@@ -49,7 +49,7 @@ def _panels(
     order = logits[0].argsort(descending=True, stable=True).tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
     rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.chances(logits)[0, order[0]]))}"
+    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.probabilities(logits)[0, order[0]]))}"
     panels = [MapPanel(f"input\n{answer}", None), whole]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""

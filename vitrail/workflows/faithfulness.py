@@ -79,7 +79,7 @@ def _curves(
                     batch,
                     one[rows],
                     classes[rows].tolist(),
-                    chances=classifier.chances,
+                    chances=classifier.probabilities,
                     between=lambda n: bar.advance(task, n),
                 )
             )

@@ -20,8 +20,8 @@ from vitrail.report.page import ReportFacts, write_report
 from vitrail.report.provenance import provenance
 from vitrail.tasks.table import prediction_task, task_name
 from vitrail.terminal import escape
-from vitrail.training.precision import measured_in_float32
-from vitrail.training.progress import few_points, read_metrics
+from vitrail.training.precision import validates_in_float32
+from vitrail.training.progress import downsample_curves, read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
 from vitrail.workflows.measure import Measurement, measure, show_scores
@@ -56,7 +56,7 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
     with interrupts.interruptible():  # all that training made has been saved
         found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, task=task)
     show_scores(console, found)
-    if name == "val" and plan.steps and not measured_in_float32(plan.config.precision):
+    if name == "val" and plan.steps and not validates_in_float32(plan.config.precision):
         console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
     baseline = about["baseline"]
     # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
@@ -150,7 +150,7 @@ def _card(
             "trained_before": about["trained_before"],
         },
         metrics={"measured_on": sentence, **metrics},
-        curves=few_points(history),
+        curves=downsample_curves(history),
         source=about["source"],
         licence=about["licence"],
         created_with=created_with(),

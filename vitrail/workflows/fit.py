@@ -23,12 +23,12 @@ from vitrail.errors import UserError, user_path
 from vitrail.inference.device import autocast, choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import new_name
-from vitrail.tasks.own_loss import OwnLoss
+from vitrail.tasks.custom_loss import CustomLoss
 from vitrail.terminal import escape, make_console
 from vitrail.training.batches import SourceBatches, repeatable_source
-from vitrail.training.checkpoint import Checkpoints, Saved, digest
+from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
 from vitrail.training.parallel import choose_parallel
-from vitrail.training.precision import set_types
+from vitrail.training.precision import set_dtypes
 from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import LockId, RunContext
 from vitrail.training.trainer import Validate
@@ -118,7 +118,7 @@ def fit(
         def settings(before: RunConfig | None = None) -> RunConfig:
             return fit_config(model, batches, overrides, evaluate is not None, ranks.world_size, before)
 
-        def begin() -> tuple[LockId, RunConfig, Saved | None, bool]:
+        def begin() -> tuple[LockId, RunConfig, Checkpoint | None, bool]:
             if again and has_checkpoint(folder):
                 lock = held.enter_context(claimed(folder))
                 refuse_links(folder)
@@ -137,7 +137,7 @@ def fit(
         if finished:
             console.print(f"the run in [bold]{escape(str(folder))}[/] is finished")
         else:
-            _train(model, OwnLoss(task), batches, evaluate, config, run, saved)
+            _train(model, CustomLoss(task), batches, evaluate, config, run, saved)
         if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             _load_result(model, folder, ranks)
         path = folder / "model.safetensors"
@@ -149,10 +149,10 @@ def fit(
 
 def _resumed(
     folder: Path, settings: Callable[[RunConfig], RunConfig], console: Console
-) -> tuple[RunConfig, Saved | None]:
+) -> tuple[RunConfig, Checkpoint | None]:
     """The settings of the run in the folder, if they are those that are asked for, and the checkpoint to resume from,
     if there is one: a finished run needs none."""
-    found = Checkpoints(folder / "checkpoints", 1).latest()
+    found = CheckpointManager(folder / "checkpoints", 1).latest()
     if found is None and not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it; choose another out")
     written = facts_of(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
@@ -176,16 +176,16 @@ def _resumed(
 
 def _train(
     model: nn.Module,
-    task: OwnLoss,
+    task: CustomLoss,
     source: Any,
     evaluate: Callable[[nn.Module], dict[str, float]] | None,
     config: RunConfig,
     run: RunContext,
-    saved: Saved | None,
+    saved: Checkpoint | None,
 ) -> None:
     device, ranks = choose_device(config.train.device), run.ranks
     model.to(device)
-    set_types(model, config.precision)
+    set_dtypes(model, config.precision)
     ranks.broadcast_tensors([tensor.data for tensor in model.state_dict().values()])
     sharded = choose_parallel(model, config.train, ranks, device) == "fsdp"
     batches = SourceBatches(repeatable_source(source), config.train, device, ranks, run.interrupts, sharded)

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from vitrail.config import RunConfig, check_no_unused, check_training, leaves, merge, validate
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device
-from vitrail.training.batches import length_of
-from vitrail.training.blocks import blocks_of
+from vitrail.training.batches import batches_per_epoch
+from vitrail.training.blocks import transformer_blocks
 from vitrail.training.optimizer import parameter_groups
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
@@ -42,7 +42,7 @@ def fit_config(
     chosen = {s: {key: getattr(getattr(before, s), key)} for s, key in CHOSEN.items()} if before is not None else {}
     config = validate(RunConfig, {"kind": "custom", **merge(chosen, given)}, "settings")
     train, device = config.train, choose_device(config.train.device)
-    if train.compile == "graphs" or (train.compile == "blocks" and not blocks_of(model)):
+    if train.compile == "graphs" or (train.compile == "blocks" and not transformer_blocks(model)):
         raise UserError(f"train.compile={train.compile} is not for a network of your own: use off or network")
     if train.compile == "network" and train.parallel == "fsdp":
         raise UserError("train.compile=network does not go with fsdp: use off")
@@ -79,7 +79,7 @@ def _steps(batches: Any, config: RunConfig) -> int:
         return train.steps
     if train.epochs is None:
         raise UserError("say how long to train: steps=1000")
-    length = length_of(batches)
+    length = batches_per_epoch(batches)
     if length is None:
         raise UserError("train.epochs needs batches that have a length: set train.steps")
     return max(1, round(train.epochs * length))

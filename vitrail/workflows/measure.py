@@ -13,7 +13,7 @@ from vitrail.config import DataConfig, Preprocess
 from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.distributed import SINGLE_PROCESS, Ranks
-from vitrail.inference.device import repeatable
+from vitrail.inference.device import deterministic
 from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
@@ -49,7 +49,7 @@ class Measurement:
             mistakes=self.mistakes,
             uncertain=self.uncertain,
             suspects=self.suspects,
-            suspected=len(self.examples.likelier),
+            suspected=len(self.examples.suggested),
             **facts,
         )
 
@@ -82,7 +82,7 @@ def logits_of(
 ) -> Outputs:
     """What a network says of every image of a split, in float32."""
     net.eval()
-    with repeatable(device):
+    with deterministic(device):
         out = network_outputs(net, samples, spec, data, device, interrupts, ranks)
     return out if temperature == 1 else replace(out, values=out.values / temperature)
 

@@ -14,7 +14,7 @@ from vitrail.data.dataset import Samples
 from vitrail.data.decode import BadImage
 from vitrail.data.loader.memory import make_reader
 from vitrail.data.transforms import eval_transform, normalise
-from vitrail.inference.device import device_of, repeatable
+from vitrail.inference.device import deterministic, device_of
 from vitrail.inference.runner import Outputs
 from vitrail.interpret.votes import class_map
 from vitrail.models.vit import VisionTransformer
@@ -65,7 +65,7 @@ class Pictures:
         why = [one.why for one, _ in found]
         against = [one.rather for one, _ in found if one.rather is not None]
         device = device_of(net)
-        with repeatable(device):
+        with deterministic(device):
             maps = np.nan_to_num(class_map(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [

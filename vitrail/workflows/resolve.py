@@ -32,7 +32,7 @@ from vitrail.errors import UserError, did_you_mean, user_path
 from vitrail.inference.device import choose_device
 from vitrail.models.flops import macs
 from vitrail.models.variants import parse
-from vitrail.training.precision import can_compile, choose_precision
+from vitrail.training.precision import choose_precision, has_triton
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import (
@@ -188,7 +188,7 @@ class _Settings:
         """`flops` are those of a step."""
         if self.config.train.compile != "auto":
             return
-        how = "off" if device.type != "cuda" or not can_compile() else "graphs" if flops < SMALL_STEP else "network"
+        how = "off" if device.type != "cuda" or not has_triton() else "graphs" if flops < SMALL_STEP else "network"
         self.set("train.compile", how)
         if how != "off":
             why = "steps are too short to launch their kernels one by one" if how == "graphs" else "there is a GPU"

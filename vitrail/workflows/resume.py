@@ -34,7 +34,7 @@ from vitrail.inference.device import choose_device
 from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import old_name
 from vitrail.terminal import escape
-from vitrail.training.checkpoint import Checkpoints, Saved, digest
+from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
@@ -69,7 +69,7 @@ class _About(BaseModel):
     teacher: str = ""
 
 
-def facts_of(saved: Saved, folder: Path) -> dict[str, Any]:
+def facts_of(saved: Checkpoint, folder: Path) -> dict[str, Any]:
     """What a checkpoint says of its run, if it says so in the right kinds of values."""
     said = validate(_About, saved.facts, f"the last checkpoint of {folder}")
     return {**saved.facts, **said.model_dump(exclude_unset=True)}
@@ -135,7 +135,7 @@ def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is anything to go on from, or to lose."""
-    if Checkpoints(folder / "checkpoints", 1).steps() or is_finished(folder):
+    if CheckpointManager(folder / "checkpoints", 1).steps() or is_finished(folder):
         return True
     if any((folder / "checkpoints").glob("step_*")):
         raise UserError(f"no checkpoint in {folder / 'checkpoints'} has all its parts: start again with --overwrite")
@@ -181,14 +181,14 @@ def _count_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) ->
         settings["train"].pop("steps", None)
     train = validate(RunConfig, settings, "settings").train
     del given["train"]["epochs"]
-    images = Checkpoints(folder / "checkpoints", 1).facts().get("began_with")
+    images = CheckpointManager(folder / "checkpoints", 1).facts().get("began_with")
     if isinstance(images, int) and "steps" in stored.get("train", {}):  # an old run may not tell, and a probe has none
         given["train"]["steps"] = steps_of(train, images)
 
 
 def read_run(
     folder: Path, console: Console, interrupts: Interrupts, accept_changes: bool = False
-) -> tuple[Plan, Saved]:
+) -> tuple[Plan, Checkpoint]:
     """The plan of an unfinished run, and the checkpoint it goes on from."""
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it")
@@ -197,7 +197,7 @@ def read_run(
     written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
     if written.kind == "custom":
         raise UserError(f"{folder} holds a run of a network of your own: go on with vitrail.train(..., resume=True)")
-    found = Checkpoints(folder / "checkpoints", written.train.keep_checkpoints).latest()
+    found = CheckpointManager(folder / "checkpoints", written.train.keep_checkpoints).latest()
     if found is None:
         raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
     saved, damaged = found

@@ -17,7 +17,7 @@ from vitrail.atomic import atomic_write, fsync_folder
 from vitrail.data.formats import is_image_name
 from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.spreadsheet import csv_bytes
-from vitrail.training.checkpoint import NAME, Checkpoints
+from vitrail.training.checkpoint import NAME, CheckpointManager
 from vitrail.training.run_context import LockId
 from vitrail.training.tensorboard import MARK
 from vitrail.weights.names import local_path
@@ -245,7 +245,7 @@ def check_there(folder: Path, lock: LockId) -> None:
 def where_it_stopped(folder: Path, command: str) -> str:
     if (folder / NEW).exists():
         return " before anything was saved"
-    if not (folder / "config.toml").is_file() or not Checkpoints(folder / "checkpoints", 1).steps():
+    if not (folder / "config.toml").is_file() or not CheckpointManager(folder / "checkpoints", 1).steps():
         return f", and nothing is saved: {folder} was removed or emptied while the run was at work"
     kept = f" (the run before it is in {folder / OLD})" if (folder / OLD).is_dir() else ""
     return f" and saved; {command}{kept}"

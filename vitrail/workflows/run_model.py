@@ -21,7 +21,7 @@ from vitrail.tasks.distillation import Teacher, matching_teacher
 from vitrail.tasks.task import Task
 from vitrail.terminal import escape
 from vitrail.training.optimizer import freeze
-from vitrail.training.precision import set_types
+from vitrail.training.precision import set_dtypes
 from vitrail.weights.read import read_weights
 from vitrail.weights.resize import adapt
 from vitrail.workflows.resolve import Plan
@@ -70,7 +70,7 @@ def trained_module(plan: Plan, net: Network) -> nn.Module:
     config = plan.config
     module = _with_extras(plan, net)
     freeze(net, config.optimizer.freeze)
-    set_types(module, config.precision)
+    set_dtypes(module, config.precision)
     if config.train.gradient_checkpointing and hasattr(module, "set_grad_checkpointing"):
         module.set_grad_checkpointing(True)  # type: ignore[operator]
     return module.to(plan.device)

@@ -14,14 +14,15 @@ from vitrail.config import RunConfig, TrainConfig
 from vitrail.errors import UserError, os_errors_as
 from vitrail.interrupt import Interrupted
 from vitrail.report.plots import draw_curves
+from vitrail.tasks.task import TrainingTask
 from vitrail.terminal import escape
 from vitrail.training import trainer
 from vitrail.training.batches import BatchStream
-from vitrail.training.checkpoint import Checkpoints, Saved
+from vitrail.training.checkpoint import Checkpoint, CheckpointManager
 from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
-from vitrail.training.trainer import Task, Validate
+from vitrail.training.trainer import Validate
 from vitrail.workflows.run_folder import NEW, OLD, check_there, take_place, where_it_stopped
 
 
@@ -37,13 +38,13 @@ class TrainResult:
 
 def fit_in_folder(
     model: nn.Module,
-    task: Task,
+    task: TrainingTask,
     batches: BatchStream,
     config: RunConfig,
     run: RunContext,
     *,
     validate: Validate | None,
-    saved: Saved | None,
+    saved: Checkpoint | None,
     flops_per_image: float = 0.0,
 ) -> tuple[dict[str, Tensor], float]:
     """`trainer.fit` with the checkpoints and curves of a run folder. Returns the weights to keep and the seconds that
@@ -77,7 +78,7 @@ def _draw_curves(folder: Path) -> None:
             draw_curves(rows, folder / "curves.svg")
 
 
-class RunCheckpoints(Checkpoints):
+class RunCheckpoints(CheckpointManager):
     """The checkpoints of a run folder. With the first one of a new run the folder becomes that run's."""
 
     def __init__(self, run: RunContext, train: TrainConfig, new: bool):
@@ -93,7 +94,7 @@ class RunCheckpoints(Checkpoints):
             ranks.broadcast(lambda: check_there(folder, self.run.lock))
             super().save(state, about)
             return
-        Checkpoints(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
+        CheckpointManager(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
         if ranks.broadcast(lambda: take_place(folder)):
             self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
         self.new = False

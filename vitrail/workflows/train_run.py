@@ -21,7 +21,7 @@ from vitrail.models.build import build
 from vitrail.models.flops import macs
 from vitrail.tasks.task import Task
 from vitrail.terminal import escape, make_console
-from vitrail.training.checkpoint import Saved
+from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.memory import check_memory
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
@@ -216,7 +216,7 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
     folder, console = run.folder, run.console
 
     @run.interrupts.interruptible()
-    def read() -> tuple[Plan, Saved]:
+    def read() -> tuple[Plan, Checkpoint]:
         refuse_links(folder)
         check_same(folder, given, recipe)
         plan, saved = read_run(folder, console, run.interrupts, accept_changes)
@@ -229,7 +229,7 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
 
 
 def _fit_and_finish(
-    plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Saved | None = None
+    plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Checkpoint | None = None
 ) -> TrainResult:
     """The part of a run that can be stopped and resumed."""
     command = "vitrail" if run.ranks.world_size == 1 else "torchrun ... -m vitrail"

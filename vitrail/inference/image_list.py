@@ -15,7 +15,7 @@ IMAGE = "an image is a path, bytes or a uint8 array"
 Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
 
 
-class GivenImages:
+class ImageList:
     """Files, bytes and decoded images, for a Reader."""
 
     def __init__(self, images: Sequence[Image], channels: int, first: int = 0) -> None:

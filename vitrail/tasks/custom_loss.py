@@ -17,14 +17,14 @@ from vitrail.tasks.task import Loss
 
 
 @dataclass(frozen=True)
-class OwnBatch:
+class CustomBatch:
     """Tensors in any nesting of tuples, lists and mappings, on the device of the network."""
 
     content: Any
     weights: Tensor  # (B,) ones
 
     @classmethod
-    def of(cls, content: Any, device: torch.device) -> OwnBatch:
+    def of(cls, content: Any, device: torch.device) -> CustomBatch:
         moved = _each(content, lambda tensor: tensor.to(device, non_blocking=True))
         sizes = Counter(len(tensor) for tensor in _tensors(moved) if tensor.ndim)
         size = sizes.most_common(1)[0][0] if sizes else 0  # of equally many, the first
@@ -38,14 +38,14 @@ class OwnBatch:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def part(self, first: int, last: int) -> OwnBatch:
+    def micro_batch(self, first: int, last: int) -> CustomBatch:
         """Samples `first` to `last`; what does not have an entry for each sample stays whole."""
 
         def cut(value: Any) -> Any:
             scalar = isinstance(value, Tensor) and not value.ndim
             return value[first:last] if not scalar and len(value) == len(self) else value
 
-        return OwnBatch(_each(self.content, cut, cut), self.weights[first:last])
+        return CustomBatch(_each(self.content, cut, cut), self.weights[first:last])
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor], words: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -78,13 +78,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class CustomLoss:
     """A task made of a function: it gets the network and a batch, and gives the mean loss over the batch, a scalar."""
 
     function: Callable[[nn.Module, Any], Tensor]
     graph_safe = False  # the function may do anything
 
-    def loss(self, model: nn.Module, batch: OwnBatch) -> Loss:
+    def loss(self, model: nn.Module, batch: CustomBatch) -> Loss:
         mean = self.function(model, batch.content)
         if not isinstance(mean, Tensor) or mean.numel() != 1:
             what = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean).__name__
