@@ -12,7 +12,7 @@ from vitrail.data.loader.reader import Reader
 from vitrail.data.transforms import normalise, resolve_preprocess
 from vitrail.errors import UserError
 from vitrail.models.build import build
-from vitrail.workflows.network import network_from, new_network
+from vitrail.workflows.network import network_from_weights, new_network
 
 
 @pytest.mark.parametrize("name", ["Ti/16", "R+Ti/16", pytest.param("R50x1", marks=pytest.mark.slow)])
@@ -34,12 +34,12 @@ def test_nothing_asked_is_colour() -> None:
 
 def test_starting_weights_have_their_channels() -> None:
     start = new_network(ModelChoice(name="Ti/16", channels=1), 5)
-    assert network_from(start, ModelChoice(), 7).channels == 1
-    assert network_from(start, ModelChoice(channels=1), 7).channels == 1
+    assert network_from_weights(start, ModelChoice(), 7).channels == 1
+    assert network_from_weights(start, ModelChoice(channels=1), 7).channels == 1
     with pytest.raises(
         UserError, match=r"starting weights are for images of 1 channels, not 3: leave out model\.channels"
     ):
-        network_from(start, ModelChoice(channels=3), 7)
+        network_from_weights(start, ModelChoice(channels=3), 7)
 
 
 def test_two_channels_are_nothing() -> None:

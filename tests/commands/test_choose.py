@@ -2,11 +2,11 @@ import pytest
 
 from vitrail.config import TrainConfig
 from vitrail.models.variants import configure
-from vitrail.workflows.choose import Facts, choose_batch, choose_length, choose_model, choose_recipe
+from vitrail.workflows.choose import ChoiceInputs, choose_batch, choose_length, choose_model, choose_recipe
 
 
 def facts(images=500, size=(300, 400), device="cpu", start=None):
-    return Facts(images, 5, size, device, start)
+    return ChoiceInputs(images, 5, size, device, start)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_card
-from vitrail.workflows.network import network_from, new_network
+from vitrail.workflows.network import network_from_weights, new_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
@@ -49,7 +49,7 @@ def run(folder, log, **options):
 def test_both_halves_are_one_network_with_one_budget(bundled):
     one, other = (validate(RunConfig, read_recipe(name), name) for name in ("demo", "demo-scratch"))
     start = read_card(bundled).model
-    assert network_from(start, one.model, 10) == new_network(other.model, 10)
+    assert network_from_weights(start, one.model, 10) == new_network(other.model, 10)
     assert one.model.weights == "bundled" and not other.model.weights
     assert (one.train.steps, one.train.batch_size) == (other.train.steps, other.train.batch_size)
 

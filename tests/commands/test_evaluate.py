@@ -19,8 +19,8 @@ from vitrail.metrics.accuracy import score_classification
 from vitrail.tasks.table import prediction_task
 from vitrail.weights.bundle import KEY, TRAINED_ON, Postprocess, read_card, replace_card
 from vitrail.workflows.train_run import train
-from vitrail.workflows.train_test_overlap import Trained, unseen_images
-from vitrail.workflows.tune import own_file
+from vitrail.workflows.train_test_overlap import TrainingRecord, unseen_images
+from vitrail.workflows.tune import writable_weights_file
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +145,9 @@ def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path
             evaluate(run, data, console=quiet, **options)
     save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="was not written by vitrail"):
-        own_file(tmp_path / "foreign.safetensors")
+        writable_weights_file(tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="vitrail convert hf-hub:some/thing FILE"):
-        own_file("hf-hub:some/thing")
+        writable_weights_file("hf-hub:some/thing")
 
 
 @pytest.mark.parametrize("tested", [False, True])
@@ -158,7 +158,9 @@ def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_te
             draw(root / split / name, (colour, 40 * number, 90), 4)
     card = read_card(run / "model.safetensors")
     own = card.data | {"fingerprint": open_dataset(root).fingerprint, "trained_on": ["f" * 16]}
-    _, _, words = unseen_images(str(root), [Trained(card.model_copy(update={"data": own}))], "val", "", lambda *_: None)
+    _, _, words = unseen_images(
+        str(root), [TrainingRecord(card.model_copy(update={"data": own}))], "val", "", lambda *_: None
+    )
     assert ("trained on the rest of this folder" in words) == (not tested)
 
 

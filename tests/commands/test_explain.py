@@ -21,9 +21,9 @@ from vitrail.inference.classifier import Classifier, load
 from vitrail.models.build import build
 from vitrail.tasks.result import percent
 from vitrail.weights.bundle import Card, Postprocess, write_bundle
-from vitrail.workflows.explain_inputs import Seen, evenly, see_images
-from vitrail.workflows.explain_options import class_of, explained_folder
-from vitrail.workflows.faithfulness import measure_trust
+from vitrail.workflows.explain_inputs import InputImages, evenly, read_input_images
+from vitrail.workflows.explain_options import class_index, default_explain_folder
+from vitrail.workflows.faithfulness import measure_faithfulness
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = ("heron", "egret", "stork", "crane", "ibis")
@@ -187,8 +187,8 @@ def test_figures_of_an_earlier_call_go_and_foreign_files_stay(weights, birds, tm
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     weights, birds, tmp_path, quiet, monkeypatch
 ):
-    monkeypatch.setattr("vitrail.commands.explain.distances_of", None)
-    monkeypatch.setattr("vitrail.commands.paper.distances_of", None)
+    monkeypatch.setattr("vitrail.commands.explain.measure_attention_distance", None)
+    monkeypatch.setattr("vitrail.commands.paper.measure_attention_distance", None)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="it is a file, and a folder is needed"):
         explain(weights, [birds], out=tmp_path / "file", console=quiet)
@@ -204,14 +204,14 @@ def test_classes_without_names_are_called_by_number(tmp_path):
     net = random_net()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 12)), created_with="a test")
     bare = Classifier(net, card)
-    assert class_of(bare, "3") == class_of(bare, "class 3") == 3
+    assert class_index(bare, "3") == class_index(bare, "class 3") == 3
     for wrong in ("5", "-1", "heron"):
         with pytest.raises(UserError, match=f"no class '{wrong}': theirs have no names, but numbers, 0 to 4"):
-            class_of(bare, wrong)
+            class_index(bare, wrong)
     numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
-    assert class_of(numbered, "3") == 1  # a name, though it is a number
+    assert class_index(numbered, "3") == 1  # a name, though it is a number
     with pytest.raises(UserError, match="no class 'class 3'; there is 4, 3, 2, 1, 0"):
-        class_of(numbered, "class 3")
+        class_index(numbered, "class 3")
 
 
 @pytest.mark.parametrize("kind", [attending_net, brightness_net])
@@ -219,7 +219,9 @@ def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
     net = kind()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
     pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
-    found = measure_trust(Classifier(net, card), Seen(["x"] * 32, pixels, [], 32), 32, Progress(disable=True))
+    found = measure_faithfulness(
+        Classifier(net, card), InputImages(["x"] * 32, pixels, [], 32), 32, Progress(disable=True)
+    )
     assert len(found.found.pixels) >= 10 and found.pasted is not None
     rows = {row.name: row for row in found.rows}
     relevance, rollout = rows["relevance"], rows["rollout"]
@@ -310,7 +312,7 @@ def test_figures_that_cannot_be_drawn(name, count, out, sentence, weights, quiet
     ],
 )
 def test_the_folder_is_named_after_weights_and_images(asked, images, folder):
-    assert explained_folder(asked, images) == Path("explained") / folder
+    assert default_explain_folder(asked, images) == Path("explained") / folder
 
 
 @pytest.mark.slow
@@ -329,7 +331,7 @@ def test_in_place_of_a_broken_image_comes_its_neighbour_and_it_is_told(weights, 
     draw(tmp_path / "odd", (200, 60, 60), 9)
     for broken in (0, 8):
         (tmp_path / "odd" / f"{broken:03}.png").write_bytes(b"no image")
-    seen = see_images(load(weights), [tmp_path / "odd"], 4)
+    seen = read_input_images(load(weights), [tmp_path / "odd"], 4)
     assert seen.names == ["odd/001.png", "odd/003.png", "odd/005.png", "odd/007.png"]
     assert [Path(name).name for name, _ in seen.failed] == ["000.png", "008.png"]
     paper("figure-6", [weights], [tmp_path / "odd"], out=tmp_path / "figure.svg")
@@ -342,7 +344,7 @@ def test_on_the_command_line(weights, birds, tmp_path):
     done = vitrail("explain", weights, birds, "--shown", "1", "--measured", "0", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["attention_distance"]["images"] == 12
-    assert (tmp_path / explained_folder(weights, [birds]) / "explain.html").is_file()
+    assert (tmp_path / default_explain_folder(weights, [birds]) / "explain.html").is_file()
     wrong = vitrail("explain", weights, "--layers", "first")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr and "as 0,5,11" in wrong.stderr
     figure = vitrail("paper", "figure-11", weights, weights, "--images", birds, cwd=tmp_path)

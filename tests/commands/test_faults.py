@@ -93,7 +93,7 @@ def disk(tmp_path):
 
 
 WRITES = {  # where the disk is full: which function begins to write, at which call, and what is told
-    "config.toml": (new_run, "begin_folder", 1, "cannot write to"),
+    "config.toml": (new_run, "create_run_folder", 1, "cannot write to"),
     "first checkpoint": (CheckpointManager, "save", 1, "cannot write the checkpoint"),
     "later checkpoint": (CheckpointManager, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
@@ -142,15 +142,15 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(disk, start, quiet, whole
 def poison(monkeypatch):
     """Batches at these places of the stream have a pixel that is no number."""
     places = set()
-    prepare = batches.prepare
+    augmented_batches = batches.augmented_batches
 
     def poisoned(batch, here, *rest):
-        for place, prepared in zip(here, prepare(batch, here, *rest), strict=True):
+        for place, prepared in zip(here, augmented_batches(batch, here, *rest), strict=True):
             if place in places:
                 prepared.pixels[0, 0, 0, 0] = torch.nan
             yield prepared
 
-    monkeypatch.setattr(batches, "prepare", poisoned)
+    monkeypatch.setattr(batches, "augmented_batches", poisoned)
     return places
 
 

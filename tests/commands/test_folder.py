@@ -33,8 +33,8 @@ from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_bundle, read_card, replace_card
 from vitrail.weights.formats import format_named
 from vitrail.weights.output_path import free_place, staged
-from vitrail.workflows import finish, probing
-from vitrail.workflows.run_folder import check_free, claimed, take_place
+from vitrail.workflows import finish, linear_probe
+from vitrail.workflows.run_folder import check_output_folder, lock_run_folder, move_into_place
 from vitrail.workflows.train_run import train
 
 SETTINGS = (
@@ -114,14 +114,14 @@ def test_nothing_that_a_run_reads_is_overwritten(start, run, photos, what, quiet
                                   "curves.svg", "model.safetensors", "checkpoints/step_000000007.safetensors",
                                   "tensorboard"])  # fmt: skip
 def test_a_file_of_a_users_with_one_of_our_names_stays(run, name):
-    check_free(run, overwrite=True)
+    check_output_folder(run, overwrite=True)
     path = run / name
     path.unlink(missing_ok=True)
     path.write_text('recipe = "scratch"\n')
     before = contents(run)
     for overwrite, again in ((True, False), (False, True), (False, False)):
         with pytest.raises(UserError):
-            check_free(run, overwrite, again)
+            check_output_folder(run, overwrite, again)
     assert contents(run) == before
 
 
@@ -169,7 +169,8 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
     probe = ends == "in the last write of a probe"
     with monkeypatch.context() as patch:
         patch.setattr(*((finish, "write_bundle") if probe else (CheckpointManager, "save")), fail)
-        patch.setattr(*((finish, "measure", finish.measure) if ends != "by a signal" else (trainer, "prepare", fail)))
+        if ends == "by a signal":
+            patch.setattr(trainer, "build_train_state", fail)
         with pytest.raises(Interrupted if ends == "by a signal" else UserError) as failed:
             start(run, recipe="probe" if probe else "scratch", overwrite=True)
     assert "go on" not in str(failed.value)
@@ -214,11 +215,11 @@ def test_a_run_that_cannot_be_moved_stays_where_it_was(run, monkeypatch, fails_a
 
     monkeypatch.setattr(Path, "replace", move)
     with pytest.raises(UserError, match="Input/output error"):
-        take_place(run)
+        move_into_place(run)
     monkeypatch.undo()
     kept = {name: value for name, value in contents(run).items() if not name.startswith(".vitrail-old")}
     assert kept == before
-    assert take_place(run) and contents(run / ".vitrail-old")["model.safetensors"] == before["model.safetensors"]
+    assert move_into_place(run) and contents(run / ".vitrail-old")["model.safetensors"] == before["model.safetensors"]
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -229,14 +230,14 @@ def test_a_run_that_cannot_be_moved_stays_where_it_was(run, monkeypatch, fails_a
 def test_what_other_programs_write_too_is_ours_only_in_a_run(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     with pytest.raises(UserError, match="was not written by vitrail"):
-        check_free(tmp_path, overwrite=True)
+        check_output_folder(tmp_path, overwrite=True)
 
 
 def test_a_table_with_another_column_is_not_replaced(run):
     text = (run / "predictions.csv").read_text().replace("suggested_label", "suggested_label,my review", 1)
     (run / "predictions.csv").write_text(text)
     with pytest.raises(UserError, match="was not written by vitrail"):
-        check_free(run, overwrite=True)
+        check_output_folder(run, overwrite=True)
 
 
 def test_the_recipe_of_a_run_is_not_overwritten(start, run):
@@ -284,19 +285,19 @@ def test_a_lock_that_is_a_link_or_holds_something_is_left_as_it_is(run, tmp_path
     target = tmp_path / "precious.txt"
     target.write_text("all my work")
     (run / ".lock").symlink_to(target)
-    with pytest.raises(UserError, match="link"), claimed(run):
+    with pytest.raises(UserError, match="link"), lock_run_folder(run):
         pass
     assert target.read_text() == "all my work" and (run / ".lock").is_symlink()
     (run / ".lock").unlink()
     (run / ".lock").write_text("of another program")
-    with claimed(run):
+    with lock_run_folder(run):
         pass
     assert (run / ".lock").read_text() == "of another program"
 
 
 def test_a_lock_that_is_a_pipe_is_not_waited_for(run):
     os.mkfifo(run / ".lock")
-    with pytest.raises(UserError, match="regular"), claimed(run):
+    with pytest.raises(UserError, match="regular"), lock_run_folder(run):
         pass
 
 
@@ -340,7 +341,7 @@ def test_commands_replace_no_page_or_table_of_a_users(run, photos, tmp_path, qui
     with pytest.raises(UserError, match=r"labels\.csv"):
         evaluate(run, mine, report=mine, console=quiet)
     shutil.copy(mine, tmp_path / "page-predictions.csv")
-    with pytest.raises(UserError, match=r"page-answers\.csv"):
+    with pytest.raises(UserError, match=r"page-predictions\.csv"):
         evaluate(run, photos, report=tmp_path / "page.html", console=quiet)
     assert mine.read_bytes() == before == (tmp_path / "page-predictions.csv").read_bytes()
     site = tmp_path / "site"
@@ -486,7 +487,7 @@ def _slow(where: str, begun: Path, *arguments: object) -> None:
     place, name = {
         "scan": (scan, "see"),
         "check": (scan, "see"),
-        "probe": (probing, "fit_probe"),
+        "probe": (linear_probe, "fit_probe"),
         "workers": (workers, "_serve"),
         "optimizer": (trainer, "build_optimizer"),
         "first step": (trainer.TrainStep, "__call__"),

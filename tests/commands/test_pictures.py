@@ -14,7 +14,7 @@ from vitrail.interrupt import Interrupts
 from vitrail.models.build import build
 from vitrail.report.explain_plots import glow
 from vitrail.tasks.table import prediction_task
-from vitrail.workflows.measure import judge, measure
+from vitrail.workflows.measure import measure, score_outputs
 
 SPEC = Preprocess(size=(16, 16), resize="short_side", crop_fraction=0.8)
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def test_planted_labels_are_named(net, samples):
     planted = [3, 20, 41]
     labels[planted] = (labels[planted] + 1) % 3
     out = Outputs(logits, labels, torch.arange(45), [])
-    found = judge(net, out, "folder", samples, SPEC, DataConfig(workers=0), task=SINGLE)
+    found = score_outputs(net, out, "folder", samples, SPEC, DataConfig(workers=0), task=SINGLE)
     assert dict(found.examples.suggested) == {row: int(true[row]) for row in planted}
     assert {one.name for one in found.suspects} == {samples.name(i) for i in planted}
     for one in found.suspects:
@@ -91,7 +91,7 @@ def test_maps_of_several_labels_are_of_the_label(net, samples):
     logits = torch.where(truth > 0, 3.0, -3.0)
     logits[7, 0], logits[9] = 6.0, torch.tensor([-3.0, -3.0, -3.0])
     truth[7], truth[9] = torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1])
-    found = judge(
+    found = score_outputs(
         net, Outputs(logits, truth, torch.arange(45), []), "folder", samples, SPEC, DataConfig(workers=0), task=MULTI
     )
     first, second = found.mistakes[0], next(one for one in found.mistakes if one.name == samples.name(9))

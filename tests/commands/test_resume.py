@@ -308,14 +308,14 @@ def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photo
 
     data = tmp_path / "photos"
     shutil.copytree(photos, data)
-    start = module.begin_run
+    start = module.prepare_run
 
     def cut_then_start(plan, *rest):
         name = plan.dataset.splits["train"].name(0)
         (data / name).write_bytes((data / name).read_bytes()[:60])
         return start(plan, *rest)
 
-    monkeypatch.setattr(module, "begin_run", cut_then_start)
+    monkeypatch.setattr(module, "prepare_run", cut_then_start)
     with (tmp_path / "log").open("w") as file:
         overrides = [*SMALL, "train.steps=6"]
         train(data, out=tmp_path / "run", overrides=overrides, console=Console(file=file, width=200))

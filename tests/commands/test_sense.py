@@ -10,7 +10,7 @@ from tests.small import SMALL
 from vitrail.config import RunConfig, check_no_unused, check_resolved, leaves, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
 from vitrail.workflows.train_run import train
-from vitrail.workflows.validate import check_purpose
+from vitrail.workflows.validate import check_requirements
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from vitrail.workflows.validate import check_purpose
 )
 def test_what_a_run_cannot_be_for(settings, sentence):
     with pytest.raises(UserError, match=sentence):
-        check_purpose(RunConfig.model_validate(parse_overrides(settings)), None)
+        check_requirements(RunConfig.model_validate(parse_overrides(settings)), None)
 
 
 @pytest.mark.parametrize(

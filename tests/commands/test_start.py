@@ -21,8 +21,8 @@ from vitrail.models.variants import configure
 from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
 from vitrail.weights.bundle import Card, read_card
 from vitrail.weights.formats import timm as timm_format
-from vitrail.workflows.choose import Facts, choose_backbone
-from vitrail.workflows.start import find_start, is_open, random_start
+from vitrail.workflows.choose import ChoiceInputs, choose_backbone
+from vitrail.workflows.starting_weights import choose_start, random_start_decision, starts_automatically
 from vitrail.workflows.train_run import train
 
 timm = pytest.importorskip("timm")
@@ -40,8 +40,8 @@ def test_the_table_says_what_timm_and_arithmetic_say(backbone):
 
 
 def test_the_machine_and_the_data_choose():
-    def facts(images: int, device: str) -> Facts:
-        return Facts(images, 3, (500, 400), device, None)
+    def facts(images: int, device: str) -> ChoiceInputs:
+        return ChoiceInputs(images, 3, (500, 400), device, None)
 
     assert choose_backbone(facts(100_000, "cpu"))[0] == TINY
     assert choose_backbone(facts(500, "cuda"))[0] == SMALL
@@ -50,7 +50,7 @@ def test_the_machine_and_the_data_choose():
 
 def opened(recipe: str | None = None, *settings: str) -> bool:
     values = merge(read_recipe(recipe) if recipe else {}, parse_overrides(settings))
-    return is_open(RunConfig.model_validate(values), recipe)
+    return starts_automatically(RunConfig.model_validate(values), recipe)
 
 
 def test_whoever_names_a_network_or_weights_or_asks_for_random_ones_gets_that():
@@ -89,7 +89,7 @@ def test_a_recipe_of_a_paper_wants_its_weights_named(recipe):
 )
 def test_what_starts_at_random_says_so_and_why(recipe, setting, why):
     values = merge(read_recipe(recipe) if recipe else {}, parse_overrides([setting]))
-    decision = random_start(RunConfig.model_validate(values), recipe)
+    decision = random_start_decision(RunConfig.model_validate(values), recipe)
     assert (decision.what, decision.value) == ("start", "random weights")
     assert decision.why == f"because {why}; --from WEIGHTS starts from trained ones"
 
@@ -152,7 +152,7 @@ def test_where_the_hub_is_silent_the_bundled_network_is_taken_and_said_so(hub, b
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", silent)
-    weights, spec, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    weights, spec, decision = choose_start(ChoiceInputs(45, 3, (20, 24), "cpu", None), lambda _: None)
     assert weights.file == bundled and spec == "bundled"
     assert decision.value == "bundled Ti/8 at 64 px (0 MB, for research)"
     assert decision.why == (
@@ -165,7 +165,7 @@ def test_where_the_hub_is_silent_the_bundled_network_is_taken_and_said_so(hub, b
 def test_offline_nobody_is_asked(hub, bundled, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_: pytest.fail("the network was used"))
-    _, _, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    _, _, decision = choose_start(ChoiceInputs(45, 3, (20, 24), "cpu", None), lambda _: None)
     assert f"{TINY.repository} is not in the local cache, and HF_HUB_OFFLINE is set" in decision.why
 
 
@@ -177,7 +177,7 @@ def test_where_the_hub_answers_and_the_files_do_not_come_the_bundled_network_is_
         raise error("403") if not local_files_only else errors.LocalEntryNotFoundError("not there")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
-    weights, spec, decision = find_start(Facts(45, 3, (20, 24), "cpu", None), said.append)
+    weights, spec, decision = choose_start(ChoiceInputs(45, 3, (20, 24), "cpu", None), said.append)
     assert weights.file == bundled and spec == "bundled" and said
     assert decision.why.startswith(f"because '{TINY.repository}' could not be fetched from the Hub: 403; it l")
 
@@ -185,7 +185,7 @@ def test_where_the_hub_answers_and_the_files_do_not_come_the_bundled_network_is_
 def test_what_lies_in_the_cache_is_used_without_asking(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(hub.folder))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    weights, spec, _ = find_start(Facts(45, 3, (20, 24), "cpu", None), lambda _: None)
+    weights, spec, _ = choose_start(ChoiceInputs(45, 3, (20, 24), "cpu", None), lambda _: None)
     assert weights is not None and spec.endswith(COMMIT)
 
 

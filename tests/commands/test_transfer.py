@@ -25,7 +25,7 @@ from vitrail.interrupt import Interrupted
 from vitrail.models.variants import configure
 from vitrail.weights.bundle import read_card, read_trained_on
 from vitrail.workflows.train_run import train
-from vitrail.workflows.transfer import Transfer, rates_of
+from vitrail.workflows.transfer import Transfer, default_rates
 
 STEPS = (
     "train.steps=3",
@@ -54,17 +54,17 @@ def test_rows_are_written_as_the_paper_writes_them():
 def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own(tmp_path):
     plain = configure("B/16", 10, 224)
     for recipe in ("paper-finetune", "paper-finetune-cifar", "paper-finetune-pets"):
-        assert rates_of(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
-    assert rates_of("paper-finetune-imagenet-518", plain) == (0.003, 0.01, 0.03)
+        assert default_rates(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
+    assert default_rates("paper-finetune-imagenet-518", plain) == (0.003, 0.01, 0.03)
     for name in ("R50x1", "R50+B/16"):  # by the paper's text
-        assert rates_of("paper-finetune-imagenet", configure(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
-    assert rates_of("paper-finetune-vtab", plain) == (0.01,)
+        assert default_rates("paper-finetune-imagenet", configure(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
+    assert default_rates("paper-finetune-vtab", plain) == (0.01,)
     own = tmp_path / "own.toml"
     own.write_text('base = "paper-finetune-imagenet"\n[train]\nsteps = 10\n')
-    assert rates_of(str(own), plain) == (0.003, 0.01, 0.03)
+    assert default_rates(str(own), plain) == (0.003, 0.01, 0.03)
     own.write_text('base = "paper-finetune-imagenet"\n[optimizer]\nlr = 0.3\n')
-    assert rates_of(str(own), plain) == (0.1, 0.3, 0.9)
-    low, middle, high = rates_of("finetune", plain)
+    assert default_rates(str(own), plain) == (0.1, 0.3, 0.9)
+    low, middle, high = default_rates("finetune", plain)
     assert middle == RunConfig.model_validate(read_recipe("finetune")).optimizer.lr
     assert high / middle == pytest.approx(3, rel=0.05) and middle / low == pytest.approx(3, rel=0.05)
 
@@ -91,7 +91,7 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
     assert found.test == [cards["seed-0"].metrics["top1"], cards["seed-1"].metrics["top1"]]
     facts = json.loads((folder / "transfer.json").read_text())
     assert facts["mean"] == found.mean and facts["tried"] == {f"{rate}": found.tried[rate] for rate in rates}
-    monkeypatch.setattr("vitrail.workflows.train_run.fit_in_folder", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("vitrail.workflows.train_run.train_in_folder", lambda *_, **__: pytest.fail("trained again"))
     assert transfer(split, **ask, overrides=sizes, console=quiet) == found  # all runs are there
 
 

@@ -16,7 +16,7 @@ from vitrail.weights.bundle import Card, read_card, read_trained_on
 from vitrail.weights.read import read_weights
 from vitrail.workflows import train_test_overlap as module
 from vitrail.workflows.train_run import TrainResult, train
-from vitrail.workflows.train_test_overlap import Trained, seen_by, unseen_images
+from vitrail.workflows.train_test_overlap import TrainingRecord, count_seen, unseen_images
 
 
 def card(known: dict[str, object]) -> Card:
@@ -45,7 +45,7 @@ def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_t
 
 
 def unseen(path: Path, known: dict[str, object]) -> tuple[dataset.Samples, str]:
-    _, samples, words = unseen_images(str(path), [Trained(card(known))], None, "", lambda *_: None)
+    _, samples, words = unseen_images(str(path), [TrainingRecord(card(known))], None, "", lambda *_: None)
     return samples, words
 
 
@@ -71,8 +71,8 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     second = run("two", first.weights)
     third = run("three", second.weights)
     assert read_card(third.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
-    learned = {name: Trained.of(read_weights(run.weights)) for name, run in (("one", first), ("two", second))}
-    learned["three"] = Trained.of(read_weights(third.weights))
+    learned = {name: TrainingRecord.of(read_weights(run.weights)) for name, run in (("one", first), ("two", second))}
+    learned["three"] = TrainingRecord.of(read_weights(third.weights))
     assert all(not one.card.data.get("trained_on") and not one.card.data["trained_before"] for one in learned.values())
     assert [len(one.digests) for one in learned.values()] == [12, 24, 36]  # 12 of 16 images each, and those before
     assert set(learned["one"].digests) < set(learned["two"].digests) < set(learned["three"].digests)
@@ -111,11 +111,11 @@ def test_every_training_image_is_known_again_by_its_pixels_however_many_there_ar
             picture = Image.open(tmp_path / "old" / name / f"{number:03d}.png")
             kind, options = [("bmp", {}), ("webp", {"lossless": True}), ("png", {"compress_level": 1})][number % 3]
             picture.save(tmp_path / "new" / name / f"copy-{number}.{kind}", **options)
-    learned = Trained(card({"trained_on": []}), np.concatenate([dataset.content_digests(old), others]))
+    learned = TrainingRecord(card({"trained_on": []}), np.concatenate([dataset.content_digests(old), others]))
     _, samples, words = unseen_images(str(tmp_path / "new"), [learned], None, "", lambda *_: None)
     assert len(samples) == 10 and "60 images that these weights were trained on are left out" in words
     assert not any("copy" in samples.name(index) for index in range(len(samples)))
-    assert seen_by(old, learned) == 60
+    assert count_seen(old, learned) == 60
 
 
 @pytest.mark.slow

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from bench.planted import CHANGES, generated
 from tests import ranks as processes
 from tests.commands.conftest import draw, vitrail
-from vitrail.commands.vtab import thousand, vtab
+from vitrail.commands.vtab import vtab, vtab_splits
 from vitrail.config import RunConfig, check_no_unused, leaves, merge, parse_overrides, read_recipe
 from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.vtab import VTAB_TASKS
 from vitrail.weights.bundle import read_card, write_bundle
-from vitrail.workflows import vtab_score, vtab_split
-from vitrail.workflows.vtab_finetune import RECIPE, settings_for
+from vitrail.workflows import vtab as vtab_workflow
+from vitrail.workflows.vtab import RECIPE, task_overrides
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def few(monkeypatch):
     """The protocol with 16 and 8 images."""
-    monkeypatch.setattr(vtab_split, "TRAIN", 16)
-    monkeypatch.setattr(vtab_split, "VAL", 8)
+    monkeypatch.setattr(vtab_workflow, "TRAIN", 16)
+    monkeypatch.setattr(vtab_workflow, "VAL", 8)
 
 
 def lists(root, counts=(16, 8, 7), classes=2):
@@ -64,14 +64,14 @@ def test_no_test_image_is_learned_from(tmp_path, few):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / "eurosat" / name, colour, 50)
     data = open_dataset(tmp_path / "eurosat", None)
-    train, val, test = thousand(data, task("eurosat"))
+    train, val, test = vtab_splits(data, task("eurosat"))
     assert (len(train), len(val), len(test)) == (16, 8, 20)  # of 60, 20 and 20
     digests = [set(one.digests.tolist()) for one in (train, val, test)]
     assert not digests[0] & digests[1] and not digests[0] & digests[2] and not digests[1] & digests[2]
-    again = thousand(open_dataset(tmp_path / "eurosat", None), task("eurosat"))
+    again = vtab_splits(open_dataset(tmp_path / "eurosat", None), task("eurosat"))
     assert [set(one.digests.tolist()) for one in again] == digests
     with pytest.raises(UserError, match="comes without a split, and DTD has one"):
-        thousand(data, task("dtd"))
+        vtab_splits(data, task("dtd"))
 
 
 def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path, few):
@@ -83,7 +83,7 @@ def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path,
             place = root / "ab"[number % 2] / f"{number}-{copy}{ending}"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
-    train, val, _ = thousand(open_dataset(root, None), task("eurosat"))
+    train, val, _ = vtab_splits(open_dataset(root, None), task("eurosat"))
     assert (len(train), len(val)) == (16, 8)
     scenes = [{one.name(row).split("/")[-1].partition("-")[0] for row in range(len(one))} for one in (train, val)]
     assert not scenes[0] & scenes[1]
@@ -94,23 +94,23 @@ def test_a_fifth_of_the_training_images_of_pets_validates_and_a_tenth_of_others(
         draw(tmp_path / "pets" / "train" / name, colour, 20)
         draw(tmp_path / "pets" / "test" / name, tuple(value + 1 for value in colour), 5)
     data = open_dataset(tmp_path / "pets", None)
-    train, val, test = thousand(data, task("oxford_iiit_pet"))
+    train, val, test = vtab_splits(data, task("oxford_iiit_pet"))
     assert (len(train), len(val), len(test)) == (16, 8, 10)  # of 32, 8 and 10
     drawn = data.splits["train"].digests[np.argsort(data.splits["train"].original_digests, kind="stable")]
     assert set(val.digests.tolist()) == set(drawn[32:].tolist())
     with pytest.raises(UserError, match="36 images to train and 4 to validate on"):
-        thousand(data, task("cifar"))
+        vtab_splits(data, task("cifar"))
 
 
 def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / name, colour, 54)
-    monkeypatch.setattr(vtab_split, "VAL", 6)
-    test = thousand(open_dataset(tmp_path, None), task("caltech101"))[2]
+    monkeypatch.setattr(vtab_workflow, "VAL", 6)
+    test = vtab_splits(open_dataset(tmp_path, None), task("caltech101"))[2]
     assert np.bincount(test.labels).tolist() == [24, 24]
-    monkeypatch.setattr(vtab_split, "TRAIN", 800)
+    monkeypatch.setattr(vtab_workflow, "TRAIN", 800)
     with pytest.raises(UserError, match="54 images to train and 6 to validate on, and VTAB-1k takes 800 and 6"):
-        thousand(open_dataset(tmp_path, None), task("caltech101"))
+        vtab_splits(open_dataset(tmp_path, None), task("caltech101"))
 
 
 def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
@@ -126,9 +126,9 @@ def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
 
 def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few, monkeypatch):
     lists(tmp_path / "patch_camelyon")
-    sizes, fit = [], vtab_score.fit_probe
+    sizes, fit = [], vtab_workflow.fit_probe
     monkeypatch.setattr(
-        vtab_score, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named)
+        vtab_workflow, "fit_probe", lambda x, *rest, **named: sizes.append(len(x)) or fit(x, *rest, **named)
     )
     vtab(tiny, tmp_path, device="cpu", console=quiet)
     assert sizes == [16] * 5 + [24]
@@ -217,6 +217,6 @@ def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
 @pytest.mark.parametrize("task", VTAB_TASKS, ids=lambda task: task.key)
 def test_a_setting_is_for_all_tasks_that_read_it(task):
     """One that cuts no images must not end the others, hours into them."""
-    given = parse_overrides(settings_for(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))
+    given = parse_overrides(task_overrides(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))
     assert ("scale" in given["augment"]) == task.crop
     check_no_unused(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))

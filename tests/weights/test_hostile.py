@@ -22,7 +22,7 @@ from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_train
 from vitrail.weights.formats import timm
 from vitrail.weights.read import read_weights
 from vitrail.weights.safetensors_file import read_header
-from vitrail.workflows.train_test_overlap import Trained, trained_before
+from vitrail.workflows.train_test_overlap import TrainingRecord, earlier_training
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def use(path: Path) -> None:
         read(path)
     weights = read_weights(path)
     provenance(weights.card)
-    trained_before([Trained.of(weights)])
+    earlier_training([TrainingRecord.of(weights)])
 
 
 STRANGE: list[Any] = [

@@ -18,8 +18,8 @@ from vitrail.errors import os_errors_as, user_path
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.report.check_page import write_check_page
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.show import data_name, scanning
-from vitrail.workflows.written import refuse_others
+from vitrail.workflows.show import data_name, scan_progress
+from vitrail.workflows.vitrail_files import refuse_foreign_files
 
 EXAMPLES = {"severe": 3, "warning": 2, "note": 1}  # shown for each finding
 _COLOURS = {"severe": "bold red", "warning": "yellow", "note": "dim"}
@@ -34,7 +34,7 @@ def check(
     folder = user_path(out) if out is not None else Path("checks") / (data_name(root) or "data")
     _refuse_others(folder)
     try:
-        with Interrupts() as interrupts, scanning(console, interrupts) as scanned:
+        with Interrupts() as interrupts, scan_progress(console, interrupts) as scanned:
             found = check_dataset(data, follow=follow_links, progress=scanned)
     except Interrupted as stopped:
         stopped.advice = "; what was looked at is remembered, so the same command goes on from there"
@@ -55,7 +55,7 @@ def _refuse_others(folder: Path) -> None:
     kinds = {"quarantine.csv": "", "report.json": "", "report.html": "check"}
     advice = "move it, or choose another --out (a list that was edited, or lost its report.json, counts as yours)"
     with os_errors_as(f"cannot write to {folder}"):
-        refuse_others([(folder / name, kind) for name, kind in kinds.items()], advice)
+        refuse_foreign_files([(folder / name, kind) for name, kind in kinds.items()], advice)
 
 
 def next_commands(found: Findings, data: str, folder: Path, follow_links: bool = True) -> list[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitrail.distributed import is_first_process
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.compare import Compared, compare_runs
+from vitrail.workflows.compare import ComparedRun, compare_runs
 
 
 def compare(
@@ -20,7 +20,7 @@ def compare(
     split: str | None = None,
     device: str = "auto",
     console: Console | None = None,
-) -> list[Compared]:
+) -> list[ComparedRun]:
     """Measure all `runs` on the same images, which none of them was trained on, and print how they differ.
 
     Without `data`, the images are those that the first run kept from its own training.
@@ -38,7 +38,7 @@ def compare(
     return compared
 
 
-def _show(console: Console, rows: Sequence[Compared]) -> None:
+def _show(console: Console, rows: Sequence[ComparedRun]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("run", no_wrap=True)
     for heading in (*(heading for heading, _ in rows[0].cells), "parameters", "GMAC"):
@@ -57,7 +57,7 @@ def _show(console: Console, rows: Sequence[Compared]) -> None:
         console.print(f"[dim]and {others} settings that not all of them state[/]")
 
 
-def sentence(row: Compared, first: str) -> str:
+def sentence(row: ComparedRun, first: str) -> str:
     """Whether a run is better than the first one, in words."""
     paired = row.against_first
     assert paired is not None

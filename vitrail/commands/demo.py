@@ -29,11 +29,11 @@ from vitrail.tasks.classification import example
 from vitrail.terminal import escape, make_console
 from vitrail.training.progress import read_metrics
 from vitrail.weights.backbones import bundled
-from vitrail.workflows.compare import Compared, compare_runs
-from vitrail.workflows.measure import logits_of
-from vitrail.workflows.pictures import Pictures
+from vitrail.workflows.compare import ComparedRun, compare_runs
+from vitrail.workflows.measure import compute_logits
+from vitrail.workflows.report_images import ReportImages
 from vitrail.workflows.train_run import train
-from vitrail.workflows.written import refuse_others
+from vitrail.workflows.vitrail_files import refuse_foreign_files
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def demo(
         "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."
     )
     page, test = folder / "index.html", _first_of_each_class(open_dataset(bundled_images()).splits["test"])
-    refuse_others([(page, "")], "choose another --out")
+    refuse_foreign_files([(page, "")], "choose another --out")
     _write_samples(folder / "samples", test)
     try:
         for number, run in enumerate((PRETRAINED, SCRATCH), 1):
@@ -97,7 +97,7 @@ def _train(folder: Path, run: _Run, again: bool, overrides: Sequence[str], conso
     )
 
 
-def _thesis(folder: Path, pretrained: Compared, scratch: Compared) -> str:
+def _thesis(folder: Path, pretrained: ComparedRun, scratch: ComparedRun) -> str:
     one, other = (_training(folder / run.folder) for run in (PRETRAINED, SCRATCH))
     return (
         f"The same network, the same images, the same {one[0]} steps ({one[1]:.1f} and {other[1]:.1f} minutes): "
@@ -105,7 +105,7 @@ def _thesis(folder: Path, pretrained: Compared, scratch: Compared) -> str:
     )
 
 
-def _difference(pretrained: Compared) -> str:
+def _difference(pretrained: ComparedRun) -> str:
     paired = pretrained.against_first
     assert paired is not None and paired.p is not None
     low, high = (100 * bound for bound in paired.interval)
@@ -127,16 +127,16 @@ def _training(folder: Path) -> tuple[int, float]:
     return int(steps[-1]), float((np.diff(steps, prepend=0) * batch / speed).sum() / 60)
 
 
-def _scores(one: Compared) -> ClassificationScores:
+def _scores(one: ComparedRun) -> ClassificationScores:
     assert isinstance(one.scores, ClassificationScores)  # the images have one label each
     return one.scores
 
 
-def _top1(one: Compared) -> float:
+def _top1(one: ComparedRun) -> float:
     return _scores(one).top1
 
 
-def _show(console: Console, pretrained: Compared, scratch: Compared, verdict: Sequence[str]) -> None:
+def _show(console: Console, pretrained: ComparedRun, scratch: ComparedRun, verdict: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "right", "95 % interval"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -179,8 +179,8 @@ def next_commands(folder: Path) -> list[str]:
 
 def _facts(
     folder: Path,
-    pretrained: Compared,
-    scratch: Compared,
+    pretrained: ComparedRun,
+    scratch: ComparedRun,
     verdict: Sequence[str],
     test: Samples,
     commands: Sequence[str],
@@ -203,9 +203,9 @@ def _pictures(weights: Path, test: Samples) -> list[Picture]:
     classifier = load(weights)
     spec, data = classifier.preprocess, DataConfig()
     with Interrupts() as interrupts, interrupts.interruptible():
-        out = logits_of(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
+        out = compute_logits(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
         chances = softmax(out.values.numpy())
         examples = [
             example(row, int(own.argmax()), int(out.labels[row]), own, test.classes) for row, own in enumerate(chances)
         ]
-        return Pictures(classifier.net, out, test, spec, data).explained(examples)
+        return ReportImages(classifier.net, out, test, spec, data).explained(examples)

@@ -24,12 +24,11 @@ from vitrail.report.provenance import provenance
 from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path
-from vitrail.workflows.measure import Measurement, judge, logits_of, show_scores
-from vitrail.workflows.prediction_table import write_predictions
-from vitrail.workflows.show import data_name, scanning, show_data
-from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
-from vitrail.workflows.tune import fitted_note, own_file, show_tuning, tuned, write_postprocess
-from vitrail.workflows.written import MODEL_CARD, PREDICTIONS, refuse_others
+from vitrail.workflows.measure import Measurement, compute_logits, score_outputs, show_scores, write_predictions
+from vitrail.workflows.show import data_name, scan_progress, show_data
+from vitrail.workflows.train_test_overlap import TrainingRecord, check_class_names, unseen_images
+from vitrail.workflows.tune import fitted_note, show_tuning, with_tuning, writable_weights_file, write_postprocess
+from vitrail.workflows.vitrail_files import MODEL_CARD, PREDICTIONS, refuse_foreign_files
 
 LONGEST_NAME = 100  # of data in the name of a report: file systems have a limit, and others add to the name
 
@@ -102,20 +101,22 @@ def evaluate(
         _check(spec, classifier, path, target_accuracy, write, split)
 
         def look() -> tuple[Dataset, Samples, str]:
-            with scanning(console, interrupts) as scanned:
-                trained = [Trained.of(classifier)]
+            with scan_progress(console, interrupts) as scanned:
+                trained = [TrainingRecord.of(classifier)]
                 return unseen_images(str(data), trained, split, str(quarantine or ""), scanned, follow_links)
 
         dataset, samples, words = ranks.broadcast(look)
         show_data(console, dataset)
         place, settings = device_of(classifier.net), DataConfig()
         temperature = card.postprocess.temperature
-        out = logits_of(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
+        out = compute_logits(classifier.net, samples, card.preprocess, settings, place, interrupts, ranks, temperature)
 
         def tell() -> Scores:
             net, task, told = classifier.net, classifier.task, words + fitted_note(card, samples)
-            found = judge(net, out, told, samples, card.preprocess, settings, task=task, postprocess=card.postprocess)
-            found = tuned(found, samples, card.postprocess, target_accuracy)
+            found = score_outputs(
+                net, out, told, samples, card.preprocess, settings, task=task, postprocess=card.postprocess
+            )
+            found = with_tuning(found, samples, card.postprocess, target_accuracy)
             show_scores(console, found)
             show_tuning(console, found)
             answers = _answers(path)
@@ -138,9 +139,9 @@ def _check(
     weights: str | Path, classifier: Classifier, report: Path, target: float | None, write: bool, split: str | None
 ) -> None:
     """What would fail after the work is told before it."""
-    check_names(weights, classifier.card)
+    check_class_names(weights, classifier.card)
     beside = {_answers(report): PREDICTIONS, _card(report): MODEL_CARD}
-    refuse_others([(report, "report.html"), *beside.items()], "choose another --report")
+    refuse_foreign_files([(report, "report.html"), *beside.items()], "choose another --report")
     if report.is_dir() or not report.absolute().parent.is_dir():
         raise UserError(f"cannot write the report to {report}: name a file in a folder that exists (--report)")
     if target is not None and not 0 < target < 1:
@@ -148,7 +149,7 @@ def _check(
     if target is not None and not classifier.task.abstains:
         raise UserError("--target-accuracy is for weights that give an image one label, and these give any number")
     if write:
-        own_file(weights)
+        writable_weights_file(weights)
         if split == "train":
             raise UserError("--write would fit to images that these weights were trained on: use another --split")
 

@@ -32,16 +32,22 @@ from vitrail.report.provenance import vit_kind
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
     MOST_IMAGES,
-    Seen,
-    distances_of,
-    ready_folder,
-    see_images,
+    InputImages,
+    make_writable_folder,
+    measure_attention_distance,
+    read_input_images,
     weights_name,
 )
-from vitrail.workflows.explain_maps import maps_of_some
-from vitrail.workflows.explain_options import MEASURED, SHOWN, command_again, explained_folder, wanted_of
-from vitrail.workflows.faithfulness import measure_trust
-from vitrail.workflows.written import is_ours, refuse_others
+from vitrail.workflows.explain_maps import explain_images
+from vitrail.workflows.explain_options import (
+    MEASURED,
+    SHOWN,
+    default_explain_folder,
+    explain_command,
+    resolve_explain_options,
+)
+from vitrail.workflows.faithfulness import measure_faithfulness
+from vitrail.workflows.vitrail_files import is_vitrail_file, refuse_foreign_files
 
 
 def explain(
@@ -108,7 +114,7 @@ def explain(
     classifier, images = as_classifier(weights, image_size, device), image_paths(images)
     weights = classifier.spec
     net = require_vit(classifier.net)
-    wanted = wanted_of(classifier, layers, heads, why, rather_than)
+    wanted = resolve_explain_options(classifier, layers, heads, why, rather_than)
     options = {
         "--out": out,
         "--layers": wanted.layers if layers else None,  # as numbers from 0
@@ -119,13 +125,15 @@ def explain(
         "--measured": measured,
         "--image-size": image_size,
     }
-    again = shlex.join(command_again(weights, images, options))
-    seen = see_images(classifier, images, MOST_IMAGES) if images else None
-    folder = user_path(out) if out is not None else explained_folder(weights, images)
+    again = shlex.join(explain_command(weights, images, options))
+    seen = read_input_images(classifier, images, MOST_IMAGES) if images else None
+    folder = user_path(out) if out is not None else default_explain_folder(weights, images)
     page, found = folder / "explain.html", folder / "explain.json"
-    refuse_others([(page, ""), *([] if is_ours(page) else [(found, "")])], "move it, or choose another --out")
+    refuse_foreign_files(
+        [(page, ""), *([] if is_vitrail_file(page) else [(found, "")])], "move it, or choose another --out"
+    )
     check_figures(folder)
-    ready_folder(folder)
+    make_writable_folder(folder)
     facts = _of_weights(classifier, net, weights_name(weights), again)
     numbers: dict[str, Any] = {"query": facts.query, "grid": net.config.grid, "findings": []}
     if seen is None:
@@ -134,7 +142,7 @@ def explain(
     else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             facts = _with_images(facts, numbers, classifier, seen, measured, bar)
-            facts = replace(facts, images=maps_of_some(classifier, net, seen, shown, wanted, bar))
+            facts = replace(facts, images=explain_images(classifier, net, seen, shown, wanted, bar))
     numbers |= {"findings": list(facts.findings), "figures": facts.files}
     with os_errors_as(f"cannot write to {folder}"):
         write_explanation(folder, facts, numbers)
@@ -175,7 +183,12 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
 
 
 def _with_images(
-    facts: ExplainFacts, numbers: dict[str, Any], classifier: Classifier, seen: Seen, measured: int, bar: Progress
+    facts: ExplainFacts,
+    numbers: dict[str, Any],
+    classifier: Classifier,
+    seen: InputImages,
+    measured: int,
+    bar: Progress,
 ) -> ExplainFacts:
     """The page with what is measured on images, which `numbers` get, too."""
     classes, notes, findings = classifier.card.model.num_classes, [*facts.notes], list[str]()
@@ -186,11 +199,11 @@ def _with_images(
         notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
     if seen.failed:
         notes.append(seen.unread)
-    distances = distances_of(classifier, seen, bar)
+    distances = measure_attention_distance(classifier, seen, bar)
     shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
     numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
     if min(measured, len(seen.pixels)) >= FEWEST and classes > 1:
-        trusted = measure_trust(classifier, seen, measured, bar)
+        trusted = measure_faithfulness(classifier, seen, measured, bar)
         notes += trusted.notes
         findings += trusted.sentences
         numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}

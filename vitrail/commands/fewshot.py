@@ -27,13 +27,13 @@ from vitrail.workflows.frozen_features import (
     FewShot,
     FrozenTask,
     Method,
-    knn,
-    least_squares,
-    linear_probe,
-    rows_of,
+    few_shot_rows,
+    score_knn,
+    score_least_squares,
+    score_linear_probe,
 )
-from vitrail.workflows.show import data_name, scanning
-from vitrail.workflows.train_test_overlap import Trained, seen_by
+from vitrail.workflows.show import data_name, scan_progress
+from vitrail.workflows.train_test_overlap import TrainingRecord, count_seen
 
 Form = Literal["paper", "big_vision"]
 SEEDS = {"paper": (None,), "big_vision": (0, 1, 2)}
@@ -62,16 +62,16 @@ def fewshot(
     if any(number is not None and number < 1 for number in shots):
         raise UserError("the number of shots is how many images of each class to learn from, at least 1, or all")
     solvers: dict[Method, Callable[[FrozenTask, np.ndarray], Counts]] = {
-        "least-squares": lambda task, rows: least_squares(task, rows, PENALTIES[form]),
-        "probe": linear_probe,
-        "knn": lambda task, rows: knn(task, rows, neighbours, temperature),
+        "least-squares": lambda task, rows: score_least_squares(task, rows, PENALTIES[form]),
+        "probe": score_linear_probe,
+        "knn": lambda task, rows: score_knn(task, rows, neighbours, temperature),
     }
     with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         classifier = load(weights, image_size=image_size, device=device)
         extractor = FeatureExtractor(classifier, console, interrupts, ranks)
-        tasks = list(_tasks(data, Trained.of(classifier), extractor, shots, SEEDS[form]))
+        tasks = list(_tasks(data, TrainingRecord.of(classifier), extractor, shots, SEEDS[form]))
 
         def solve() -> list[FewShot]:
             found = []
@@ -85,7 +85,7 @@ def fewshot(
                             ]
                             for task in tasks
                         }
-                    found += rows_of(method, number, counts, PENALTIES[form])
+                    found += few_shot_rows(method, number, counts, PENALTIES[form])
             _show(console, found, len(tasks))
             spread = "95 % interval over the test images" if form == "paper" else "deviation over three draws"
             chosen = form == "paper" and "least-squares" in methods
@@ -97,7 +97,7 @@ def fewshot(
 
 def _tasks(
     data: Sequence[str | Path],
-    trained: Trained,
+    trained: TrainingRecord,
     extractor: FeatureExtractor,
     shots: Sequence[int | None],
     seeds: Sequence[int | None],
@@ -135,7 +135,7 @@ def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots
 
 def open_to_learn(path: str | Path, extractor: FeatureExtractor) -> Dataset:
     """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
-    with scanning(extractor.console, extractor.interrupts) as scanned:
+    with scan_progress(extractor.console, extractor.interrupts) as scanned:
         given = {"train", "val", "test"}
         dataset = open_dataset(
             path, lambda _, splits: None if {"train"} < splits & given else DEFAULT_SPLIT, progress=scanned
@@ -148,14 +148,14 @@ def open_to_learn(path: str | Path, extractor: FeatureExtractor) -> Dataset:
 
 
 def show_transfer(
-    console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, trained: Trained
+    console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, trained: TrainingRecord
 ) -> None:
     """What is learned from and measured on, and what would make the number too good."""
     console.print(
         f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} images to learn from, "
         f"{len(test):,} to measure on"
     )
-    if seen := seen_by(test, trained):
+    if seen := count_seen(test, trained):
         console.print(
             f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
         )

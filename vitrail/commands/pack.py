@@ -18,7 +18,7 @@ from vitrail.data.sources.read import read_source
 from vitrail.errors import UserError, error_reason, user_path
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.show import scanning
+from vitrail.workflows.show import scan_progress
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _packed(
 ) -> tuple[dict, Packer]:
     notes: list[str] = []
     source = read_source(data, notes, follow=follow_links)
-    with scanning(console, interrupts) as scanned:
+    with scan_progress(console, interrupts) as scanned:
         found = scan_source(source, options.max_pixels, scanned)
     check_readable(source, found, data)
     packing = Packer(source, found, folder, options)
@@ -101,5 +101,5 @@ def _packed(
             bar.update(task, completed=done, total=total)
 
         packing.write(packed)
-    with scanning(console, interrupts) as scanned:
+    with scan_progress(console, interrupts) as scanned:
         return packing.finish(notes, scanned), packing

@@ -21,11 +21,11 @@ from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
     MOST_IMAGES,
-    Seen,
-    batches,
-    distances_of,
-    ready_folder,
-    see_images,
+    InputImages,
+    make_writable_folder,
+    measure_attention_distance,
+    normalised_batches,
+    read_input_images,
     weights_name,
 )
 
@@ -54,7 +54,7 @@ def paper(
     if name in NEED_IMAGES and not images:
         raise UserError(f"{name} needs images: add --images photos/")
     networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
-    ready_folder(path.parent)
+    make_writable_folder(path.parent)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         drawing = _drawing(name, networks, images, bar, console)
     with os_errors_as(f"cannot write {path}"):
@@ -71,7 +71,7 @@ def _drawing(
         case "figure-6":
             seen = _seen(first, images, ROWS, console)
             net = require_vit(first.net)
-            maps = [one for pixels in batches(first, seen.pixels) for one in rollout(net, pixels)]
+            maps = [one for pixels in normalised_batches(first, seen.pixels) for one in rollout(net, pixels)]
             console.print(f"attention rollout: the view of {map_query(net.config)}")
             return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
         case "figure-7":
@@ -94,11 +94,11 @@ def _distances(
     classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console
 ) -> AttentionDistances:
     require_vit(classifier.net)  # a ResNet is told before images are opened
-    return distances_of(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
+    return measure_attention_distance(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
 
 
-def _seen(classifier: Classifier, images: Sequence[str | Path], most: int, console: Console) -> Seen:
-    seen = see_images(classifier, images, most)
+def _seen(classifier: Classifier, images: Sequence[str | Path], most: int, console: Console) -> InputImages:
+    seen = read_input_images(classifier, images, most)
     if seen.failed:
         console.print(f"[yellow]{escape(seen.unread)}[/]")
     return seen

@@ -21,11 +21,9 @@ from vitrail.inference.features import FeatureExtractor
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.vtab import VTAB_TASKS, VtabSummary, VtabTask, summarize_vtab
 from vitrail.terminal import escape, make_console
-from vitrail.workflows.show import scanning
-from vitrail.workflows.train_test_overlap import Trained, seen_by
-from vitrail.workflows.vtab_finetune import finetune_tasks
-from vitrail.workflows.vtab_score import TaskScore, probe_score
-from vitrail.workflows.vtab_split import thousand
+from vitrail.workflows.show import scan_progress
+from vitrail.workflows.train_test_overlap import TrainingRecord, count_seen
+from vitrail.workflows.vtab import TaskScore, finetune_tasks, probe_score, vtab_splits
 
 READERS = {
     "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
@@ -104,7 +102,7 @@ def _probe_tasks(
     """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
     with Interrupts() as interrupts, interrupts.interruptible(ranks):
         classifier = load(weights, image_size=image_size, device=device)
-        extractor, trained = FeatureExtractor(classifier, console, interrupts, ranks), Trained.of(classifier)
+        extractor, trained = FeatureExtractor(classifier, console, interrupts, ranks), TrainingRecord.of(classifier)
         scores, wrong = [], {}
         for task, place in places.items():
             try:
@@ -116,7 +114,7 @@ def _probe_tasks(
             found = [
                 extractor.extract(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)
             ]
-            score = ranks.broadcast(partial(probe_score, task, dataset, found, seen_by(splits[-1], trained)))
+            score = ranks.broadcast(partial(probe_score, task, dataset, found, count_seen(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
         return scores, wrong
@@ -125,9 +123,9 @@ def _probe_tasks(
 def _open(
     task: VtabTask, place: Path, console: Console, interrupts: Interrupts
 ) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
-    with scanning(console, interrupts) as scanned:
+    with scan_progress(console, interrupts) as scanned:
         dataset = open_dataset(place, None, progress=scanned, read=READERS.get(task.key))
-    return dataset, thousand(dataset, task)
+    return dataset, vtab_splits(dataset, task)
 
 
 def _wanted(keys: Sequence[str]) -> list[VtabTask]:

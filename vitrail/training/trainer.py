@@ -42,7 +42,7 @@ Validate = Callable[
 ]  # the model, and whether this is the last validation -> numbers
 
 
-def fit(
+def train_model(
     model: nn.Module,
     task: TrainingTask,
     batches: BatchStream,

@@ -69,7 +69,7 @@ class ImageBatches:
                 waited = 0.0  # the images are on the device: it was the device's earlier work that took this time
             self._report(batch, place - skipped)
             places = range(place, min(place + together, stop))
-            for prepared in prepare(batch, places, self.plan, self.targets):
+            for prepared in augmented_batches(batch, places, self.plan, self.targets):
                 yield replace(prepared, waited=waited / len(places))
             place = places.stop
 
@@ -119,7 +119,7 @@ def _loader(plan: Plan, ranks: Ranks) -> Loader | ResidentLoader:
     return training_loader(reader, *settings, config.data.workers, device, ranks)
 
 
-def prepare(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Batch]:
+def augmented_batches(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Targets) -> Iterator[Batch]:
     """The batches of some places of the stream, which lie in one, on the device: distorted, normalised, mixed. An image
     that could not be read counts nothing."""
     augment, seed = plan.config.augment, plan.config.train.seed
@@ -138,7 +138,7 @@ def prepare(batch: ImageBatch, places: Sequence[int], plan: Plan, targets_of: Ta
         yield Batch(pixels[own], targets[own], weights[own], batch.epoch[own], batch.sample[own])
 
 
-def validation_of(plan: Plan, task: Task, run: RunContext) -> Validate:
+def make_validation(plan: Plan, task: Task, run: RunContext) -> Validate:
     """What measures a network on the validation images, each process taking a part of them: on the way in the precision
     of the training, in the end (`last`) as every other measurement, so that the last line of a run and its result are
     one number."""

@@ -29,7 +29,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ChoiceInputs:
     """What the choices depend on."""
 
     images: int  # in the training split
@@ -52,7 +52,7 @@ class Facts:
         return self.seconds * self.flops / (6 * macs(model)) / self.images
 
 
-def choose_backbone(facts: Facts) -> tuple[Backbone, str]:
+def choose_backbone(facts: ChoiceInputs) -> tuple[Backbone, str]:
     """What to start from, and why."""
     if facts.device != "cuda":
         return TINY, "the smallest, for want of a GPU"
@@ -61,7 +61,7 @@ def choose_backbone(facts: Facts) -> tuple[Backbone, str]:
     return BASE, f"for {facts.images:,} images and a GPU"
 
 
-def choose_recipe(facts: Facts) -> Decision:
+def choose_recipe(facts: ChoiceInputs) -> Decision:
     if facts.start is None:
         return Decision("recipe", "scratch", "for random weights (--from WEIGHTS fine-tunes trained ones)")
     if facts.epochs_within_budget(facts.start) < 2 and not facts.multilabel:
@@ -71,7 +71,7 @@ def choose_recipe(facts: Facts) -> Decision:
     return Decision("recipe", "finetune", "there are weights to start from")
 
 
-def choose_model(facts: Facts, asked: Size | None) -> list[tuple[str, Any, Decision]]:
+def choose_model(facts: ChoiceInputs, asked: Size | None) -> list[tuple[str, Any, Decision]]:
     """Network and image size for training from random weights, as (key, value, decision); the size may be given."""
     found = []
     short = min(facts.median_size)
@@ -103,7 +103,7 @@ def choose_loss(objective: ObjectiveConfig) -> list[tuple[str, Any, Decision]]:
     return [("objective.loss", "sigmoid", Decision("loss", "sigmoid", why))]
 
 
-def choose_batch(facts: Facts, train: TrainConfig) -> list[tuple[str, Any, Decision]]:
+def choose_batch(facts: ChoiceInputs, train: TrainConfig) -> list[tuple[str, Any, Decision]]:
     """The recipe's batch size, or a smaller one for few images; where a recipe says how many steps it takes, too, it
     means what it says."""
     if facts.images >= 4 * train.batch_size or train.steps is not None:
@@ -122,7 +122,7 @@ def choose_warmup(schedule: ScheduleConfig, steps: int) -> list[tuple[str, Any, 
     return [("schedule.warmup", 0.1, Decision("warm-up", "a tenth", why))]
 
 
-def choose_length(facts: Facts, train: TrainConfig, model: NetworkConfig) -> list[tuple[str, Any, Decision]]:
+def choose_length(facts: ChoiceInputs, train: TrainConfig, model: NetworkConfig) -> list[tuple[str, Any, Decision]]:
     """Steps: fewer epochs for more data, never more than the time budget."""
     usual, cap = (100.0, 2000) if facts.start is None else (20.0, 1000)
     wanted = min(usual, max(5.0, usual * math.sqrt(cap / facts.images)))

@@ -27,14 +27,14 @@ from vitrail.terminal import make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.names import local_path, spec_of, whole_spec
 from vitrail.weights.read import read_weights
-from vitrail.workflows.measure import logits_of
-from vitrail.workflows.show import scanning
-from vitrail.workflows.train_test_overlap import Trained, check_names, unseen_images
+from vitrail.workflows.measure import compute_logits
+from vitrail.workflows.show import scan_progress
+from vitrail.workflows.train_test_overlap import TrainingRecord, check_class_names, unseen_images
 from vitrail.workflows.tune import fitted_on
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class ComparedRun:
     """One of several runs; all but the first with what sets them apart from the first."""
 
     name: str
@@ -65,7 +65,7 @@ def compare_runs(
     split: str | None = None,
     device: str = "auto",
     console: Console | None = None,
-) -> tuple[list[Compared], str]:
+) -> tuple[list[ComparedRun], str]:
     """All `runs` measured on the same images, which none of them was trained on, and in words which images these are.
 
     Without `data`, the images are those that the first run kept from its own training.
@@ -80,13 +80,13 @@ def compare_runs(
     with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
-        trained = [Trained.of(read_weights(name)) for name in names]
+        trained = [TrainingRecord.of(read_weights(name)) for name in names]
         cards = [one.card for one in trained]
         _check_alike(names, cards)
         source = str(data) if data is not None else _data_of(names[0])
 
         def look() -> tuple[Samples, str]:
-            with scanning(console, interrupts) as scanned:
+            with scan_progress(console, interrupts) as scanned:
                 return unseen_images(source, trained, split, "", scanned)[1:]
 
         samples, words = ranks.broadcast(look)
@@ -98,7 +98,7 @@ def compare_runs(
 
 def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
     for name, card in zip(names, cards, strict=True):
-        check_names(name, card)
+        check_class_names(name, card)
         if set(card.classes) != set(cards[0].classes):
             odd = sorted(set(card.classes) ^ set(cards[0].classes))[0]
             raise UserError(f"{names[0]} and {name} do not know the same classes: only one of them knows '{odd}'")
@@ -122,7 +122,7 @@ def _data_of(name: str) -> str:
 def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: Interrupts, ranks: Ranks) -> Outputs:
     """What one network says, with its classes in the order of the samples."""
     classifier = load(name, device=device)
-    out = logits_of(
+    out = compute_logits(
         classifier.net,
         samples,
         card.preprocess,
@@ -135,18 +135,20 @@ def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: In
     return replace(out, values=out.values[:, [card.classes.index(known) for known in samples.classes]])
 
 
-def _compare(names: Sequence[str], cards: Sequence[Card], found: Sequence[Outputs], samples: Samples) -> list[Compared]:
+def _compare(
+    names: Sequence[str], cards: Sequence[Card], found: Sequence[Outputs], samples: Samples
+) -> list[ComparedRun]:
     if any(len(out.sample) != len(found[0].sample) or (out.sample != found[0].sample).any() for out in found):
         raise UserError("an image could be read for one run and not for another: look at the data with `vitrail check`")
     differing = differences([card.recipe for card in cards])
     task = prediction_task(cards[0].task, len(samples.classes))
-    rows: list[Compared] = []
+    rows: list[ComparedRun] = []
     for name, card, out, settings in zip(names, cards, found, differing, strict=True):
         paired = None if not rows else task.compare(found[0].values.numpy(), out.values.numpy(), out.labels.numpy())
         scores = _scores(task, out, card, samples.classes)
         cost = parameters(card.model), macs(card.model) / 1e9
         rows.append(
-            Compared(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
+            ComparedRun(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
         )
     tests = [row.against_first for row in rows if row.against_first is not None]
     raised = iter(holm_correction([one.p for one in tests if one.p is not None]))

@@ -31,7 +31,7 @@ TRIES = 8  # images that are opened for the place of one
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class InputImages:
     """Images as a network sees them."""
 
     names: list[str]
@@ -51,7 +51,7 @@ class Seen:
         return self.pixels[index].permute(1, 2, 0).numpy()
 
 
-def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> Seen:
+def read_input_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -> InputImages:
     """At most `most` of the images at `paths`, evenly over their order, so that every class has its part. In place of
     one that cannot be read comes a neighbour."""
     found, spec = find_images(paths), classifier.preprocess
@@ -72,7 +72,7 @@ def see_images(classifier: Classifier, paths: Sequence[str | Path], most: int) -
             f", first {failed[0][0]}: {failed[0][1]}" if failed else f": there are none in {', '.join(map(str, paths))}"
         )
         raise UserError(f"no image could be read{reason}")
-    return Seen(names, torch.stack(pixels), failed, len(found))
+    return InputImages(names, torch.stack(pixels), failed, len(found))
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -89,29 +89,29 @@ def _slots(count: int, most: int) -> Iterator[Iterable[int]]:
         yield islice(chain(range(place, after), range(place - 1, before, -1)), TRIES)
 
 
-def batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterator[Tensor]:
+def normalised_batches(classifier: Classifier, pixels: Tensor, size: int = BATCH) -> Iterator[Tensor]:
     """uint8 pixels as the network takes them, on its device."""
     for part in pixels.split(size):
         yield normalise(part.to(device_of(classifier.net)), classifier.preprocess)
 
 
-def distances_of(classifier: Classifier, seen: Seen, bar: Progress) -> AttentionDistances:
+def measure_attention_distance(classifier: Classifier, seen: InputImages, bar: Progress) -> AttentionDistances:
     """Attention distance over all the images."""
     task = bar.add_task("attention distance", total=len(seen.pixels))
-    parts = batches(classifier, seen.pixels)
+    parts = normalised_batches(classifier, seen.pixels)
     return attention_distances(require_vit(classifier.net), parts, lambda done: bar.update(task, completed=done))
 
 
 @torch.no_grad()
-def logits_of(classifier: Classifier, pixels: Tensor) -> np.ndarray:
+def class_logits(classifier: Classifier, pixels: Tensor) -> np.ndarray:
     """(N, classes)"""
-    rows = torch.cat([classifier.net(part).float().cpu() for part in batches(classifier, pixels)])
+    rows = torch.cat([classifier.net(part).float().cpu() for part in normalised_batches(classifier, pixels)])
     if not rows.isfinite().all():
         raise UserError(NONFINITE_OUTPUT)
     return rows.numpy()
 
 
-def maps_of(
+def explanation_maps(
     classifier: Classifier,
     parts: Iterable[Tensor],
     classes: np.ndarray,
@@ -139,7 +139,7 @@ def maps_of(
     return {name: np.concatenate(maps) for name, maps in found.items()}
 
 
-def ready_folder(folder: Path) -> None:
+def make_writable_folder(folder: Path) -> None:
     """Make a folder and try to write into it, before minutes are spent on what goes there."""
     temporary = folder / f".{secrets.token_hex(4)}.partial"
     try:

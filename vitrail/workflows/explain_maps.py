@@ -15,18 +15,18 @@ from vitrail.report.canvas import short_name
 from vitrail.report.explain_page import Looked, Picture
 from vitrail.report.explain_plots import MapPanel, draw_heads, draw_maps
 from vitrail.tasks.result import percent
-from vitrail.workflows.explain_inputs import Seen, batches, evenly
-from vitrail.workflows.explain_options import Wanted
+from vitrail.workflows.explain_inputs import InputImages, evenly, normalised_batches
+from vitrail.workflows.explain_options import ExplainOptions
 
 
-def maps_of_some(
-    classifier: Classifier, net: VisionTransformer, seen: Seen, shown: int, wanted: Wanted, bar: Progress
+def explain_images(
+    classifier: Classifier, net: VisionTransformer, seen: InputImages, shown: int, wanted: ExplainOptions, bar: Progress
 ) -> list[Looked]:
     """Maps over `shown` of the images, evenly chosen, with the network's answer to each."""
     indices = evenly(len(seen.pixels), shown) if shown else []
     found = []
     for number, index in enumerate(bar.track(indices, description="maps")):
-        pixels = next(batches(classifier, seen.pixels[index : index + 1]))
+        pixels = next(normalised_batches(classifier, seen.pixels[index : index + 1]))
         answer, panels = _panels(classifier, net, pixels, wanted)
         heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
         name, place = seen.names[index], f"image-{number:02d}"
@@ -37,7 +37,7 @@ def maps_of_some(
 
 
 def _panels(
-    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: Wanted
+    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: ExplainOptions
 ) -> tuple[str, list[MapPanel]]:
     """What the network says of one image, and the maps that explain it."""
     classes = classifier.classes

@@ -19,7 +19,7 @@ USUAL = {"--shown": SHOWN, "--measured": MEASURED}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExplainOptions:
     """What to show of each image: numbers of blocks, heads and classes."""
 
     layers: Sequence[int]
@@ -28,13 +28,13 @@ class Wanted:
     rather_than: int | None  # none: the likeliest other one
 
 
-def wanted_of(
+def resolve_explain_options(
     classifier: Classifier,
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
     why: str | None,
     rather_than: str | None,
-) -> Wanted:
+) -> ExplainOptions:
     config = require_vit(classifier.net).config
     count = config.blocks
     asked = list(layers) if layers else list(dict.fromkeys([0, count // 2, count - 1]))
@@ -43,13 +43,13 @@ def wanted_of(
         if wrong:
             raise UserError(f"there is no {what} {wrong[0]}: this network has {what}s 0 to {most - 1}")
     chosen = [head % config.heads for head in heads] if heads else list(range(min(config.heads, MOST_HEADS)))
-    first, second = (class_of(classifier, name) if name is not None else None for name in (why, rather_than))
+    first, second = (class_index(classifier, name) if name is not None else None for name in (why, rather_than))
     if first is not None and first == second:
         raise UserError(f"'{why}' rather than itself: name two different classes")
-    return Wanted([layer % count for layer in asked], chosen, first, second)
+    return ExplainOptions([layer % count for layer in asked], chosen, first, second)
 
 
-def class_of(classifier: Classifier, name: str) -> int:
+def class_index(classifier: Classifier, name: str) -> int:
     """The number of a class by its name; where weights came without names, by its number too."""
     classes = classifier.classes
     if not classifier.card.classes and f"class {name}" in classes:
@@ -68,7 +68,7 @@ def _some(classes: Sequence[str]) -> str:
     return f"; there is {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
 
 
-def explained_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
+def default_explain_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
     """Where to write if nobody says, named after both: other weights or images do not take its place."""
     path = Path(str(weights).removeprefix(HUB).partition("@")[0])
     place = (path.parent if path.name == "model.safetensors" else path).parent.name
@@ -78,7 +78,7 @@ def explained_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
     return Path("explained") / (f"{name}-on-{seen}{more}" if seen else name)
 
 
-def command_again(weights: str | Path, images: Sequence[str | Path], options: Mapping[str, object]) -> list[str]:
+def explain_command(weights: str | Path, images: Sequence[str | Path], options: Mapping[str, object]) -> list[str]:
     """What shows the same again. Options that have their usual value are not named."""
     given = {name: value for name, value in options.items() if value is not None and value != USUAL.get(name)}
     words = [word for name, value in given.items() for word in (name, _typed(name, value))]

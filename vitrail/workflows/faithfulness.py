@@ -17,13 +17,20 @@ from vitrail.report.canvas import Drawing
 from vitrail.report.explain_plots import draw_curves, draw_pasted
 from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
 from vitrail.tasks.result import percent
-from vitrail.workflows.explain_inputs import BATCH, Seen, batches, evenly, logits_of, maps_of
+from vitrail.workflows.explain_inputs import (
+    BATCH,
+    InputImages,
+    class_logits,
+    evenly,
+    explanation_maps,
+    normalised_batches,
+)
 
 PASTED_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Trusted:
+class FaithfulnessResult:
     rows: list[Trust]
     images: int
     sentences: list[str]
@@ -34,13 +41,15 @@ class Trusted:
     notes: list[str]
 
 
-def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progress) -> Trusted:
+def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: int, bar: Progress) -> FaithfulnessResult:
     """Judge the maps of at most `measured` images and as many pasted ones, for the classes the network predicts."""
     chosen = evenly(len(seen.pixels), measured)
     pixels = seen.pixels[chosen]
-    classes = logits_of(classifier, pixels).argmax(1)
+    classes = class_logits(classifier, pixels).argmax(1)
     task = bar.add_task("maps to judge", total=len(pixels))
-    maps = maps_of(classifier, batches(classifier, pixels), classes, between=lambda n: bar.advance(task, n))
+    maps = explanation_maps(
+        classifier, normalised_batches(classifier, pixels), classes, between=lambda n: bar.advance(task, n)
+    )
     maps["random"] = random_maps(maps["rollout"])
     curves = _curves(classifier, pixels, maps, classes, bar)
     found, points, examples = _pasted(classifier, pixels, measured, bar)
@@ -61,7 +70,9 @@ def measure_trust(classifier: Classifier, seen: Seen, measured: int, bar: Progre
         f"something inside the box, though the rest of the image may have its part in it. A map that lights the same "
         f"patch in every image finds {percent(found.chance)}, whichever patch that is."
     )
-    return Trusted(rows, len(pixels), trust_sentences(rows), draw_curves(curves), examples, sentence, found, notes)
+    return FaithfulnessResult(
+        rows, len(pixels), trust_sentences(rows), draw_curves(curves), examples, sentence, found, notes
+    )
 
 
 def _curves(
@@ -70,7 +81,7 @@ def _curves(
     net = require_vit(classifier.net)
     task = bar.add_task("deletion and insertion", total=len(pixels) * 2 * STEPS * len(maps))
     parts: dict[str, list[FaithfulnessCurves]] = {name: [] for name in maps}
-    for start, batch in zip(range(0, len(pixels), BATCH), batches(classifier, pixels), strict=True):
+    for start, batch in zip(range(0, len(pixels), BATCH), normalised_batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
         for name, one in maps.items():
             parts[name].append(
@@ -83,10 +94,10 @@ def _curves(
                     between=lambda n: bar.advance(task, n),
                 )
             )
-    return {name: joined(found) for name, found in parts.items()}
+    return {name: _concat_curves(found) for name, found in parts.items()}
 
 
-def joined(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
+def _concat_curves(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
     """The curves of all images."""
     deletion, insertion = (np.concatenate([getattr(one, kind) for one in parts]) for kind in ("deletion", "insertion"))
     return FaithfulnessCurves(parts[0].shares, deletion, insertion)
@@ -96,12 +107,12 @@ def _pasted(
     classifier: Classifier, pixels: Tensor, wanted: int, bar: Progress
 ) -> tuple[PastedImages, dict[str, Pointing], Drawing | None]:
     net = require_vit(classifier.net)
-    whole = torch.cat(list(batches(classifier, pixels)))
+    whole = torch.cat(list(normalised_batches(classifier, pixels)))
     found = paste_images(net, whole, wanted)
     if len(found.pixels) < FEWEST:
         return found, {}, None
     task = bar.add_task("pasted pictures", total=len(found.pixels))
-    maps = maps_of(
+    maps = explanation_maps(
         classifier,
         found.pixels.split(BATCH),
         found.classes,

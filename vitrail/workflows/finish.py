@@ -24,15 +24,14 @@ from vitrail.training.precision import validates_in_float32
 from vitrail.training.progress import downsample_curves, read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import TRAINED_ON, Card, created_with, digest_tensor, write_bundle
-from vitrail.workflows.measure import Measurement, measure, show_scores
-from vitrail.workflows.prediction_table import write_predictions
+from vitrail.workflows.measure import Measurement, measure, show_scores, write_predictions
 from vitrail.workflows.resolve import Plan
-from vitrail.workflows.run_folder import NEW, check_there
+from vitrail.workflows.run_folder import NEW, check_not_replaced
 from vitrail.workflows.run_training import TrainResult
 from vitrail.workflows.show import data_name
-from vitrail.workflows.train_test_overlap import all_before, seen_before
-from vitrail.workflows.tune import tuned
-from vitrail.workflows.written import MODEL_CARD, PREDICTIONS
+from vitrail.workflows.train_test_overlap import count_seen_digests, earlier_digests
+from vitrail.workflows.tune import with_tuning
+from vitrail.workflows.vitrail_files import MODEL_CARD, PREDICTIONS
 
 
 def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
@@ -49,7 +48,7 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
     folder, about, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
-    copies, before = _known(plan, samples), seen_before(samples, all_before(about))
+    copies, before = _known(plan, samples), count_seen_digests(samples, earlier_digests(about))
     split = _split(name, copies, before)
     data, interrupts = plan.config.data, run.interrupts
     task = prediction_task(task_name(plan.config, plan.dataset), len(plan.dataset.classes))
@@ -64,7 +63,9 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
         advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
         console.print(f"[yellow]worse than the linear probe on {escape(baseline['features'])}[/]: {advice}")
     metrics = found.scores.numbers() | ({"seen_before": before} if before else {})
-    found = tuned(found, samples)  # for the report; nothing of it is written into the weights without being asked for
+    found = with_tuning(
+        found, samples
+    )  # for the report; nothing of it is written into the weights without being asked for
     place = _place(run)
     history = read_metrics(place / "metrics.jsonl")
     card = _card(plan, found.sentence, metrics, about, history)
@@ -85,7 +86,7 @@ def _place(run: RunContext) -> Path:
     new = run.folder / NEW
     if new.exists():
         return new
-    check_there(run.folder, run.lock)
+    check_not_replaced(run.folder, run.lock)
     return run.folder
 
 
@@ -97,7 +98,7 @@ def _known(plan: Plan, samples: Samples) -> int:
 def _with_digests(plan: Plan, net: Network, about: dict[str, Any]) -> dict[str, Tensor]:
     """The weights, and the digests of all images that they and the weights before them learned from."""
     own = content_digests(plan.dataset.splits["train"])
-    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, all_before(about)]))}
+    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, earlier_digests(about)]))}
 
 
 def _split(name: str, copies: int, before: int) -> str:

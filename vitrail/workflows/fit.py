@@ -37,20 +37,20 @@ from vitrail.workflows.fit_settings import check_arguments, fit_config, stored_s
 from vitrail.workflows.resume import (
     changed_settings,
     environment,
-    facts_of,
-    has_checkpoint,
+    has_saved_run,
     is_finished,
-    warn_of_changes,
+    read_facts,
+    warn_machine_changed,
 )
 from vitrail.workflows.run_folder import (
-    begin_folder,
-    check_free,
-    check_there,
-    claimed,
-    forget_earlier,
+    check_not_replaced,
+    check_output_folder,
+    create_run_folder,
+    lock_run_folder,
     refuse_links,
+    remove_replaced_run,
 )
-from vitrail.workflows.run_training import TrainResult, fit_in_folder, resume_advice
+from vitrail.workflows.run_training import TrainResult, resume_advice, train_in_folder
 
 HEADER = "vitrail-module"
 TAKEN = {"step", "event", "loss", "accuracy", "lr", "grad_norm", "images_per_second", "data_wait"}  # by training
@@ -119,14 +119,14 @@ def fit(
             return fit_config(model, batches, overrides, evaluate is not None, ranks.world_size, before)
 
         def begin() -> tuple[LockId, RunConfig, Checkpoint | None, bool]:
-            if again and has_checkpoint(folder):
-                lock = held.enter_context(claimed(folder))
+            if again and has_saved_run(folder):
+                lock = held.enter_context(lock_run_folder(folder))
                 refuse_links(folder)
                 return lock, *_resumed(folder, settings, console), is_finished(folder)
             config = settings()
-            check_free(folder, overwrite, again)
-            lock = held.enter_context(claimed(folder))
-            begin_folder(folder, stored_settings(config))
+            check_output_folder(folder, overwrite, again)
+            lock = held.enter_context(lock_run_folder(folder))
+            create_run_folder(folder, stored_settings(config))
             size = sum(parameter.numel() for parameter in model.parameters())
             what = f"{type(model).__name__}, {size:,} parameters, {config.train.steps:,} steps"
             console.print(f"{escape(what)}, {config.precision.compute} -> [bold]{escape(str(folder))}[/]")
@@ -155,7 +155,7 @@ def _resumed(
     found = CheckpointManager(folder / "checkpoints", 1).latest()
     if found is None and not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it; choose another out")
-    written = facts_of(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
+    written = read_facts(found[0], folder)["config"] if found is not None else read_recipe(str(folder / "config.toml"))
     before = validate(RunConfig, written, str(folder))
     if before.kind != "custom":
         raise UserError(f"{folder} holds a run on a folder of images: choose another out")
@@ -167,7 +167,7 @@ def _resumed(
     saved, damaged = found
     for sentence in damaged:
         console.print(f"[yellow]{escape(sentence)}[/]")
-    warn_of_changes(saved.facts["environment"], environment(choose_device(config.train.device)), console)
+    warn_machine_changed(saved.facts["environment"], environment(choose_device(config.train.device)), console)
     if not is_finished(folder):
         step, steps = saved.facts["step"], config.train.steps or 0
         console.print(f"[bold]{escape(str(folder))}[/] goes on from step {step:,} of {steps:,}")
@@ -192,7 +192,7 @@ def _train(
     measured = _validation(evaluate, config, device, ranks) if evaluate is not None else None
     run = replace(run, facts={"config": stored_settings(config), "environment": environment(device)})
     with resume_advice(run.folder, "the same call with resume=True goes on"):
-        weights, _ = fit_in_folder(model, task, batches, config, run, validate=measured, saved=saved)
+        weights, _ = train_in_folder(model, task, batches, config, run, validate=measured, saved=saved)
     ranks.broadcast(lambda: _write(run, weights, config))
 
 
@@ -200,11 +200,11 @@ def _write(run: RunContext, weights: dict[str, Tensor], config: RunConfig) -> No
     facts: dict[str, Any] = {"config": stored_settings(config), "created_with": created_with()}
     path = run.folder / "model.safetensors"
     facts["digest"] = digest(weights, facts)
-    check_there(run.folder, run.lock)
+    check_not_replaced(run.folder, run.lock)
     try:
         with atomic_write(path) as temporary:
             save_file(weights, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
-        forget_earlier(run.folder)
+        remove_replaced_run(run.folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}; go on with resume=True when there is room") from error
 

@@ -18,7 +18,7 @@ from vitrail.training.blocks import transformer_blocks
 from vitrail.training.optimizer import parameter_groups
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
-from vitrail.workflows.resolve import typed_settings
+from vitrail.workflows.resolve import parse_settings
 
 UNREAD = (
     "optimizer.freeze",
@@ -33,7 +33,7 @@ def fit_config(
     model: nn.Module, batches: Any, overrides: Sequence[str], validates: bool, world: int, before: RunConfig | None
 ) -> RunConfig:
     """Every setting of a run on `world` processes; `before`: those of the run to resume, whose choices stay."""
-    given = typed_settings(overrides)
+    given = parse_settings(overrides)
     for path in leaves(given):
         if not path.startswith(("optimizer.", "schedule.", "precision.", "train.")) or path in UNREAD:
             raise UserError(f"{path} has no effect where the network and the data are your own: leave it out")

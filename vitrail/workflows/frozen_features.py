@@ -55,7 +55,7 @@ class Counts:
     setting: str = ""
 
 
-def least_squares(task: FrozenTask, rows: np.ndarray, penalties: Sequence[float]) -> Counts:
+def score_least_squares(task: FrozenTask, rows: np.ndarray, penalties: Sequence[float]) -> Counts:
     features, labels = task.train.take(rows)
     problem = LeastSquares(features, labels, task.classes)
     correct, tested = np.zeros(len(penalties), np.int64), 0
@@ -65,7 +65,7 @@ def least_squares(task: FrozenTask, rows: np.ndarray, penalties: Sequence[float]
     return Counts(correct, tested, len(labels))
 
 
-def linear_probe(task: FrozenTask, rows: np.ndarray) -> Counts:
+def score_linear_probe(task: FrozenTask, rows: np.ndarray) -> Counts:
     features, labels = task.train.take(rows)
     settings = ProbeConfig()
     groups = task.train.groups(rows)
@@ -79,7 +79,7 @@ def linear_probe(task: FrozenTask, rows: np.ndarray) -> Counts:
     return Counts(np.array([correct]), tested, len(labels), f"penalty {probe.penalty:g}")
 
 
-def knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: float) -> Counts:
+def score_knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: float) -> Counts:
     features, labels = task.train.take(rows)
     correct = tested = 0
     for values, truth in task.test.parts():
@@ -89,7 +89,7 @@ def knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: float)
     return Counts(np.array([correct]), tested, len(labels), f"{neighbours} neighbours, temperature {temperature:g}")
 
 
-def rows_of(
+def few_shot_rows(
     method: Method, shots: int | None, counts: dict[str, list[Counts]], penalties: Sequence[float]
 ) -> list[FewShot]:
     """The candidate that serves all data sets, and what each of them scores with it."""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
+from vitrail.atomic import atomic_write
 from vitrail.config import DataConfig, Preprocess
 from vitrail.config.postprocess import Postprocess
 from vitrail.data.dataset import Samples
 from vitrail.distributed import SINGLE_PROCESS, Ranks
+from vitrail.errors import os_errors_as
 from vitrail.inference.device import deterministic
 from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.report.page import Picture, ReportFacts
+from vitrail.spreadsheet import csv_bytes
 from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples, Result
 from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import escape
-from vitrail.workflows.pictures import Pictures
+from vitrail.workflows.report_images import ReportImages
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,11 @@ def measure(
     task: PredictionTask,
 ) -> Measurement:
     """Score a network in float32 on every image of a split; `split` says in words which that is."""
-    out = logits_of(net, samples, spec, data, device, interrupts)
-    return judge(net, out, split, samples, spec, data, task=task)
+    out = compute_logits(net, samples, spec, data, device, interrupts)
+    return score_outputs(net, out, split, samples, spec, data, task=task)
 
 
-def logits_of(
+def compute_logits(
     net: nn.Module,
     samples: Samples,
     spec: Preprocess,
@@ -87,7 +91,7 @@ def logits_of(
     return out if temperature == 1 else replace(out, values=out.values / temperature)
 
 
-def judge(
+def score_outputs(
     net: nn.Module,
     out: Outputs,
     split: str,
@@ -104,7 +108,7 @@ def judge(
     out = replace(out, labels=task.labels_of(out.values, out.labels))
     measured = out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess()
     examples = task.examples(*measured)
-    pictures = Pictures(net, out, samples, spec, data)
+    pictures = ReportImages(net, out, samples, spec, data)
     return Measurement(
         task,
         sentence,
@@ -120,3 +124,14 @@ def judge(
 def show_scores(console: Console, found: Measurement) -> None:
     console.print(found.result.line)
     console.print(f"[dim]{escape(found.sentence)}[/]")
+
+
+def write_predictions(path: Path, found: Measurement, samples: Samples, postprocess: Postprocess | None = None) -> None:
+    """One row an image, in the order of the data."""
+    out, task = found.outputs, found.task
+    predicted = task.rows(
+        out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess(), found.examples
+    )
+    rows = ((samples.name(index), *row) for index, row in zip(out.sample.tolist(), predicted, strict=True))
+    with os_errors_as(f"cannot write the answers {path}"), atomic_write(path) as temporary:
+        temporary.write_bytes(csv_bytes(task.columns, rows))

@@ -33,7 +33,7 @@ def new_network(choice: ModelChoice, num_classes: int) -> NetworkConfig:
     return model.model_copy(update={"representation": model.width}) if choice.representation else model
 
 
-def network_from(start: NetworkConfig, choice: ModelChoice, num_classes: int) -> NetworkConfig:
+def network_from_weights(start: NetworkConfig, choice: ModelChoice, num_classes: int) -> NetworkConfig:
     """The network of the starting weights, with a plain head for the new classes."""
     _check_name(choice.name, start)
     if choice.channels not in (None, start.channels):

@@ -16,23 +16,23 @@ from vitrail.training.run_context import RunContext
 from vitrail.workflows.batches import example_batch
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.finish import finish
-from vitrail.workflows.probing import Baseline, baseline, probe_network, why_penalty
+from vitrail.workflows.linear_probe import Baseline, fit_baseline, penalty_reason, probe_network
 from vitrail.workflows.resolve import Plan
-from vitrail.workflows.resume import about_run
-from vitrail.workflows.run_folder import begin_folder, forget_earlier, take_place
-from vitrail.workflows.run_model import make_task, starting_network, trained_module
+from vitrail.workflows.resume import checkpoint_facts
+from vitrail.workflows.run_folder import create_run_folder, move_into_place, remove_replaced_run
+from vitrail.workflows.run_model import build_starting_network, build_trained_module, task_of_plan
 from vitrail.workflows.run_training import TrainResult
 from vitrail.workflows.show import show_decisions
 
 
-def begin_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunContext]:
+def prepare_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunContext]:
     """Build the network, measure the baseline, fit the batch into memory, and begin the folder."""
     ranks = run.ranks
     with run.interrupts.interruptible(ranks):
-        net, task = starting_network(plan, run.console), make_task(plan)
+        net, task = build_starting_network(plan, run.console), task_of_plan(plan)
         # The baseline needs the network as it is, before anything is put around it.
         measured = ranks.broadcast(lambda: _baseline(plan, net, run))
-        module = trained_module(plan, net)
+        module = build_trained_module(plan, net)
         ranks.broadcast_tensors([tensor.data for tensor in module.state_dict().values()])
         plan = _with_micro_batch(plan, module, task, run)
         return plan, module, task, replace(run, facts=ranks.broadcast(lambda: _begin_folder(plan, measured, run)))
@@ -41,28 +41,28 @@ def begin_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunCo
 def run_probe(plan: Plan, run: RunContext) -> TrainResult:
     """The frozen network with a linear head fitted on its features. One process does it."""
     with run.interrupts.interruptible(run.ranks):
-        net = starting_network(plan, run.console)
+        net = build_starting_network(plan, run.console)
 
     def work() -> TrainResult:
         console, started = run.console, time.monotonic()
         with run.interrupts.interruptible(), console.status("one pass over the images, then logistic regression"):
             fitted = probe_network(plan, net, run.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-        best = Decision("penalty", f"{fitted.penalty:g}", why_penalty(fitted))
+        best = Decision("penalty", f"{fitted.penalty:g}", penalty_reason(fitted))
         plan.decisions.append(best)
         show_decisions(console, [best])
         seconds = time.monotonic() - started
         result = finish(plan, net, replace(run, facts=_begin_folder(plan, None, run)), seconds)
-        take_place(run.folder)
-        forget_earlier(run.folder)
+        move_into_place(run.folder)
+        remove_replaced_run(run.folder)
         return result
 
     return run.ranks.broadcast(work)
 
 
 def _begin_folder(plan: Plan, measured: Baseline | None, run: RunContext) -> dict[str, Any]:
-    about = about_run(plan, measured)
-    begin_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
+    about = checkpoint_facts(plan, measured)
+    create_run_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
     return about
 
 
@@ -72,7 +72,7 @@ def _baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
         return None
     console = run.console
     with run.interrupts.interruptible(), console.status("fitting a linear probe, the baseline to beat"):
-        found = baseline(plan, net if plan.weights is not None else None, run.interrupts)
+        found = fit_baseline(plan, net if plan.weights is not None else None, run.interrupts)
     if found is None:
         return None
     measured, probe = found

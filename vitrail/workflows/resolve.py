@@ -36,8 +36,8 @@ from vitrail.training.precision import choose_precision, has_triton
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import (
+    ChoiceInputs,
     Decision,
-    Facts,
     choose_batch,
     choose_length,
     choose_loss,
@@ -45,9 +45,9 @@ from vitrail.workflows.choose import (
     choose_recipe,
     choose_warmup,
 )
-from vitrail.workflows.network import network_from, new_network
-from vitrail.workflows.start import find_start, is_open, random_start
-from vitrail.workflows.validate import check_purpose
+from vitrail.workflows.network import network_from_weights, new_network
+from vitrail.workflows.starting_weights import choose_start, random_start_decision, starts_automatically
+from vitrail.workflows.validate import check_requirements
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class Plan:
         return self.config.train.steps or 0  # a probe takes none
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ChoiceInputs:
         return _facts(self.dataset, self.device, self.weights)
 
 
@@ -96,23 +96,23 @@ def make_plan(
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    left_open = is_open(early, recipe)
-    check_purpose(early, weights, left_open)
+    left_open = starts_automatically(early, recipe)
+    check_requirements(early, weights, left_open)
     dataset = read_data(early, scanned)
     facts = _facts(dataset, device, weights)
 
     settings, start = _Settings(given), early.model.weights
     if left_open:
-        weights, start, decision = find_start(facts, message)
+        weights, start, decision = choose_start(facts, message)
         settings.decisions.append(decision)
         facts = _facts(dataset, device, weights)
     elif weights is None:
-        settings.decisions.append(random_start(early, recipe))
+        settings.decisions.append(random_start_decision(early, recipe))
     settings.take_recipe(recipe, facts)
     settings.set("model.weights", start)
     if weights is None and not settings.config.model.name:
         settings.choose(choose_model(facts, settings.config.model.image_size))
-    model, preprocess = network_of(settings.config, dataset, weights)
+    model, preprocess = resolve_network(settings.config, dataset, weights)
     settings.set("model.image_size", model.image_size)
     settings.config = settings.config.model_copy(update={"preprocess": preprocess.model_dump()})
     settings.set("train.device", str(device))
@@ -121,7 +121,7 @@ def make_plan(
         settings.set("data.quarantine", str(user_path(settings.config.data.quarantine).absolute()))
     settings.set("model.weights", whole_spec(settings.config.model.weights))
     settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
-    check_purpose(settings.config, weights)  # the recipe may have been chosen since
+    check_requirements(settings.config, weights)  # the recipe may have been chosen since
     if dataset.multilabel and settings.config.kind != "masked":
         if settings.config.kind == "probe":
             raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
@@ -150,13 +150,13 @@ class _Settings:
         self.config = RunConfig()
         self.decisions: list[Decision] = []
 
-    def take_recipe(self, name: str | None, facts: Facts) -> None:
+    def take_recipe(self, name: str | None, facts: ChoiceInputs) -> None:
         if name is None:
             decision = choose_recipe(facts)
             self.decisions.append(decision)
             name = decision.value
         typed = self.given
-        self.given = with_own(name, self.given)
+        self.given = with_recipe_file(name, self.given)
         values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
         if "epochs" in typed.get("train", {}):  # what was typed wins over what the recipe says
             values["train"].pop("steps", None)
@@ -196,11 +196,11 @@ class _Settings:
 
     def fix_steps(self, images: int) -> None:
         """Epochs become steps, so that the written settings say exactly what ran."""
-        self.set("train.steps", steps_of(self.config.train, images))
+        self.set("train.steps", total_steps(self.config.train, images))
         self.set("train.epochs", None)
 
 
-def steps_of(train: TrainConfig, images: int) -> int:
+def total_steps(train: TrainConfig, images: int) -> int:
     return train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
 
 
@@ -230,7 +230,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
     return dataset
 
 
-def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[NetworkConfig, Preprocess]:
+def resolve_network(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[NetworkConfig, Preprocess]:
     """The network for this data, and how its pixels are made: from the starting weights where there are some."""
     choice = config.model
     count = len(dataset.classes) if config.kind != "masked" else 0  # nothing is classified
@@ -238,7 +238,7 @@ def network_of(config: RunConfig, dataset: Dataset, weights: Weights | None) -> 
     if weights is None:
         base, model = None, new_network(choice, count)
     else:
-        base, model = weights.card.preprocess, network_from(weights.card.model, choice, count)
+        base, model = weights.card.preprocess, network_from_weights(weights.card.model, choice, count)
     asked = overrides.pop("size", None)
     if asked is not None and tuple(asked) != model.image_size:
         raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
@@ -254,13 +254,13 @@ def write_config(path: Path, values: dict[str, Any]) -> None:
         temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 
-def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> Facts:
+def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> ChoiceInputs:
     start = weights.card.model if weights else None
     images, classes = len(dataset.splits["train"]), len(dataset.classes)
-    return Facts(images, classes, dataset.median_size, device.type, start, dataset.multilabel)
+    return ChoiceInputs(images, classes, dataset.median_size, device.type, start, dataset.multilabel)
 
 
-def typed_settings(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """Settings as "section.key=value", if there are such keys."""
     given = parse_overrides(overrides)
     known = key_paths(RunConfig)
@@ -272,7 +272,7 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def with_own(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
+def with_recipe_file(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
     """What was typed upon what stands in a recipe file of the user's own, which was said as much."""
     if not recipe.endswith(".toml"):
         return given

@@ -38,10 +38,10 @@ from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
-from vitrail.workflows.probing import Baseline
-from vitrail.workflows.resolve import Plan, read_data, steps_of, with_own
-from vitrail.workflows.show import scanning
-from vitrail.workflows.train_test_overlap import Trained, trained_before
+from vitrail.workflows.linear_probe import Baseline
+from vitrail.workflows.resolve import Plan, read_data, total_steps, with_recipe_file
+from vitrail.workflows.show import scan_progress
+from vitrail.workflows.train_test_overlap import TrainingRecord, earlier_training
 
 # What a user may leave to the run, whose config.toml then has what it chose.
 CHOSEN = {"train.micro_batch_size": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
@@ -69,15 +69,15 @@ class _About(BaseModel):
     teacher: str = ""
 
 
-def facts_of(saved: Checkpoint, folder: Path) -> dict[str, Any]:
+def read_facts(saved: Checkpoint, folder: Path) -> dict[str, Any]:
     """What a checkpoint says of its run, if it says so in the right kinds of values."""
     said = validate(_About, saved.facts, f"the last checkpoint of {folder}")
     return {**saved.facts, **said.model_dump(exclude_unset=True)}
 
 
-def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
+def checkpoint_facts(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
     """What a checkpoint says of its run, so that going on does not need the starting weights again."""
-    digests, partly = trained_before(_learned_from(plan))
+    digests, partly = earlier_training(_learned_from(plan))
     return {
         "config": plan.config.model_dump(mode="json"),
         "model": plan.model.model_dump(),
@@ -96,11 +96,11 @@ def about_run(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
     }
 
 
-def _learned_from(plan: Plan) -> list[Trained]:
+def _learned_from(plan: Plan) -> list[TrainingRecord]:
     """The starting weights and the teacher, where there are any."""
-    start = [Trained.of(plan.weights)] if plan.weights else []
+    start = [TrainingRecord.of(plan.weights)] if plan.weights else []
     teacher = plan.config.objective.teacher
-    return [*start, Trained.of(read_weights(teacher))] if teacher else start
+    return [*start, TrainingRecord.of(read_weights(teacher))] if teacher else start
 
 
 def _teacher(config: RunConfig) -> str:
@@ -127,13 +127,13 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def about_again(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def resumed_facts(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The same from a checkpoint, with what has changed since and was accepted."""
     start = ("decisions", "baseline", "source", "licence", "trained_before", "digests_before", "began_with")
-    return about_run(plan, None) | {key: facts[key] for key in start if key in facts}
+    return checkpoint_facts(plan, None) | {key: facts[key] for key in start if key in facts}
 
 
-def has_checkpoint(folder: Path) -> bool:
+def has_saved_run(folder: Path) -> bool:
     """Whether there is anything to go on from, or to lose."""
     if CheckpointManager(folder / "checkpoints", 1).steps() or is_finished(folder):
         return True
@@ -146,13 +146,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / "model.safetensors").is_file()
 
 
-def check_same(folder: Path, given: dict[str, Any], recipe: str | None) -> None:
+def check_same_settings(folder: Path, given: dict[str, Any], recipe: str | None) -> None:
     """What is given again must be what the run was started with; what is not given need not be given again."""
     file = folder / "config.toml"
     if not file.is_file():
         return
     stored = read_recipe(str(file))
-    given = deepcopy(with_own(recipe or "", given))
+    given = deepcopy(with_recipe_file(recipe or "", given))
     if recipe and not recipe.endswith(".toml"):  # of a file counts what it says, not how it is called
         given["recipe"] = recipe
     if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
@@ -183,7 +183,7 @@ def _count_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) ->
     del given["train"]["epochs"]
     images = CheckpointManager(folder / "checkpoints", 1).facts().get("began_with")
     if isinstance(images, int) and "steps" in stored.get("train", {}):  # an old run may not tell, and a probe has none
-        given["train"]["steps"] = steps_of(train, images)
+        given["train"]["steps"] = total_steps(train, images)
 
 
 def read_run(
@@ -205,7 +205,7 @@ def read_run(
     missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
     if missing:
         raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
-    about = facts_of(saved, folder)
+    about = read_facts(saved, folder)
     config = validate(RunConfig, about["config"], "checkpoint")
     if written != config:
         if not accept_changes:
@@ -234,7 +234,7 @@ def read_run(
         console.print(f"[yellow]{escape(sentence)}[/]")
     dataset = _same_data(config, about, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
-    warn_of_changes(about["environment"], environment(device), console)
+    warn_machine_changed(about["environment"], environment(device), console)
     model = network_config(about["model"], "checkpoint")
     if model.num_classes not in (0, len(dataset.classes)):
         raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
@@ -246,7 +246,7 @@ def read_run(
 def _same_data(
     config: RunConfig, about: dict[str, Any], accept_changes: bool, console: Console, interrupts: Interrupts
 ) -> Dataset:
-    with scanning(console, interrupts) as scanned:
+    with scan_progress(console, interrupts) as scanned:
         dataset = read_data(config, scanned)
     if dataset.fingerprint == about["fingerprint"]:
         return dataset
@@ -279,7 +279,7 @@ def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
-def warn_of_changes(then: dict[str, str], now: dict[str, str], console: Console) -> None:
+def warn_machine_changed(then: dict[str, str], now: dict[str, str], console: Console) -> None:
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(

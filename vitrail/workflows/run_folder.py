@@ -23,14 +23,14 @@ from vitrail.training.tensorboard import MARK
 from vitrail.weights.names import local_path
 from vitrail.workflows.resolve import Plan, write_config
 from vitrail.workflows.show import data_name
-from vitrail.workflows.written import (
+from vitrail.workflows.vitrail_files import (
     EXCLUDED,
     EXCLUDED_TITLES,
     MODEL_CARD,
     OLD_PREDICTIONS,
     PREDICTIONS,
-    has_our_header,
-    is_ours,
+    has_vitrail_header,
+    is_vitrail_file,
 )
 
 try:
@@ -59,7 +59,7 @@ REPLACED = "replaced"  # in NEW: an unfinished run that is replaced, while OLD h
 WEAK = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # such files other programs write, too
 
 
-def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> None:
+def check_output_folder(out: str | Path | None, overwrite: bool, again: bool = False) -> None:
     """That a new run may use the folder; before anything that takes long. `again`: it may hold one that has not saved
     anything yet."""
     if out is None:
@@ -67,24 +67,24 @@ def check_free(out: str | Path | None, overwrite: bool, again: bool = False) -> 
     folder = user_path(out)
     if folder.is_file():
         raise UserError(f"--out {folder} is a file: name a folder")
-    run = is_ours(folder / "config.toml")
+    run = is_vitrail_file(folder / "config.toml")
     if run and not overwrite and not again:
         if (folder / "model.safetensors").is_file():
             raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
         raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
     with os_errors_as(f"cannot write to {folder}"):
-        earlier_run(folder)
+        files_of_run(folder)
     others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
     if others and not run and not overwrite:
         raise UserError(
             f"{folder} holds '{others[0]}' but no run, and a run would replace that: choose another --out, "
             "or add --overwrite"
         )
-    with claimed(folder):  # that it can be
+    with lock_run_folder(folder):  # that it can be
         return
 
 
-def check_inputs(folder: Path, plan: Plan, recipe: str) -> None:
+def check_inputs_are_outside(folder: Path, plan: Plan, recipe: str) -> None:
     """That a run does not write among its own images, or over anything it reads."""
     place, root, config = folder.resolve(), Path(plan.dataset.root).resolve(), plan.config
     inside = root.is_dir() and root in place.parents
@@ -105,13 +105,13 @@ def check_inputs(folder: Path, plan: Plan, recipe: str) -> None:
             raise UserError(f"--out {folder} holds {what}, {path}: choose another folder")
 
 
-def earlier_run(folder: Path) -> list[Path]:
+def files_of_run(folder: Path) -> list[Path]:
     """The files of a run in a folder, which a new one replaces; links at their names are there, too, and are never
     followed. A file of somebody else's with such a name is refused, and all others are left alone."""
-    found, run = [], is_ours(folder / "config.toml")
+    found, run = [], is_vitrail_file(folder / "config.toml")
     for name in FILES:
         path = folder / name
-        if path.is_symlink() or (is_ours(path) and (run or name not in WEAK)):
+        if path.is_symlink() or (is_vitrail_file(path) and (run or name not in WEAK)):
             found.append(path)
         elif path.exists():
             _refuse(path)
@@ -131,7 +131,7 @@ def _is_of_run(path: Path, own: re.Pattern[str]) -> bool:
         return own.fullmatch(partial[1]) is not None and not path.is_dir()
     if not own.fullmatch(path.name):
         return False
-    if not path.is_symlink() and path.suffix == ".safetensors" and not has_our_header(path):
+    if not path.is_symlink() and path.suffix == ".safetensors" and not has_vitrail_header(path):
         _refuse(path)
     return path.is_symlink() or path.is_file()
 
@@ -156,7 +156,7 @@ def refuse_links(folder: Path) -> None:
             )
 
 
-def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
+def create_run_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
     """Begin a run in a place of its own: an earlier one moves aside when the new run has saved something. Its
     settings go to config.toml, the files it does not use to excluded.csv, each with the reason."""
     with os_errors_as(f"cannot write to {folder}"):
@@ -168,13 +168,15 @@ def begin_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tupl
                 temporary.write_bytes(csv_bytes(EXCLUDED_TITLES, excluded))
 
 
-def take_place(folder: Path) -> bool:
-    """From here on the folder holds the run that was begun. The one before it, if there was one, is kept in OLD until
-    `forget_earlier`; of several, the newest that was finished. If a file cannot be moved, all stay where they were."""
+def move_into_place(folder: Path) -> bool:
+    """Move the new run from `NEW` into the folder itself; return whether an earlier run was moved to `OLD`.
+
+    `OLD` stays until `remove_replaced_run`. If a finished and an unfinished run are replaced, the finished one is kept.
+    If a file cannot be moved, all files stay where they were."""
     new, old = folder / NEW, folder / OLD
     with os_errors_as(f"cannot write to {folder}"):
-        earlier = earlier_run(folder)
-        kept = old if is_ours(folder / "model.safetensors") or not os.path.lexists(old) else new / REPLACED
+        earlier = files_of_run(folder)
+        kept = old if is_vitrail_file(folder / "model.safetensors") or not os.path.lexists(old) else new / REPLACED
         if earlier and kept == old:
             _remove(old)
         moves = [(path, kept / path.relative_to(folder)) for path in earlier]
@@ -207,7 +209,7 @@ def _move(moves: dict[Path, Path]) -> None:
         raise
 
 
-def forget_earlier(folder: Path) -> None:
+def remove_replaced_run(folder: Path) -> None:
     """The new run is finished: the one before it is not needed any more."""
     with contextlib.suppress(OSError, UserError):
         _remove(folder / OLD)
@@ -219,7 +221,7 @@ def _remove(folder: Path) -> None:
     if own and folder.is_symlink():
         folder.unlink()
         return
-    for path in earlier_run(folder):
+    for path in files_of_run(folder):
         path.unlink()
     for place in (*(folder / name for name in FOLDERS), *([folder] if own else [])):
         if place.is_symlink():
@@ -229,7 +231,7 @@ def _remove(folder: Path) -> None:
                 place.rmdir()
 
 
-def check_there(folder: Path, lock: LockId) -> None:
+def check_not_replaced(folder: Path, lock: LockId) -> None:
     """That the folder is still this run's: somebody may have removed it, and begun another run there."""
     try:
         found = (folder / LOCK).lstat()
@@ -242,7 +244,7 @@ def check_there(folder: Path, lock: LockId) -> None:
         raise UserError(f"{folder} was removed or replaced while its run was at work: what was not saved is lost")
 
 
-def where_it_stopped(folder: Path, command: str) -> str:
+def stop_message(folder: Path, command: str) -> str:
     if (folder / NEW).exists():
         return " before anything was saved"
     if not (folder / "config.toml").is_file() or not CheckpointManager(folder / "checkpoints", 1).steps():
@@ -251,7 +253,7 @@ def where_it_stopped(folder: Path, command: str) -> str:
     return f" and saved; {command}{kept}"
 
 
-def choose_folder(out: str | Path | None, root: str) -> Path:
+def run_folder_for(out: str | Path | None, root: str) -> Path:
     """The folder that was asked for, or a new one in runs/ with the name of the data."""
     if out is not None:
         return user_path(out)
@@ -259,7 +261,7 @@ def choose_folder(out: str | Path | None, root: str) -> Path:
 
 
 def newest_folder(data: str | Path) -> Path:
-    """The last one that `choose_folder` gave for this data, or the first that it would."""
+    """The last one that `run_folder_for` gave for this data, or the first that it would."""
     root = os.path.normpath(user_path(data).absolute())
     taken = list(takewhile(Path.exists, _numbered(root)))
     return taken[-1] if taken else next(_numbered(root))
@@ -272,7 +274,7 @@ def _numbered(root: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[LockId]:
+def lock_run_folder(folder: Path) -> Iterator[LockId]:
     """The folder for this launch alone. The lock ends with its process, however that ends."""
     there = folder.exists()
     with os_errors_as(f"cannot write to {folder}"):

@@ -27,7 +27,7 @@ from vitrail.weights.resize import adapt
 from vitrail.workflows.resolve import Plan
 
 
-def starting_network(plan: Plan, console: Console) -> Network:
+def build_starting_network(plan: Plan, console: Console) -> Network:
     """The network as a run starts with it: random, or with the starting weights fitted to it."""
     torch.manual_seed(plan.config.train.seed)
     net = build(plan.model)
@@ -43,7 +43,7 @@ def starting_network(plan: Plan, console: Console) -> Network:
     return net.to(plan.device)
 
 
-def make_task(plan: Plan) -> Task:
+def task_of_plan(plan: Plan) -> Task:
     return tasks.make_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
 
 
@@ -65,7 +65,7 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
     return teacher, "sigmoid" if alone else "softmax"
 
 
-def trained_module(plan: Plan, net: Network) -> nn.Module:
+def build_trained_module(plan: Plan, net: Network) -> nn.Module:
     """The network as it is trained: with its low-rank updates, or its head for masked patches; parts of it frozen."""
     config = plan.config
     module = _with_extras(plan, net)

@@ -23,7 +23,7 @@ from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
 from vitrail.training.trainer import Validate
-from vitrail.workflows.run_folder import NEW, OLD, check_there, take_place, where_it_stopped
+from vitrail.workflows.run_folder import NEW, OLD, check_not_replaced, move_into_place, stop_message
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrainResult:
     scores: Any  # of the last measurement
 
 
-def fit_in_folder(
+def train_in_folder(
     model: nn.Module,
     task: TrainingTask,
     batches: BatchStream,
@@ -47,11 +47,12 @@ def fit_in_folder(
     saved: Checkpoint | None,
     flops_per_image: float = 0.0,
 ) -> tuple[dict[str, Tensor], float]:
-    """`trainer.fit` with the checkpoints and curves of a run folder. Returns the weights to keep and the seconds that
-    the run took."""
+    """Call `trainer.train_model` with the checkpoints and curves of a run folder.
+
+    Returns the weights to keep and the seconds that the run took, over all its launches."""
     checkpoints = RunCheckpoints(run, config.train, new=saved is None)
     try:
-        result = trainer.fit(
+        result = trainer.train_model(
             model,
             task,
             batches,
@@ -91,11 +92,11 @@ class RunCheckpoints(CheckpointManager):
     def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
         folder, ranks = self.run.folder, self.run.ranks
         if not self.new:
-            ranks.broadcast(lambda: check_there(folder, self.run.lock))
+            ranks.broadcast(lambda: check_not_replaced(folder, self.run.lock))
             super().save(state, about)
             return
         CheckpointManager(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
-        if ranks.broadcast(lambda: take_place(folder)):
+        if ranks.broadcast(lambda: move_into_place(folder)):
             self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
         self.new = False
 
@@ -106,5 +107,5 @@ def resume_advice(folder: Path, command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        stopped.advice = where_it_stopped(folder, command)
+        stopped.advice = stop_message(folder, command)
         raise

@@ -23,7 +23,7 @@ def data_name(root: str) -> str:
 
 
 @contextmanager
-def scanning(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int, int], None]]:
+def scan_progress(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for the scan of a dataset, as the callback that open_dataset takes. A signal stops it at once."""
     with interrupts.interruptible(), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("checking images", total=None)

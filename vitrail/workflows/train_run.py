@@ -26,24 +26,24 @@ from vitrail.training.memory import check_memory
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
 from vitrail.weights.names import spec_of
-from vitrail.workflows.batches import ImageBatches, validation_of
+from vitrail.workflows.batches import ImageBatches, make_validation
 from vitrail.workflows.finish import finish
 from vitrail.workflows.fit import fit
-from vitrail.workflows.new_run import begin_run, run_probe
-from vitrail.workflows.resolve import Plan, make_plan, typed_settings
-from vitrail.workflows.resume import about_again, check_same, has_checkpoint, is_finished, read_run
+from vitrail.workflows.new_run import prepare_run, run_probe
+from vitrail.workflows.resolve import Plan, make_plan, parse_settings
+from vitrail.workflows.resume import check_same_settings, has_saved_run, is_finished, read_run, resumed_facts
 from vitrail.workflows.run_folder import (
-    check_free,
-    check_inputs,
-    choose_folder,
-    claimed,
-    forget_earlier,
+    check_inputs_are_outside,
+    check_output_folder,
+    lock_run_folder,
     newest_folder,
     refuse_links,
+    remove_replaced_run,
+    run_folder_for,
 )
-from vitrail.workflows.run_model import final_network, make_task, trained_module
-from vitrail.workflows.run_training import TrainResult, fit_in_folder, resume_advice
-from vitrail.workflows.show import scanning, show_data, show_decisions
+from vitrail.workflows.run_model import build_trained_module, final_network, task_of_plan
+from vitrail.workflows.run_training import TrainResult, resume_advice, train_in_folder
+from vitrail.workflows.show import scan_progress, show_data, show_decisions
 
 OWN_MODULE = ("objective", "source", "evaluator")  # what `vitrail.fit` calls task, batches and evaluate
 
@@ -123,29 +123,29 @@ def train(
             folder = user_path(str(out))
             if fresh and is_finished(folder):
                 return ranks.broadcast(lambda: _finished(folder, given, recipe, console))
-            lock = ranks.broadcast(lambda: held.enter_context(claimed(folder)))
+            lock = ranks.broadcast(lambda: held.enter_context(lock_run_folder(folder)))
             return _resume(RunContext(folder, console, interrupts, ranks, lock), given, recipe, accept_changes)
         with_weights: list[Plan] = []  # the first process keeps the starting weights; the others do not need them
 
         @interrupts.interruptible()
         def begin() -> tuple[Plan, Path]:
-            check_free(out, overwrite, again)
-            with scanning(console, interrupts) as scanned:
+            check_output_folder(out, overwrite, again)
+            with scan_progress(console, interrupts) as scanned:
                 plan = make_plan(given, recipe, scanned, ranks.world_size, console.print)
             with_weights.append(plan)
             check_memory(plan.config, plan.model, plan.device, ranks=ranks, pretrained=plan.weights is not None)
-            folder = choose_folder(out, plan.dataset.root)
-            check_inputs(folder, plan, recipe or "")
+            folder = run_folder_for(out, plan.dataset.root)
+            check_inputs_are_outside(folder, plan, recipe or "")
             console.print(f"[bold]{escape(plan.dataset.root)}[/] -> [bold]{escape(str(folder))}[/]")
             show_data(console, plan.dataset)
             show_decisions(console, plan.decisions)
             return replace(plan, weights=None), folder
 
         plan, folder = ranks.broadcast(begin)
-        lock = ranks.broadcast(lambda: held.enter_context(claimed(folder)))
+        lock = ranks.broadcast(lambda: held.enter_context(lock_run_folder(folder)))
         plan = with_weights[0] if with_weights else plan
         run = RunContext(folder, console, interrupts, ranks, lock)
-        return run_probe(plan, run) if plan.config.kind == "probe" else _fit_and_finish(*begin_run(plan, run))
+        return run_probe(plan, run) if plan.config.kind == "probe" else _fit_and_finish(*prepare_run(plan, run))
 
 
 def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: Any) -> TrainResult:
@@ -183,7 +183,7 @@ def _given_settings(
     overrides: Sequence[str],
 ) -> dict[str, Any]:
     """What the caller gave, as nested settings."""
-    given = typed_settings(overrides)
+    given = parse_settings(overrides)
     if data is not None:
         given = merge({"data": {"path": str(data)}}, given)
     for section, key, value in (
@@ -198,7 +198,7 @@ def _given_settings(
 
 def _finished(folder: Path, given: dict[str, Any], recipe: str | None, console: Console) -> TrainResult:
     """The same command again, when there is nothing left to do: a job that was started once more ends well."""
-    check_same(folder, given, recipe)
+    check_same_settings(folder, given, recipe)
     weights = folder / "model.safetensors"
     console.print(f"the run in [bold]{escape(str(folder))}[/] is finished: its weights are {escape(str(weights))}")
     report = folder / "report.html"
@@ -209,7 +209,7 @@ def _can_resume(out: str | Path | None, fresh: bool) -> bool:
     """Whether there is a run to resume; where nothing is given to start one with, there has to be."""
     if out is None:
         raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return not fresh or has_checkpoint(user_path(out))
+    return not fresh or has_saved_run(user_path(out))
 
 
 def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_changes: bool) -> TrainResult:
@@ -218,14 +218,14 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
     @run.interrupts.interruptible()
     def read() -> tuple[Plan, Checkpoint]:
         refuse_links(folder)
-        check_same(folder, given, recipe)
+        check_same_settings(folder, given, recipe)
         plan, saved = read_run(folder, console, run.interrupts, accept_changes)
         console.print(f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}")
         return plan, saved
 
     plan, saved = run.ranks.broadcast(read)
-    run = replace(run, facts=about_again(saved.facts, plan))
-    return _fit_and_finish(plan, trained_module(plan, build(plan.model)), make_task(plan), run, saved)
+    run = replace(run, facts=resumed_facts(saved.facts, plan))
+    return _fit_and_finish(plan, build_trained_module(plan, build(plan.model)), task_of_plan(plan), run, saved)
 
 
 def _fit_and_finish(
@@ -236,8 +236,8 @@ def _fit_and_finish(
     with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
         with run.interrupts.interruptible(run.ranks):
             batches = ImageBatches(plan, task.targets, run)
-            validate = validation_of(plan, task, run) if "val" in plan.dataset.splits else None
-        weights, seconds = fit_in_folder(
+            validate = make_validation(plan, task, run) if "val" in plan.dataset.splits else None
+        weights, seconds = train_in_folder(
             module,
             task,
             batches,
@@ -250,7 +250,7 @@ def _fit_and_finish(
 
         def end() -> TrainResult:
             result = finish(plan, final_network(plan, weights), run, seconds)
-            forget_earlier(run.folder)
+            remove_replaced_run(run.folder)
             return result
 
         return run.ranks.broadcast(end)

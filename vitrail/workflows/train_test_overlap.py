@@ -27,21 +27,21 @@ from vitrail.weights.read import Weights
 STRAY = 0.01  # share of images known to be trained on, below which those of which nothing is known may stay
 
 
-class Trained(NamedTuple):
+class TrainingRecord(NamedTuple):
     """Weights by what they tell of the images that they, and the weights that they came from, were trained on."""
 
     card: Card
     digests: np.ndarray = np.empty(0, np.uint64)  # of all of them; those of the first format tell in their card
 
     @classmethod
-    def of(cls, weights: Weights | Classifier) -> Trained:
+    def of(cls, weights: Weights | Classifier) -> TrainingRecord:
         own = weights.file if isinstance(weights, Classifier) or weights.layout == "vitrail" else None
         return cls(weights.card) if own is None else cls(weights.card, read_trained_on(own))
 
 
 def unseen_images(
     data: str,
-    weights: Sequence[Trained],
+    weights: Sequence[TrainingRecord],
     split: str | None,
     quarantine: str,
     scanned: Callable[[int, int], None],
@@ -90,7 +90,7 @@ def unseen_images(
 
 
 def _without_trained(
-    data: str, dataset: Dataset, samples: Samples, sentence: str, weights: Sequence[Trained]
+    data: str, dataset: Dataset, samples: Samples, sentence: str, weights: Sequence[TrainingRecord]
 ) -> tuple[Samples, str]:
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card, digests in weights:
@@ -126,7 +126,7 @@ def _sketches(card: Card) -> list[tuple[list[str], int]]:
     return [(card.data.get("trained_on", []), SKETCH_SIZE), *before]
 
 
-def trained_before(weights: Sequence[Trained]) -> tuple[np.ndarray, list[list[str]]]:
+def earlier_training(weights: Sequence[TrainingRecord]) -> tuple[np.ndarray, list[list[str]]]:
     """What a run remembers of the images that its starting weights, or its teacher, were trained on: all digests that
     they know, and of cards that know a part of their images the beginning of it."""
     sketches = [sketch for one in weights for sketch in _sketches(one.card)]
@@ -135,18 +135,18 @@ def trained_before(weights: Sequence[Trained]) -> tuple[np.ndarray, list[list[st
     return np.unique(np.concatenate([*(one.digests for one in weights), *told, _numbers([])])), list(map(list, partly))
 
 
-def seen_by(samples: Samples, weights: Trained) -> int:
+def count_seen(samples: Samples, weights: TrainingRecord) -> int:
     """How many images weights are known to have been trained on, or the weights that they came from."""
     told = [_numbers(known) for known, _ in _sketches(weights.card)]
-    return seen_before(samples, np.concatenate([weights.digests, *told]))
+    return count_seen_digests(samples, np.concatenate([weights.digests, *told]))
 
 
-def seen_before(samples: Samples, digests: np.ndarray) -> int:
+def count_seen_digests(samples: Samples, digests: np.ndarray) -> int:
     """How many images are among those of these digests."""
     return int(match_digests(samples, digests).sum())
 
 
-def all_before(about: Mapping[str, Any]) -> np.ndarray:
+def earlier_digests(about: Mapping[str, Any]) -> np.ndarray:
     """The digests of a run's checkpoint; one of an earlier version has lists alone."""
     return np.concatenate([about.get("digests_before", _numbers([])), *map(_numbers, about["trained_before"])])
 
@@ -155,7 +155,7 @@ def _numbers(known: Sequence[str]) -> np.ndarray:
     return np.array([int(digest, 16) for digest in known], np.uint64)
 
 
-def check_names(weights: str | Path, card: Card) -> None:
+def check_class_names(weights: str | Path, card: Card) -> None:
     """That weights can be measured on folders named after classes."""
     advice = f"train one on your data with `vitrail train DATA --from {weights}`"
     count = card.model.num_classes

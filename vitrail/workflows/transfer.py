@@ -40,7 +40,7 @@ from vitrail.weights.names import spec_of
 from vitrail.weights.read import read_weights
 from vitrail.workflows.show import data_name
 from vitrail.workflows.train_run import train
-from vitrail.workflows.written import refuse_others
+from vitrail.workflows.vitrail_files import refuse_foreign_files
 
 # The learning rates of the paper's Table 4, by the beginning of a recipe's name; and what its text adds for ImageNet to
 # those of ResNets and hybrids.
@@ -93,9 +93,9 @@ def run_transfer(
     they are, and one that was stopped goes on."""
     folder = user_path(out) if out is not None else Path("runs") / f"{data_name(str(data))}-transfer"
     with process_group() as ranks:
-        ranks.broadcast(lambda: refuse_others([(folder / "transfer.json", "")], "choose another --out"))
+        ranks.broadcast(lambda: refuse_foreign_files([(folder / "transfer.json", "")], "choose another --out"))
         console.quiet = console.quiet or not ranks.is_first
-        chosen = tuple(rates) or ranks.broadcast(lambda: rates_of(recipe, read_weights(spec_of(from_)).card.model))
+        chosen = tuple(rates) or ranks.broadcast(lambda: default_rates(recipe, read_weights(spec_of(from_)).card.model))
         splits, watched = ranks.broadcast(lambda: _check(data, recipe, chosen, seeds, overrides))
         fixed = [] if "test" in splits else ["data.val_as_test=true"]
         if fixed:
@@ -158,7 +158,7 @@ def _protocol(measured: Callable[..., dict[str, Any]], rates: Sequence[float], s
     )
 
 
-def rates_of(recipe: str, network: NetworkConfig) -> tuple[float, ...]:
+def default_rates(recipe: str, network: NetworkConfig) -> tuple[float, ...]:
     """What to choose from, if nobody says."""
     name = recipe
     if recipe.endswith(".toml"):  # the user's own

@@ -22,7 +22,7 @@ from vitrail.workflows.measure import Measurement
 FEWEST = 50  # images to fit to before anything is written down
 
 
-def tuned(
+def with_tuning(
     found: Measurement, samples: Samples, postprocess: Postprocess | None = None, accuracy: float | None = None
 ) -> Measurement:
     """The measurement, with what temperature, abstention and thresholds would change. `samples`: the images measured
@@ -39,7 +39,7 @@ def show_tuning(console: Console, found: Measurement) -> None:
             console.print(escape(sentence))
 
 
-def own_file(weights: str | Path) -> Path:
+def writable_weights_file(weights: str | Path) -> Path:
     """The file of vitrail's own layout that can be written into."""
     path = local_path(weights)
     path = path / "model.safetensors" if path is not None and path.is_dir() else path
@@ -66,7 +66,7 @@ def fitted_note(card: Card, samples: Samples) -> str:
 
 def write_postprocess(weights: str | Path, card: Card, found: Measurement, samples: Samples) -> str:
     """Into the card of the weights: the temperature, and the thresholds that were asked for. Returns what was done."""
-    path, tuning, before = own_file(weights), found.scores.tuned, card.postprocess
+    path, tuning, before = writable_weights_file(weights), found.scores.tuned, card.postprocess
     if found.scores.n < FEWEST:
         return f"nothing is written: {found.scores.n} images are too few to fit to, {FEWEST} the fewest"
     if len(np.unique(group_ids(samples))) < 2:

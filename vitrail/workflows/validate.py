@@ -10,7 +10,7 @@ from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
 
 
-def check_purpose(config: RunConfig, weights: Weights | None, found: bool = False) -> None:
+def check_requirements(config: RunConfig, weights: Weights | None, found: bool = False) -> None:
     """What a kind of run needs, and what would be of no use to it; known before the data is read. `found`: weights to
     start from will be, once the data is known."""
     bare = weights is None and not found

@@ -10,13 +10,13 @@ from vitrail.errors import UserError
 from vitrail.weights.backbones import bundled, why_not
 from vitrail.weights.hub import WITHOUT
 from vitrail.weights.read import Weights, read_weights
-from vitrail.workflows.choose import START, Decision, Facts, choose_backbone
+from vitrail.workflows.choose import START, ChoiceInputs, Decision, choose_backbone
 
 # Settings of a network that any starting weights can have.
 NEUTRAL = {"weights", "start", "image_size", "dropout", "drop_path", "head_init", "head_bias", "resample"}
 
 
-def is_open(config: RunConfig, recipe: str | None) -> bool:
+def starts_automatically(config: RunConfig, recipe: str | None) -> bool:
     """Whether it is left to the run which weights to start from."""
     start, name = config.model.start, config.model.name
     if config.model.weights or start == "random":
@@ -29,7 +29,7 @@ def is_open(config: RunConfig, recipe: str | None) -> bool:
     return start == "auto" or (config.kind == "train" and not _own(config.model))
 
 
-def random_start(config: RunConfig, recipe: str | None) -> Decision:
+def random_start_decision(config: RunConfig, recipe: str | None) -> Decision:
     """For a run that is not open and has no weights: that it starts at random, and why."""
     if recipe is not None:
         why = f"the recipe {recipe} starts there"
@@ -47,7 +47,7 @@ def _own(model: ModelChoice) -> list[str]:
     return [key for key, field in fields if key not in NEUTRAL and getattr(model, key) != field.default]
 
 
-def find_start(facts: Facts, tell: Callable[[str], None]) -> tuple[Weights, str, Decision]:
+def choose_start(facts: ChoiceInputs, tell: Callable[[str], None]) -> tuple[Weights, str, Decision]:
     """The weights to start from with the name to write down, and the reason. Random ones are only for who asks."""
     backbone, fitting = choose_backbone(facts)
     size = f"{backbone.megabytes} MB, {backbone.licence}"

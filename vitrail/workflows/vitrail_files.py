@@ -27,7 +27,7 @@ EXCLUDED_TITLES = ("name", "reason")
 SETTINGS = {"kind", "optimizer", "precision", "schedule", "train"}  # sections that config.toml of any run has
 
 
-def is_ours(path: Path, kind: str = "") -> bool:
+def is_vitrail_file(path: Path, kind: str = "") -> bool:
     """Whether vitrail wrote a file, which is no link. `kind`: what it is called where vitrail chooses the name."""
     test = TESTS[kind or path.name]
     try:
@@ -38,14 +38,14 @@ def is_ours(path: Path, kind: str = "") -> bool:
         return False
 
 
-def refuse_others(paths: Iterable[tuple[Path, str]], advice: str) -> None:
+def refuse_foreign_files(paths: Iterable[tuple[Path, str]], advice: str) -> None:
     """Refuse to replace files that vitrail did not write, links too; `paths` come with their kinds."""
     for path, kind in paths:
-        if os.path.lexists(path) and not path.is_dir() and not is_ours(path, kind):
+        if os.path.lexists(path) and not path.is_dir() and not is_vitrail_file(path, kind):
             raise UserError(f"{path} was not written by vitrail and would be replaced: {advice}")
 
 
-def has_our_header(path: Path) -> bool:
+def has_vitrail_header(path: Path) -> bool:
     """Whether it is a safetensors file with a document of ours; it may be cut short after its header."""
     try:
         return any(key.startswith("vitrail") for key in read_metadata(path))
@@ -111,7 +111,7 @@ TESTS: dict[str, Callable[[Path], bool]] = {
     "config.toml": _is_run_config,
     "curves.svg": _holds('<rect class="page" width="100%" height="100%"/>'),
     "metrics.jsonl": _is_log,
-    "model.safetensors": has_our_header,
+    "model.safetensors": has_vitrail_header,
     PREDICTIONS: _is_predictions,
     OLD_PREDICTIONS: _is_predictions,
     EXCLUDED: _begins(",".join(EXCLUDED_TITLES) + "\r\n"),

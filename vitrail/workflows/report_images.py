@@ -25,7 +25,7 @@ from vitrail.tasks.result import Example
 BATCH = 4  # images whose maps are made at a time: matrices of all pairs of tokens are held for each
 
 
-class Pictures:
+class ReportImages:
     """Makes pictures; images that can no longer be read are left out."""
 
     def __init__(self, net: nn.Module, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig) -> None:

@@ -40,7 +40,7 @@ def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
     return _fit(plan, network_outputs(net.forward_features, samples, plan.preprocess, data, plan.device, interrupts))
 
 
-def why_penalty(fitted: Probe) -> str:
+def penalty_reason(fitted: Probe) -> str:
     """The reason for the penalty of a probe, with what was tried."""
     if not fitted.tried:
         return "the only one, or the strongest where no images can be held out to choose by"
@@ -49,7 +49,7 @@ def why_penalty(fitted: Probe) -> str:
     return f"best on a fifth of the training images, what belongs together on one side{left_out} ({tried})"
 
 
-def baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
+def fit_baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
     """The number a run has to beat, with the probe that reached it; none when the data is too large for it to take
     seconds.
 
