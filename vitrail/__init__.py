@@ -1,7 +1,7 @@
-"""vitrail: Vision Transformers as software people rely on.
+"""vitrail: Vision Transformers for image classification.
 
-The whole public API is eight functions; docs/python.md has an example of each. Importing this imports neither torch nor
-numpy: a function is imported when it is first used.
+The public API is eight functions: create, load, train, fit, evaluate, predict, embed and explain. docs/python.md has an
+example of each. Each is imported on first use, so `import vitrail` imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vitrail.models.build import create
     from vitrail.workflows.fit import fit
     from vitrail.workflows.train_run import train
-else:  # hidden from type checkers, for which every name would exist
-    _HOME = {
+else:  # not for type checkers, which would accept any name
+    _MODULES = {
         "create": "vitrail.models.build",
         "embed": "vitrail.commands.predict",
         "evaluate": "vitrail.commands.evaluate",
@@ -33,9 +33,9 @@ else:  # hidden from type checkers, for which every name would exist
     }
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME:
+        if name not in _MODULES:
             raise AttributeError(f"module 'vitrail' has no attribute '{name}'")
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

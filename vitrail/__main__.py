@@ -1,10 +1,10 @@
-"""`vitrail`, and `python -m vitrail`."""
+"""Entry point of `vitrail` and `python -m vitrail`."""
 
 from vitrail.interrupt import exit_on_signals
 
 
 def main() -> None:
-    with exit_on_signals():  # before anything that takes long to import
+    with exit_on_signals():  # set before the slow imports
         from vitrail.cli.main import main
 
         main()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, even when the process or the machine dies while they are written."""
+"""Atomic file writes: a file is complete or absent, even after a crash or a power cut."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write into; when the block ends well it takes the place of `path`.
+    """Yield a temporary file to write to, and rename it to `path` when the block succeeds.
 
-    Whatever fails, `path` stays as it was and the temporary file is removed (a killed process leaves it behind).
+    After an error `path` is unchanged and the temporary file is removed. Only a killed process leaves it behind.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         temporary.touch(exist_ok=False)
-        there = path if path.is_file() and not path.is_symlink() else temporary
-        mode = there.stat().st_mode  # as it was, else what the umask allows; some writers let only the owner read
+        original = path if path.is_file() and not path.is_symlink() else temporary
+        mode = original.stat().st_mode  # without an original, the umask's; some writers restrict it to the owner
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb+") as file:
@@ -31,8 +31,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut; only POSIX systems can open a folder."""
-    if os.name != "posix":
+    """Write a folder's entries to disk, so that a rename survives a power cut."""
+    if os.name != "posix":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,6 +1,7 @@
-"""Several processes as one run: who this process is, and what all of them agree on.
+"""Distributed runs: this process's rank, and the collectives that the processes share.
 
-Processes are started by torchrun, or whatever sets its variables; without them there is one process.
+Processes are started by torchrun or another launcher that sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+Without these variables there is one process.
 """
 
 from __future__ import annotations
@@ -23,48 +24,51 @@ from torch.distributed.rendezvous import rendezvous
 from vitrail.errors import CommandError, UserError
 
 T = TypeVar("T")
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)  # in training, until one that does not answer is given up
-OBJECT_TIMEOUT = datetime.timedelta(days=2)  # that processes wait for the first one, which may read a large data set
-FAILURES = "vitrail failed"  # how many processes did
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)  # tensor collectives, during training
+OBJECT_TIMEOUT = datetime.timedelta(days=2)  # Python objects: rank 0 may first scan a large dataset
+FAILURES = "vitrail failed"  # store key: the number of failed processes
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, as one of them sees it."""
+    """Rank and world size of this process, with the collectives of its run."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    group: Any = None  # a gloo group, for Python objects
+    group: Any = None  # gloo process group for Python objects
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all; if it fails, all fail alike, and only the first has to tell."""
+        """Call `make` on rank 0 and return its result on every rank.
+
+        If `make` fails, every rank raises the error. The other ranks mark it as already reported.
+        """
         if self.world_size == 1:
             return make()
-        said: list[Any] = [None, None]
+        payload: list[Any] = [None, None]  # result, error
         failure: BaseException | None = None
         if self.is_first:
             try:
-                said[0] = make()
+                payload[0] = make()
             except Exception as error:
                 failure = error
                 known = isinstance(error, CommandError)
-                said[1] = error if known else RuntimeError(f"the first process failed: {error!r}")
-        dist.broadcast_object_list(said, src=0, group=self.group)
+                payload[1] = error if known else RuntimeError(f"the first process failed: {error!r}")
+        dist.broadcast_object_list(payload, src=0, group=self.group)
         if failure is not None:
             raise failure
-        if said[1] is not None:
-            said[1].reported = True
-            raise said[1]
-        return said[0]
+        if payload[1] is not None:
+            payload[1].reported = True
+            raise payload[1]
+        return payload[0]
 
     def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
-        """Of each number, the largest that any process has."""
+        """Return the elementwise maximum over all ranks."""
         if self.world_size == 1:
             return numbers
         values = torch.tensor(numbers, dtype=torch.int64)
@@ -72,21 +76,21 @@ class Ranks:
         return tuple(values.tolist())
 
     def all_gather(self, value: T) -> list[T]:
-        """What every process has, in their order."""
+        """Return the values of all ranks, in rank order."""
         if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Added up over all processes, in place, on the tensor's device."""
+        """Sum `tensor` over all ranks in place, on its device."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Everybody takes over the tensors of the first process."""
+        """Copy the tensors of rank 0 to every rank, in place."""
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
@@ -97,94 +101,102 @@ SINGLE_PROCESS = Ranks()
 
 @contextlib.contextmanager
 def process_group() -> Iterator[Ranks]:
-    """The run this process belongs to, by the variables that torchrun sets."""
+    """Initialize torch.distributed from torchrun's environment variables, and destroy the group at the end."""
     try:
-        rank, world, local, beside = (
+        rank, world_size, local_rank, local_world_size = (
             int(os.environ.get(name, default))
             for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
         )
     except ValueError as error:
         raise UserError(f"RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be numbers: {error}") from None
-    if world == 1:
+    if world_size == 1:
         yield SINGLE_PROCESS
         return
-    if dist.is_initialized():  # whoever calls has set it up and will end it
-        with _reported_once():
-            yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=OBJECT_TIMEOUT))
+    if dist.is_initialized():  # by the caller, who also destroys it
+        with _report_once():
+            yield Ranks(rank, world_size, local_rank, local_world_size, _new_object_group())
         return
     cuda = torch.cuda.is_available()
     if cuda:
-        if local >= torch.cuda.device_count():
+        if local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"{beside} processes were started on a machine with {torch.cuda.device_count()} GPUs: "
-                "start one for each (torchrun --nproc-per-node)"
+                f"{local_world_size} processes were started on a machine with {torch.cuda.device_count()} GPUs: "
+                f"start one per GPU (torchrun --nproc-per-node {torch.cuda.device_count()})"
             )
-        torch.cuda.set_device(local)
-    store, rank, world = next(rendezvous("env://"))
-    store = _of_this_launch(store, rank, world)
+        torch.cuda.set_device(local_rank)
+    store, rank, world_size = next(rendezvous("env://"))
+    store = _store_of_this_launch(store, rank, world_size)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
-    with _reported_once():
-        yield Ranks(rank, world, local, beside, dist.new_group(backend="gloo", timeout=OBJECT_TIMEOUT))
-    dist.barrier()  # not after a failure: others may never come
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    with _report_once():
+        yield Ranks(rank, world_size, local_rank, local_world_size, _new_object_group())
+    dist.barrier()  # only after success: after a failure, the others may never reach it
     dist.destroy_process_group()
 
 
-def _of_this_launch(store: dist.Store, rank: int, world: int) -> dist.Store:
-    """The part of a store that only the processes started together use. Torchrun keeps one store over its restarts, in
-    which processes would find addresses of those that are dead (torch 2.13), and its count of restarts is not the same
-    on all machines. So the first process gives this launch a name, and hands it out until all others have taken it."""
-    own = secrets.token_hex(8)
+def _new_object_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=OBJECT_TIMEOUT)
+
+
+def _store_of_this_launch(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """Return a view of the store with a key prefix that is unique to this launch.
+
+    torchrun keeps one store over its restarts, in which processes would find addresses of dead ones (torch 2.13), and
+    its count of restarts differs between machines. So rank 0 draws a prefix and hands it to every other rank.
+    """
+    token = secrets.token_hex(8)
     if rank:
-        store.set(f"vitrail/here/{rank}", own)
-        name = store.get(f"vitrail/name for {own}").decode()
-        store.add(f"vitrail/taken/{name}", 1)
+        store.set(f"vitrail/here/{rank}", token)
+        prefix = store.get(f"vitrail/name for {token}").decode()
+        store.add(f"vitrail/taken/{prefix}", 1)
     else:
-        name = own
-        while store.add(f"vitrail/taken/{name}", 0) < world - 1:
-            for key in (f"vitrail/here/{other}" for other in range(1, world)):
+        prefix = token
+        while store.add(f"vitrail/taken/{prefix}", 0) < world_size - 1:
+            for key in (f"vitrail/here/{other}" for other in range(1, world_size)):
                 if store.check([key]):
-                    store.set(f"vitrail/name for {store.get(key).decode()}", name)
+                    store.set(f"vitrail/name for {store.get(key).decode()}", prefix)
             time.sleep(0.02)
-    return dist.PrefixStore(name, store)
+    return dist.PrefixStore(prefix, store)
 
 
 @contextlib.contextmanager
-def _reported_once() -> Iterator[None]:
-    """What ends all processes alike is reported by one of them; what ends one that only lost its contact to another, by
-    that other one."""
+def _report_once() -> Iterator[None]:
+    """Let one process report an error that ends all of them.
+
+    A process that fails because it lost the connection to a failed one reports nothing.
+    """
     try:
         yield
     except CommandError as error:
-        add_to_counter(FAILURES)
-        if error.reported is None:  # else it was shared, or comes from a command within this one
-            error.reported = add_to_counter(f"{FAILURES}: {error}") > 1
+        _add_to_counter(FAILURES)
+        if error.reported is None:  # otherwise it was broadcast, or raised by a nested command
+            error.reported = _add_to_counter(f"{FAILURES}: {error}") > 1
         raise
     except RuntimeError as error:
-        if not add_to_counter(FAILURES, 0):
+        if not _add_to_counter(FAILURES, 0):
             raise
-        lost = UserError("another process of this run failed")
-        lost.reported = True
-        raise lost from error
+        disconnected = UserError("another process of this run failed")
+        disconnected.reported = True
+        raise disconnected from error
 
 
-def add_to_counter(name: str, by: int = 1) -> int:
-    """A number that all processes raise; the first one that does finds 1. It waits for nobody."""
+def _add_to_counter(name: str, amount: int = 1) -> int:
+    """Add to a counter that all processes share and return its new value, without waiting for the others."""
     try:
-        return dist.distributed_c10d._get_default_store().add(name, by)
-    except RuntimeError:  # gone with the process that held it
+        return dist.distributed_c10d._get_default_store().add(name, amount)
+    except RuntimeError:  # the process that hosts the store has ended
         return 0
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that speaks, of those that were started together."""
+    """Whether this process has rank 0, the only one that prints. Needs no process group."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def end_process() -> None:
-    """Leave at once after a run of several processes went well: torch may abort while it cleans up (FSDP on gloo)."""
+    """Exit a successful distributed run without torch's cleanup, which may abort (FSDP on gloo)."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # nobody there to read it
+            with contextlib.suppress(OSError):  # closed by its reader
                 stream.flush()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""What a user is told when something they gave cannot be used: one sentence, with the likely right word."""
+"""Errors and notes for users, and suggestions of the nearest valid name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 class CommandError(Exception):
-    """What ends a command with one sentence and no traceback. Of several processes all end alike."""
+    """Ends a command with a message and no traceback, on every rank of a distributed run."""
 
     exit_code = 2
-    reported: bool | None = None  # whether another process of the run says it; none: that is not known yet
+    reported: bool | None = None  # whether another process has printed it; None: unknown
 
 
 class UserError(CommandError):
@@ -23,13 +23,13 @@ class UserError(CommandError):
 
 
 def error_reason(error: Exception) -> str:
-    """What went wrong, without the number and the path that Python puts around an OSError."""
+    """Return the message of an error, for an OSError without its number and path."""
     return getattr(error, "strerror", None) or str(error)
 
 
 @contextmanager
 def os_errors_as(what: str) -> Iterator[None]:
-    """A full disk, a folder without rights and the like, inside, as one sentence: `what`, and the reason."""
+    """Turn an OSError (disk full, no permission, ...) into a UserError: `what`, then the reason."""
     try:
         yield
     except OSError as error:
@@ -37,57 +37,56 @@ def os_errors_as(what: str) -> Iterator[None]:
 
 
 def user_path(path: str | Path) -> Path:
-    """A path as the user gave it, with ~ for a home folder. Whether anything is there is for others to see; what can be
-    no path at all is found here, before any work."""
+    """Expand ~ in a path that a user passed, and reject invalid paths. The path need not exist."""
     try:
-        place = Path(path).expanduser()
-    except RuntimeError:  # nobody of that name has a home: then it is the name of a file
-        place = Path(path)
+        expanded = Path(path).expanduser()
+    except RuntimeError:  # no user of that name: a file name that starts with ~
+        expanded = Path(path)
     try:
-        place.lstat()
+        expanded.lstat()
     except ValueError:
-        raise UserError(f"'{path}' cannot be a path, since it holds a null character") from None
+        raise UserError(f"'{path}' is not a valid path: it contains a null character") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             start, length = str(path)[:60], len(str(path))
-            raise UserError(f"'{start}...', with {length:,} characters, is no path: {error.strerror}") from None
-    return place
+            raise UserError(f"'{start}...' ({length:,} characters) is not a valid path: {error.strerror}") from None
+    return expanded
 
 
 class Note(UserWarning):
-    """What a user should know though all goes on: a warning in Python, one sentence on standard error of a command."""
+    """A message for users that is no error: a warning in Python, a line on standard error of a command."""
 
 
 _warned: set[str] = set()
 
 
 def warn_once(old: str, new: str) -> None:
-    """Warn, the first time, that `old` is the name of an earlier version. It keeps working."""
-    note_once(f"{old} is called {new} now; the old name still works")
+    """Warn, once per process, that a name was renamed. The old name keeps working."""
+    note_once(f"{old} was renamed to {new}; the old name still works")
 
 
 def note_once(message: str) -> None:
-    """Warn, unless the same message was printed before."""
+    """Warn, unless the same message was already printed."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(Note(message), stacklevel=3)
 
 
-def check_integer(name: str, value: object, what: str = "a whole number", least: int = 1) -> None:
-    """That an argument called `name` is a whole number from `least` on."""
+def check_integer(name: str, value: object, what: str = "an integer", least: int = 1) -> None:
+    """Raise a UserError unless the argument `name` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise UserError(f"{name} is {what}, at least {least}, not {value!r}")
+        raise UserError(f"{name} must be {what}, at least {least}, not {value!r}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when a known word is close, else an empty string."""
+    """Return "; did you mean 'x'?" if a known name is close, else an empty string."""
     close = _closest(word, known)
     return f"; did you mean '{close}'?" if close else ""
 
 
 def did_you_mean_path(path: Path) -> str:
-    """The same for a path that is not there, by what lies beside it."""
-    close = _closest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    """Return the same for a path that does not exist, from the files in its folder."""
+    close = _closest(path.name, [sibling.name for sibling in path.parent.iterdir()]) if path.parent.is_dir() else ""
     return f"; did you mean '{path.with_name(close)}'?" if close else ""
 
 

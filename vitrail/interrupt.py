@@ -1,5 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the run ends at the next step with its work saved, and where there is
-nothing to save, at once."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: training saves and stops after the current step; other work stops at once."""
 
 from __future__ import annotations
 
@@ -14,57 +13,58 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import CommandError
 
-if TYPE_CHECKING:  # commands that only look at images do not wait for torch
+if TYPE_CHECKING:  # commands without a network do not wait for torch to be imported
     from vitrail.distributed import Ranks
 
 
 class Interrupted(CommandError):
-    """Raised between batches when the user or the system asked to stop."""
+    """Raised when a signal stops a command."""
 
     def __init__(self, signal_number: int):
-        self.exit_code = 128 + signal_number  # as shells have it
-        self.advice = ""  # how to go on
+        self.exit_code = 128 + signal_number  # the convention of shells
+        self.advice = ""  # how to resume
         super().__init__(signal.Signals(signal_number).name)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
-        return Interrupted, (self.exit_code - 128,)  # for the other processes of a run
+        return Interrupted, (self.exit_code - 128,)  # pickled for the other processes of a run
 
     def __str__(self) -> str:
         return f"stopped{self.advice}"
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask a program to end: Ctrl-C, SIGTERM and, unless `nohup` made sure that nobody minds, SIGHUP, which
-    a closed terminal sends."""
-    taken = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
-        taken.append(signal.SIGHUP)
-    return taken
+    """Return the signals that stop a command: SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has no SIGHUP
+        signals.append(signal.SIGHUP)
+    return signals
 
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """For a command until it has something to save: SIGTERM and a closed terminal end it with one word. So does Ctrl-C
-    in the seconds that imports take, since imported code may swallow an exception or make another one of it."""
-    before, process = {}, os.getpid()
+    """Exit with the message "stopped" at SIGTERM and SIGHUP, for a command that has nothing to save yet.
+
+    Ctrl-C raises KeyboardInterrupt. During imports it exits directly, since imported code may catch the exception.
+    """
+    previous, process = {}, os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        own = os.getpid() == process  # and not a child that has not set handlers of its own yet
-        if own and number == signal.SIGINT and not _importing(frame):
+        is_parent = os.getpid() == process  # not a forked child that still has these handlers
+        if is_parent and number == signal.SIGINT and not _importing(frame):
             raise KeyboardInterrupt
-        if own and os.environ.get("RANK", "0") == "0":
-            with contextlib.suppress(OSError):  # nobody there to read it
+        if is_parent and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(OSError):  # stderr was closed
                 os.write(2, b"stopped\n")
         os._exit(128 + number)
 
-    if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+    if threading.current_thread() is threading.main_thread():  # the only thread that may set handlers
         for number in stop_signals():
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                before[number] = signal.signal(number, end)
+                previous[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -76,76 +76,79 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-class _Now(BaseException):
-    """No Exception, which libraries take for an answer."""
+class _StopNow(BaseException):
+    """A BaseException, since libraries catch Exception."""
 
 
 class Interrupts:
-    """A context that remembers the first signal; a later Ctrl-C falls through to what was there before.
+    """Context manager that records the first stop signal, for `check` to raise between steps.
 
-    Not what comes at once after the first: `timeout` and others signal a process, then its group, which is it again.
-    Not under torchrun, which passes on what a cluster often has told every process already and has its own patience.
-    And no SIGTERM: it comes from programs, which have SIGKILL for when they mean it.
+    A second Ctrl-C stops the program without saving. It is ignored
+    - within `REPEAT_WINDOW` of the first: `timeout` signals a process and then its group, which is the same process;
+    - under torchrun, which forwards signals that the cluster has often sent to every process already.
+    A second SIGTERM is ignored too: a program that wants to stop the run without saving can send SIGKILL.
     """
 
-    ECHO = 1.0  # seconds
+    REPEAT_WINDOW = 1.0  # seconds
 
     def __init__(self) -> None:
         self.caught: int | None = None
-        self._when = 0.0
-        self._at_once = False
-        self._before: dict[int, Any] = {}
+        self._caught_at = 0.0
+        self._interruptible = False
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # the only thread that may set handlers
             for number in stop_signals():
-                self._before[number] = signal.signal(number, self._catch)
+                self._previous[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._before.clear()
+        self._previous.clear()
 
     def _catch(self, number: int, _: FrameType | None) -> None:
-        # While a process is forked, Python may run this with the signal blocked, and an exception from here would be
-        # lost on its way: the signal comes again once it is let through.
+        # During a fork, Python may call this with the signal blocked, and an exception raised here would be lost. Send
+        # the signal again: it is delivered once unblocked.
         if hasattr(signal, "pthread_sigmask") and number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             signal.pthread_kill(threading.get_ident(), number)
             return
         if self.caught is None:
-            self._when, self.caught = time.monotonic(), number
-            if self._at_once:
-                raise _Now
-        elif number == signal.SIGINT and self._before[number] != signal.SIG_IGN and self._meant_anew():
+            self._caught_at, self.caught = time.monotonic(), number
+            if self._interruptible:
+                raise _StopNow
+        elif number == signal.SIGINT and self._previous[number] != signal.SIG_IGN and self._is_second_request():
             self.__exit__()
-            with contextlib.suppress(OSError):  # nobody there to read it
+            with contextlib.suppress(OSError):  # stderr was closed
                 os.write(2, b"stopped by a second Ctrl-C, without saving\n")  # sys.stderr may be in use
             signal.raise_signal(number)
 
-    def _meant_anew(self) -> bool:
-        return time.monotonic() - self._when > self.ECHO and "TORCHELASTIC_RUN_ID" not in os.environ
+    def _is_second_request(self) -> bool:
+        return time.monotonic() - self._caught_at > self.REPEAT_WINDOW and "TORCHELASTIC_RUN_ID" not in os.environ
 
     @contextlib.contextmanager
     def interruptible(self, ranks: Ranks | None = None) -> Iterator[None]:
-        """While there is nothing to save: a signal stops the work wherever it is. `ranks`: the work is that of all
-        processes together, which then go on to the next `check` if there are several."""
+        """Let a signal stop the enclosed work at once, where there is nothing to save.
+
+        With several `ranks`, the work runs on to the next `check`, since all processes have to stop together.
+        """
         if ranks is not None and ranks.world_size > 1:
             yield
             return
         self.check()
-        before, self._at_once = self._at_once, True
+        previous, self._interruptible = self._interruptible, True
         try:
             yield
-            self._at_once = before
+            self._interruptible = previous
         except BaseException:
-            self._at_once = before
-            if self.caught:  # whatever has become of it on its way
+            self._interruptible = previous
+            if self.caught:  # a library may have replaced the exception
                 raise Interrupted(self.caught) from None
             raise
 
     def check(self, ranks: Ranks | None = None) -> None:
-        """Stop if a signal came; with `ranks`, which all processes must give together, if it came to any of them."""
+        """Raise `Interrupted` if a signal came. With `ranks`, a collective call: if one came to any process."""
         caught = self.caught if ranks is None else ranks.all_reduce_max(self.caught or 0)[0]
         if caught:
             raise Interrupted(caught)

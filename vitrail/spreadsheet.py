@@ -1,7 +1,7 @@
-"""CSV tables that a spreadsheet opens without running what stands in them, and tables that one has written.
+"""Writing CSV that is safe to open in a spreadsheet, and reading CSV that a spreadsheet has saved.
 
-A text cell that a spreadsheet would take for a formula gets an apostrophe before it, and `unescape_cell` takes exactly
-that away again. Cells that are numbers stay as they are.
+A text cell that a spreadsheet would run as a formula gets a leading apostrophe, which `unescape_cell` removes. Numbers
+are unchanged.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
-MARK = "'"
+APOSTROPHE = "'"
 _FORMULA = re.compile(r"['\s\x00-\x1f]*[=+\-@\uff1d\uff0b\uff0d\uff20]|'*[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_SPLITS = re.compile(r"[;\t]")  # where the comma is the decimal sign, spreadsheets divide cells here
+_SEPARATORS = re.compile(r"[;\t]")  # separate cells where the comma is the decimal separator
 
 
 def escape_cell(text: str) -> str:
-    return MARK + text if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    """Put an apostrophe before a cell that a spreadsheet would run as a formula."""
+    return APOSTROPHE + text if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def unescape_cell(text: str) -> str:
-    """What `escape_cell` was given."""
-    return text[1:] if text.startswith(MARK) and _FORMULA.match(text) else text
+    """Undo `escape_cell`."""
+    return text[1:] if text.startswith(APOSTROPHE) and _FORMULA.match(text) else text
 
 
 class SafeCsvWriter:
-    """A CSV file under way."""
+    """A csv.writer that escapes formulas, and quotes rows that contain other separators."""
 
     def __init__(self, file: TextIO):
-        self._usual, self._quoted = csv.writer(file), csv.writer(file, quoting=csv.QUOTE_ALL)
+        self._default, self._quoted = csv.writer(file), csv.writer(file, quoting=csv.QUOTE_ALL)
 
     def writerow(self, cells: Sequence[str]) -> None:
         safe = [escape_cell(cell) for cell in cells]
-        (self._quoted if any(map(_SPLITS.search, safe)) else self._usual).writerow(safe)
+        (self._quoted if any(map(_SEPARATORS.search, safe)) else self._default).writerow(safe)
 
     def writerows(self, rows: Iterable[Sequence[str]]) -> None:
         for row in rows:
@@ -43,7 +44,7 @@ class SafeCsvWriter:
 
 
 def csv_bytes(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """A whole file. File names need not be text: what of them is not goes in as it is."""
+    """Return a CSV file as bytes. Parts of file names that are not valid UTF-8 are kept as they are."""
     text = io.StringIO(newline="")
     table = SafeCsvWriter(text)
     table.writerow(titles)
@@ -52,7 +53,9 @@ def csv_bytes(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def read_csv_rows(text: str) -> Iterator[list[str]]:
-    """The rows that have cells, as they stand; raises csv.Error. Spreadsheets write semicolons where the comma is the
-    decimal sign, so the first row tells what divides cells."""
-    mark = max(",;\t", key=text.split("\n", 1)[0].count)
-    yield from (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True) if row)
+    """Yield the non-empty rows, with the separator taken from the first row. Raises csv.Error.
+
+    Spreadsheets separate cells by semicolons where the comma is the decimal separator.
+    """
+    separator = max(",;\t", key=text.split("\n", 1)[0].count)
+    yield from (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True) if row)

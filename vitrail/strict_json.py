@@ -1,4 +1,4 @@
-"""JSON that every reader takes: it has no NaN and no Infinity, neither where it is written nor where it is read."""
+"""Standard JSON without NaN and Infinity, which Python writes and reads but other parsers reject."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 from typing import Any
 
-DEEPEST = 64  # lists and objects within each other; what is read is walked by functions that call themselves
+MAX_DEPTH = 64  # nested lists and objects; recursive functions walk the values
 
 
 def dumps(values: object, **options: Any) -> str:
-    """Text of plain values; a number that is not finite, for which JSON has no word, is null."""
+    """Serialize `values`, with non-finite numbers as null."""
     try:
         return json.dumps(values, allow_nan=False, **options)
     except ValueError:
@@ -18,12 +18,11 @@ def dumps(values: object, **options: Any) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Plain values of text, or ValueError: also for numbers that are not finite, for integers of more than 64 bits and
-    for what is nested too deep."""
+    """Parse JSON. Raises ValueError for non-finite numbers, integers over 64 bits and too deep nesting too."""
     try:
         values = json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
     _check_depth(values)
     return values
 
@@ -39,8 +38,8 @@ def _finite(values: object) -> object:
     return values
 
 
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+def _refuse(number: str) -> float:
+    raise ValueError(f"{number} is not a valid JSON number")
 
 
 def _float(digits: str) -> float:
@@ -55,7 +54,7 @@ def _int(digits: str) -> int:
 
 def _check_depth(values: object) -> None:
     level = [values]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -65,4 +64,4 @@ def _check_depth(values: object) -> None:
         ]
         if not level:
             return
-    raise ValueError("nested too deep")
+    raise ValueError("nested too deeply")

@@ -1,4 +1,4 @@
-"""What a terminal shows: names and texts out of files never act on it, and never pass for markup."""
+"""Consoles that escape control characters and markup in names and texts read from files."""
 
 from __future__ import annotations
 
@@ -14,51 +14,50 @@ from rich.errors import MarkupError
 from rich.segment import Segment
 from rich.text import Text
 
-# Control characters (C0, DEL, C1), line and paragraph separators, and what turns the direction of text around. Marks
-# that words in Arabic, Hebrew, Persian or emoji need are none of these.
-_ACTING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+# Control characters (C0, DEL, C1), line and paragraph separators, and bidirectional overrides. The marks that words in
+# Arabic, Hebrew and Persian and emoji need are not among them.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 _JOINERS = dict.fromkeys((0x200C, 0x200D))
-_UNSAFE = re.compile(f"[{_ACTING}]")
-_UNSAFE_TEXT = re.compile(f"(?![\n\t])[{_ACTING}]")
+_UNSAFE = re.compile(f"[{_CONTROL}]")
+_UNSAFE_TEXT = re.compile(f"(?![\n\t])[{_CONTROL}]")
 
 
 def printable(name: str) -> str:
-    r"""A name on one line, its control characters as escapes: "a\x1b[2J" is shown as a, a backslash, and so on."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
+    r"""Return a name on one line with control characters escaped, as in the six characters "a\x1b" for an a and ESC."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), name)
 
 
 def printable_text(text: str) -> str:
-    """The same for text that may have several lines."""
-    return _UNSAFE_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return text with control characters escaped, except newlines and tabs."""
+    return _UNSAFE_TEXT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable_json(text: str) -> str:
-    """JSON on one line, with what it may hold raw and a terminal should not get as JSON's own escapes."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Return JSON with control characters as JSON escapes."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def is_printable(name: str) -> bool:
-    """Whether a name is text that can be seen. Joiners, which Persian words and some emoji are written with, are part
-    of such text."""
+    """Like str.isprintable, but accepts the joiners that Persian words and some emoji contain."""
     return name.translate(_JOINERS).isprintable()
 
 
 def escape(name: str) -> str:
-    """A name or a sentence to put into the markup of a console."""
+    """Escape text for use in console markup."""
     return markup.escape(printable(name))
 
 
 class SafeConsole(Console):
-    """The console of every command. Whatever reaches it, the terminal gets text and rich's own styles alone."""
+    """Rich console that escapes control characters in everything it prints."""
 
     def __init__(self, **options: Any):
-        super().__init__(highlight=False, emoji=False, **options)  # ":bomb:" in a name is no picture
+        super().__init__(highlight=False, emoji=False, **options)  # ":bomb:" in a name stays text
 
     def render_str(self, text: str, **options: Any) -> Text:
         text = printable_text(text)
         try:
             return super().render_str(text, **options)
-        except MarkupError:  # better unstyled than a run that ends over its own words
+        except MarkupError:  # invalid markup must not end a run
             return super().render_str(text, **{**options, "markup": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -71,46 +70,46 @@ class SafeConsole(Console):
 
 class _Console(SafeConsole):
     def on_broken_pipe(self) -> None:
-        """The reader of our output went away, as `head` does: that is for `main` to take, and no failure."""
+        """Let `main` handle a reader that closed the pipe, as `head` does."""
         raise BrokenPipeError
 
 
-class _Lasting:
-    """A stream that takes words also when the terminal was closed, the reader is gone or the disk is full."""
+class _ErrorTolerantStream:
+    """Stream that ignores write errors: a closed terminal or pipe, a full disk."""
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        with self._or_never_again():
+        with self._ignore_errors():
             self.stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._or_never_again():
+        with self._ignore_errors():
             self.stream.flush()
 
     @contextmanager
-    def _or_never_again(self) -> Iterator[None]:
+    def _ignore_errors(self) -> Iterator[None]:
         try:
             yield
-        except BlockingIOError:  # a reader that is slow for a moment
+        except BlockingIOError:  # a slow reader
             return
-        except (OSError, ValueError):  # ValueError: closed by ourselves
-            with suppress(OSError, ValueError, AttributeError):  # a stream without a file
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            with suppress(OSError, ValueError, AttributeError):  # no file descriptor
                 number = self.stream.fileno()
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+                devnull = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(devnull, number)
+                os.close(devnull)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-class _LastingConsole(SafeConsole):
+class _ErrorTolerantConsole(SafeConsole):
     @property
     def file(self) -> IO[str]:
-        return cast(IO[str], _Lasting(super().file))
+        return cast(IO[str], _ErrorTolerantStream(super().file))
 
     @file.setter
     def file(self, new: IO[str]) -> None:
@@ -122,4 +121,4 @@ def make_console(*, stderr: bool = False, ignore_write_errors: bool = False, qui
 
     Control characters in file names are escaped. With `ignore_write_errors`, a run continues when its output can no
     longer be written, for example after the terminal was closed."""
-    return (_LastingConsole if ignore_write_errors else _Console)(stderr=stderr, soft_wrap=True, quiet=quiet)
+    return (_ErrorTolerantConsole if ignore_write_errors else _Console)(stderr=stderr, soft_wrap=True, quiet=quiet)

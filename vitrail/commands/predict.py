@@ -175,7 +175,7 @@ def _run(
 ) -> Iterator[tuple[list[str], list[str | None], Tensor]]:
     """Batch by batch: the images' names, why one could not be read, and what `forward` gives."""
     if workers is not None:
-        check_integer("workers", workers, "how many processes decode images", least=0)
+        check_integer("workers", workers, "the number of decoding processes", least=0)
     device = device_of(classifier.net)
     size = GPU_BATCH if device.type == "cuda" else BATCH
     data = DataConfig(workers=workers)

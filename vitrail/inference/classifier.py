@@ -278,7 +278,7 @@ class Classifier:
     def check_options(self, top: int, threshold: float | None) -> None:
         if not self.classes:
             raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
-        check_integer("top", top, "how many classes to show")
+        check_integer("top", top, "the number of classes to return")
         if threshold is not None and not isinstance(threshold, int | float | np.number):
             raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:

@@ -42,7 +42,7 @@ def configure(name: str, num_classes: int, image_size: int | Size = 224, **optio
     """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
     if not isinstance(name, str):
         raise UserError(f"a model is named by text, such as 'S/16', not {type(name).__name__}")
-    check_integer("num_classes", num_classes, "how many classes there are", least=0)
+    check_integer("num_classes", num_classes, "the number of classes", least=0)
     values = {**parse(name), "image_size": size_of(image_size), "num_classes": int(num_classes)}
     if "stem" in options and "stem" not in values:
         raise UserError(f"model {name} has no convolutional stem")
@@ -58,7 +58,7 @@ def size_of(image_size: int | Sequence[int]) -> Size:
     if len(sides) != 2:
         raise UserError(f"image_size is a side in pixels, or (height, width), not {image_size!r}")
     for side in sides:
-        check_integer("image_size", side, "a side in pixels, or (height, width)")
+        check_integer("image_size", side, "an integer or (height, width)")
     return int(sides[0]), int(sides[1])
 
 
