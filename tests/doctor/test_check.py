@@ -1,4 +1,4 @@
-"""`check` finds what was planted and nothing else, and its list makes the data honest."""
+"""check_dataset finds the planted problems and nothing else, and its quarantine removes leaks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(finding: Finding) -> list[set[str]]:
     return [set(case.names) for case in finding.cases]
 
 
-def left_out(found: Findings) -> dict[str, str]:
+def quarantined(found: Findings) -> dict[str, str]:
     return {row.name: row.reason for row in found.quarantine}
 
 
@@ -47,7 +47,7 @@ def clean(tmp_path: Path) -> Path:
     return fill(tmp_path / "data", dict(zip(files, DATA, strict=False)))
 
 
-def test_nothing_is_found_where_nothing_is(clean: Path) -> None:
+def test_clean_data_has_no_findings(clean: Path) -> None:
     found = check_dataset(clean)
     assert found.findings == []
     assert found.quarantine == []
@@ -76,9 +76,9 @@ def test_planted_faults(tmp_path: Path) -> None:
     assert not any(note.startswith("Exact copies") for note in data.notes)
 
 
-def test_the_stronger_split_keeps_a_leaked_image(tmp_path: Path) -> None:
-    own = [f"{split}/{label}/own.png" for split in ("train", "val", "test") for label in "ab"]
-    contents = dict(zip(own, DATA, strict=False))
+def test_the_split_of_higher_priority_keeps_a_leaked_image(tmp_path: Path) -> None:
+    files = [f"{split}/{label}/unique.png" for split in ("train", "val", "test") for label in "ab"]
+    contents = dict(zip(files, DATA, strict=False))
     contents |= {f"{split}/a/same.png": DATA[20] for split in ("train", "val", "test")}
     contents |= {f"{split}/b/same.png": DATA[21] for split in ("train", "val")}
     found = check_dataset(fill(tmp_path, contents))
@@ -86,22 +86,22 @@ def test_the_stronger_split_keeps_a_leaked_image(tmp_path: Path) -> None:
         {"train/a/same.png", "val/a/same.png", "test/a/same.png"},
         {"train/b/same.png", "val/b/same.png"},
     ]
-    assert left_out(found).keys() == {"train/a/same.png", "val/a/same.png", "train/b/same.png"}
-    assert left_out(found)["train/b/same.png"] == "same bytes as 'val/b/same.png' in val"
+    assert quarantined(found).keys() == {"train/a/same.png", "val/a/same.png", "train/b/same.png"}
+    assert quarantined(found)["train/b/same.png"] == "same bytes as 'val/b/same.png' in val"
 
 
-def test_of_conflicting_labels_all_copies_go(clean: Path) -> None:
+def test_all_copies_with_conflicting_labels_are_quarantined(clean: Path) -> None:
     fill(clean, {"train/a/x.png": DATA[30], "train/b/x.png": DATA[30], "test/b/y.png": DATA[30]})
     found = check_dataset(clean)
     kinds = by_kind(found)
     assert names(kinds["conflict"]) == [{"train/a/x.png", "train/b/x.png", "test/b/y.png"}]
     assert len(kinds["leak"].cases) == 1
     assert "duplicate" not in kinds
-    assert left_out(found).keys() == {"train/a/x.png", "train/b/x.png", "test/b/y.png"}
-    assert "labelled b" in left_out(found)["train/a/x.png"]
+    assert quarantined(found).keys() == {"train/a/x.png", "train/b/x.png", "test/b/y.png"}
+    assert quarantined(found)["train/a/x.png"].endswith("labelled b")
 
 
-def test_near_copies_across_labels_are_shown_and_kept(clean: Path) -> None:
+def test_near_duplicates_with_different_labels_are_reported_not_quarantined(clean: Path) -> None:
     fill(clean, {"train/b/again.jpg": encode(PHOTOS[0], quality=80)})
     found = check_dataset(clean)
     assert names(by_kind(found)["near-conflict"]) == [{"train/a/0.png", "train/b/again.jpg"}]
@@ -109,20 +109,20 @@ def test_near_copies_across_labels_are_shown_and_kept(clean: Path) -> None:
     assert not found.severe
 
 
-def test_the_same_pixels_in_other_bytes_are_a_near_copy(clean: Path) -> None:
+def test_same_pixels_in_other_bytes_are_a_near_duplicate(clean: Path) -> None:
     fill(clean, {"test/a/other.png": encode(PHOTOS[0], "PNG", compress_level=1)})
     found = check_dataset(clean)
     assert "leak" not in by_kind(found)
     assert names(by_kind(found)["near-leak"]) == [{"train/a/0.png", "test/a/other.png"}]
-    assert left_out(found).keys() == {"train/a/0.png"}
+    assert quarantined(found).keys() == {"train/a/0.png"}
     assert found.severe
 
 
-def test_where_all_images_are_alike_only_the_closest_count(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stricter_limits_where_all_images_look_alike(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = PHOTOS[1].crop((3, 2, 80, 60))
     fill(clean, {"test/a/same.jpg": encode(PHOTOS[0], quality=95), "test/a/shifted.jpg": encode(shifted, quality=80)})
     assert len(by_kind(check_dataset(clean))["near-leak"].cases) == 2
-    monkeypatch.setattr(duplicates, "CROWDED", 0)
+    monkeypatch.setattr(duplicates, "MAX_PAIRS_PER_IMAGE", 0)
     assert names(by_kind(check_dataset(clean))["near-leak"]) == [{"train/a/0.png", "test/a/same.jpg"}]
 
 
@@ -146,19 +146,19 @@ def crowd(tmp_path: Path) -> Path:
     return fill(tmp_path / "screens", dict(zip(files, screens(60), strict=True)))
 
 
-def test_screens_of_one_layout_are_told_and_not_listed(crowd: Path) -> None:
+def test_a_common_layout_is_reported_not_quarantined(crowd: Path) -> None:
     found = check_dataset(crowd)
     leaks = by_kind(found)["near-leak"]
-    assert len(leaks.cases) > duplicates.FEW
+    assert len(leaks.cases) > duplicates.MIN_LEAKS
     assert leaks.severity == "severe" and found.severe
-    assert "likely a common layout" in leaks.advice and "quarantine.csv does not list them" in leaks.advice
+    assert "layout" in leaks.advice and "quarantine.csv" in leaks.advice
     assert found.quarantine == []
 
 
-def test_a_crowd_is_noticed(crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of images that are all a little alike only the closest are copies."""
+def test_many_similar_images_trigger_the_stricter_limits(crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all images look alike, only the closest pairs are near duplicates."""
     few = len(by_kind(check_dataset(crowd))["near-leak"].cases)
-    monkeypatch.setattr(duplicates, "CROWDED", 10**9)
+    monkeypatch.setattr(duplicates, "MAX_PAIRS_PER_IMAGE", 10**9)
     assert few < len(by_kind(check_dataset(crowd))["near-leak"].cases)
 
 
@@ -166,10 +166,10 @@ def test_unsplit_data_has_no_leaks(tmp_path: Path) -> None:
     files = {f"{label}/{i}.png": DATA[6 * (label == "b") + i] for label in "ab" for i in range(6)}
     found = check_dataset(fill(tmp_path, {**files, "a/copy.png": DATA[0], "a/near.jpg": encode(PHOTOS[1])}))
     assert set(by_kind(found)) == {"duplicate", "near-duplicate"}
-    assert left_out(found).keys() == {"a/copy.png"}
+    assert quarantined(found).keys() == {"a/copy.png"}
 
 
-def test_groups_torn_across_splits(tmp_path: Path) -> None:
+def test_groups_in_more_than_one_split(tmp_path: Path) -> None:
     fill(tmp_path, {f"{i}.png": DATA[i] for i in range(12)})
     rows = ["path,label,split,group"]
     rows += [f"{i}.png,{'ab'[i % 2]},{'train' if i < 6 else 'test'},g{i % 7}" for i in range(12)]
@@ -182,7 +182,7 @@ def test_groups_torn_across_splits(tmp_path: Path) -> None:
     assert found.quarantine == []
 
 
-def test_several_labels(tmp_path: Path) -> None:
+def test_multilabel_data(tmp_path: Path) -> None:
     fill(tmp_path, {"1.png": DATA[0], "2.png": DATA[0], "3.png": DATA[1], "4.png": DATA[2]})
     (tmp_path / "list.csv").write_text("path,labels\n1.png,a|b\n2.png,a\n3.png,\n4.png,b\n")
     found = check_dataset(tmp_path / "list.csv")
@@ -190,7 +190,7 @@ def test_several_labels(tmp_path: Path) -> None:
     assert found.balance == {"a": {"all": 2}, "b": {"all": 2}}
 
 
-def test_balance(tmp_path: Path) -> None:
+def test_class_balance(tmp_path: Path) -> None:
     counts = {"train/a": 20, "train/b": 2, "test/a": 3, "test/c": 2}
     files = [f"{folder}/{i}.png" for folder, count in counts.items() for i in range(count)]
     kinds = by_kind(check_dataset(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
@@ -199,22 +199,22 @@ def test_balance(tmp_path: Path) -> None:
     assert "imbalance" not in kinds
 
 
-def test_an_uneven_data_set(tmp_path: Path) -> None:
+def test_imbalanced_classes(tmp_path: Path) -> None:
     files = [f"{label}/{i}.png" for label, count in {"a": 30, "b": 3}.items() for i in range(count)]
     kinds = by_kind(check_dataset(fill(tmp_path, dict(zip(files, DATA, strict=False)))))
-    assert kinds["imbalance"].title.startswith("The largest class has 10 times")
+    assert "10 times" in kinds["imbalance"].title
 
 
-def test_shapes(clean: Path) -> None:
+def test_extreme_shapes(clean: Path) -> None:
     for name, index, size in (("x", 30, (900, 60)), ("y", 31, (15, 15)), ("z", 32, (800, 600))):
         fill(clean, {f"train/a/{name}.png": encode(PHOTOS[index].resize(size), "PNG")})
     cases = {case.names[0]: case.detail for case in by_kind(check_dataset(clean))["shape"].cases}
-    assert cases["train/a/x.png"] == "900x60 pixels, one side is 15 times the other"
-    assert "smaller than 16 pixels" in cases["train/a/y.png"]
-    assert "huge: 100 times" in cases["train/a/z.png"]
+    assert "900x60" in cases["train/a/x.png"] and "15 times" in cases["train/a/x.png"]
+    assert "16 pixels" in cases["train/a/y.png"]
+    assert "100 times" in cases["train/a/z.png"]
 
 
-def test_grey_images_are_odd_among_coloured_ones_only(clean: Path) -> None:
+def test_grey_images_are_reported_among_colour_images_only(clean: Path) -> None:
     fill(clean, {"train/a/grey.jpg": encode(PHOTOS[30].convert("L").convert("RGB"))})
     assert names(by_kind(check_dataset(clean))["grey"]) == [{"train/a/grey.jpg"}]
     for path in clean.rglob("*.png"):
@@ -222,13 +222,13 @@ def test_grey_images_are_odd_among_coloured_ones_only(clean: Path) -> None:
     assert "grey" not in by_kind(check_dataset(clean))
 
 
-def test_a_class_that_the_list_would_empty_is_told(tmp_path: Path) -> None:
+def test_a_class_emptied_by_the_quarantine_is_noted(tmp_path: Path) -> None:
     files = dict(zip(("train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"), DATA, strict=False))
     files["train/c/0.png"] = files["test/c/0.png"] = DATA[9]
-    assert any("no training image is left of 'c'" in note for note in check_dataset(fill(tmp_path, files)).notes)
+    assert any("quarantine.csv" in note and "'c'" in note for note in check_dataset(fill(tmp_path, files)).notes)
 
 
-def test_notes_of_the_source_are_kept(clean: Path) -> None:
+def test_notes_of_reading_the_data_are_kept(clean: Path) -> None:
     (clean / "train/a/.hidden").write_bytes(b"")
     (clean / "train/a/readme.txt").write_bytes(b"")
     assert check_dataset(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without an image: .txt 1."]
@@ -239,16 +239,16 @@ def test_no_usable_image_is_an_error(tmp_path: Path) -> None:
         check_dataset(fill(tmp_path, {"a/1.png": b"x", "b/1.png": b"y"}))
 
 
-def test_json_has_everything_and_takes_any_name(clean: Path) -> None:
+def test_json_report_is_complete_and_accepts_any_file_name(clean: Path) -> None:
     odd = "train/a/" + b"\xff\n.png".decode("utf-8", "surrogateescape")
     fill(clean, {odd: DATA[0], "train/b/cut.png": DATA[1][:200]})
     found = check_dataset(clean)
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["severe"] is True
-    cases = {finding["kind"]: finding["cases"] for finding in told["findings"]}
+    report = json.loads(json.dumps(found.to_dict()))
+    assert report["severe"] is True
+    cases = {finding["kind"]: finding["cases"] for finding in report["findings"]}
     assert [image["name"] for image in cases["duplicate"][0]["images"]] == ["train/a/0.png", odd]
     assert cases["duplicate"][0]["images"][0]["labels"] == ["a"]
-    assert {row["name"] for row in told["quarantine"]} == {odd, "train/b/cut.png"}
+    assert {row["name"] for row in report["quarantine"]} == {odd, "train/b/cut.png"}
     write_quarantine(clean / "list.csv", found.quarantine)
     with (clean / "list.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         assert [QuarantineRow(*row) for row in list(csv.reader(file))[1:]] == found.quarantine
@@ -260,8 +260,8 @@ def test_checking_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_classes_that_training_refuses_are_told(tmp_path: Path) -> None:
+def test_classes_that_training_rejects_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"train/a": 3, "train/b": 3, "test/a": 2, "test/zebra": 2}))
     found = check_dataset(tmp_path)
     refused = next(finding for finding in found.findings if finding.kind == "classes")
-    assert "'zebra' in the test split" in refused.cases[0].names[0] and found.severe
+    assert "'zebra'" in refused.cases[0].names[0] and "test" in refused.cases[0].names[0] and found.severe

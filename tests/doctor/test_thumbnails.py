@@ -1,4 +1,4 @@
-"""Whether two thumbnails are one picture, for every change that PIL can make and for different pictures."""
+"""Thumbnail similarity: changed copies match, different images do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THUMBNAILS = np.stack([thumbnail(photo) for photo in PHOTOS])
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_copy_is_the_same_picture(change: str) -> None:
+def test_changed_copies_match(change: str) -> None:
     copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(photo))[0])) for photo in PHOTOS])
     if change == "mirrored":
         copies = copies[:, :, ::-1]
@@ -27,13 +27,13 @@ def test_a_changed_copy_is_the_same_picture(change: str) -> None:
     assert (thumbnail_similarity(copies, THUMBNAILS) >= SAME_IMAGE).mean() >= 0.95
 
 
-def test_another_picture_is_not() -> None:
+def test_different_images_do_not_match() -> None:
     assert (thumbnail_similarity(THUMBNAILS, np.roll(THUMBNAILS, 1, axis=0)) < 0.8).all()
     assert thumbnail_similarity(THUMBNAILS, THUMBNAILS).dtype == np.float32
     assert (thumbnail_similarity(THUMBNAILS, THUMBNAILS[:, :, ::-1]) < 0.8).all()
 
 
-def test_the_same_shapes_in_other_colours_are_another_picture() -> None:
+def test_same_shapes_in_other_colours_do_not_match() -> None:
     shapes = Image.fromarray(PHOTOS[0]).convert("L")
     red, blue = (ImageOps.colorize(shapes, "black", colour).convert("RGB") for colour in ("#ff5050", "#7878ff"))
     pair = [np.stack([thumbnail(np.array(image))]) for image in (red, blue)]
@@ -55,34 +55,34 @@ COLOURS = {
 }
 
 
-def _chequers(cell: int) -> list[np.ndarray]:
-    """One for each pair of colours."""
-    place = np.arange(128) // cell
-    first = ((place[:, None] + place) % 2 == 0)[..., None]
+def checkerboards(cell: int) -> list[np.ndarray]:
+    """One checkerboard for each pair of colours."""
+    index = np.arange(128) // cell
+    first = ((index[:, None] + index) % 2 == 0)[..., None]
     return [np.where(first, a, b).astype(np.uint8) for a, b in combinations(COLOURS.values(), 2)]
 
 
 @pytest.mark.parametrize("cell", [8, 16, 40])
-def test_chequers_of_different_colours_are_different_pictures(cell: int) -> None:
-    small = np.stack([thumbnail(image) for image in _chequers(cell)])
+def test_checkerboards_of_different_colours_do_not_match(cell: int) -> None:
+    small = np.stack([thumbnail(image) for image in checkerboards(cell)])
     left, right = np.array(list(combinations(range(len(small)), 2))).T
     assert len(left) == 990
     assert (thumbnail_similarity(small[left], small[right]) < SAME_IMAGE).all()
 
 
 @pytest.mark.parametrize("change", ["JPEG quality 50", "brighter", "less colour", "grey"])
-def test_a_changed_copy_of_a_chequer_is_still_one(change: str) -> None:
-    images = _chequers(16)
+def test_changed_copies_of_checkerboards_match(change: str) -> None:
+    images = checkerboards(16)
     small = np.stack([thumbnail(image) for image in images])
     copies = np.stack([thumbnail(decode(CHANGES[change](Image.fromarray(image))[0])) for image in images])
     assert (thumbnail_similarity(small, copies) >= SAME_IMAGE).mean() >= 0.95
 
 
-def test_one_picture_is_exactly_itself() -> None:
+def test_an_image_has_similarity_one_with_itself() -> None:
     np.testing.assert_allclose(thumbnail_similarity(THUMBNAILS, THUMBNAILS), 1, atol=1e-4)
 
 
-def test_pictures_of_one_colour_are_never_the_same_picture() -> None:
+def test_uniform_images_never_match() -> None:
     flat = np.full((3, SIDE, SIDE, 3), [[[[10]]], [[[200]]], [[[10]]]], np.uint8)
     assert (thumbnail_similarity(flat, flat[::-1]) < SAME_IMAGE).all()
 
@@ -92,7 +92,7 @@ def test_no_pairs() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 30_000), (3000, 16), (64, 64)])
-def test_thumbnails_of_any_shape(shape: tuple[int, int]) -> None:
+def test_thumbnails_of_extreme_shapes(shape: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     small = thumbnail(pixels)
     assert small.shape == (SIDE, SIDE, 3)

@@ -1,1 +1,1 @@
-"""What is wrong with a data set."""
+"""Find problems in a dataset."""

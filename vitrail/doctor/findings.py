@@ -1,4 +1,4 @@
-"""What `vitrail check` has to say about a data set, before it becomes text, a page or JSON."""
+"""The results of `vitrail check` as plain data; text, the HTML page and JSON are made from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from vitrail.data.quarantine import QuarantineRow
 from vitrail.data.sources.image_list import ImageList
 
 Severity = Literal["severe", "warning", "note"]
-# Most severe first: what makes a measured accuracy wrong, what makes training learn wrong things, what costs images,
-# then what is worth a look.
+# Most severe first: wrong accuracy, wrong training labels, lost images, then what only needs a look.
 SEVERITY: dict[str, Severity] = {
     "classes": "severe",
     "leak": "severe",
@@ -42,7 +41,7 @@ SEVERITY: dict[str, Severity] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One image, or several that belong together, and what is to be said of them."""
+    """One image, or several that belong together, with a detail in words."""
 
     names: tuple[str, ...]
     detail: str = ""
@@ -50,9 +49,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
+    """One kind of problem and all images that have it."""
+
     kind: str  # a key of SEVERITY
-    title: str  # a sentence with the count
-    advice: str  # what it means and what to do
+    title: str  # one sentence with the count
+    advice: str  # why it matters and what to do
     cases: list[Case] = field(default_factory=list)
 
     @property
@@ -62,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Everything a check found. `balance` counts the usable images: class -> split -> images."""
+    """The result of a check. `balance` counts the usable images: class -> split -> images."""
 
     root: str
     source: ImageList
@@ -70,23 +71,23 @@ class Findings:
     balance: dict[str, dict[str, int]]
     findings: list[Finding]  # most severe first
     quarantine: list[QuarantineRow]
-    notes: list[str]  # of the source: what was ignored
-    rows: dict[str, int] = field(default_factory=dict)  # name -> row of the source
+    notes: list[str]  # what was ignored while reading the source
+    rows: dict[str, int] = field(default_factory=dict)  # image name -> row of the source
 
     @property
     def severe(self) -> bool:
-        """Whether a measurement or a training on this data would go wrong."""
+        """Whether training or evaluating on this data would give wrong results."""
         return any(finding.severity == "severe" for finding in self.findings)
 
     @property
     def splits(self) -> dict[str, int]:
-        """Images of each split, usable or not."""
+        """Number of images in each split, usable or not."""
         counts = Counter(self.source.splits)
         order = [name for name in ("train", "val", "test") if name in counts]
         return {name: counts[name] for name in [*order, *(name for name in counts if name not in order)]}
 
     def where(self, name: str) -> dict[str, Any]:
-        """An image as JSON: its name, and where it stands."""
+        """One image for JSON: its name, split and labels."""
         row = self.rows.get(name)
         if row is None:
             return {"name": name}

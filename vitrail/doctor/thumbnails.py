@@ -1,4 +1,4 @@
-"""Whether two thumbnails show the same picture: laid over each other, with the shift and zoom that fits best."""
+"""Compare two thumbnails, aligned by the shift and zoom that fit best, to decide whether they show the same image."""
 
 from __future__ import annotations
 
@@ -8,54 +8,56 @@ import numpy as np
 from PIL import Image
 
 SIDE = 64  # pixels of a thumbnail
-SAME_IMAGE = 0.95  # correlation from which two thumbnails are one picture
-SAME_WITHOUT_COLOUR = 0.985  # the same for a colour picture and a grey one, which colour cannot tell apart
-SAME_COLOURS = 0.8  # correlation of the colours of one picture
-_CELLS = 16  # along a side of a thumbnail, whose colours are compared: small copies of a JPEG lose finer ones
-_OTHER_COLOURS, _OTHER_SHARE = 24.0, 0.25  # levels, or share of all colour, that they may differ by at most
-_PALER = 0.4  # times the saturation, at most
-_CONTRAST, _LIGHTER = 0.6, 64.0  # times the contrast, and levels of brightness, by which copies differ at most
-_CONTRAST_GREY, _LIGHTER_GREY = 0.75, 20.0  # the same for a colour picture and a grey one
+SAME_IMAGE = 0.95  # correlation from which two thumbnails show the same image
+SAME_IMAGE_GREY = 0.985  # the same for a colour image and a grey one, where colour cannot help
+SAME_COLOURS = 0.8  # correlation of the colours of one image
+_CELLS = 16  # grid per side on which colours are compared: small JPEG copies lose finer colour detail
+_COLOUR_ERROR, _COLOUR_ERROR_FRACTION = (
+    24.0,
+    0.25,
+)  # largest colour difference, in levels or as a fraction of the colour
+_MIN_SATURATION = 0.4  # of the less saturated copy, relative to the other
+_MIN_CONTRAST, _MAX_BRIGHTNESS = 0.6, 64.0  # contrast ratio and brightness difference (levels) of copies
+_MIN_CONTRAST_GREY, _MAX_BRIGHTNESS_GREY = 0.75, 20.0  # the same for a colour image and a grey one
 _HALF = SIDE // 2
-_PERHAPS = 0.8  # correlation from which it is worth to lay the left picture over the right one too
-_ROUGHLY = 0.9  # correlation of halved thumbnails below which the full ones are not compared
-_GREY = 5.0  # colour differences of a grey picture, in levels
-_MOST = 0.16  # of half a side: the largest shift or zoom
-_STEP = 0.06
+_TRY_SWAPPED = 0.8  # correlation from which the images are also compared in swapped order
+_MIN_COARSE = 0.9  # correlation of half-size thumbnails below which full-size ones are not compared
+_GREY = 5.0  # colour difference up to which an image is grey, in levels
+_MAX_MOTION = 0.16  # largest shift or zoom, as a fraction of half a side
+_MAX_STEP = 0.06
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:
-    """Decoded pixels as uint8 (64, 64, 3); the aspect is not kept, so that a squeezed copy is found too."""
+    """Resize decoded pixels to uint8 (64, 64, 3). The aspect ratio is not kept, so that squeezed copies match too."""
     step = [max(1, side // (8 * SIDE)) for side in pixels.shape[:2]]
-    few = np.ascontiguousarray(pixels[:: step[0], :: step[1]])
-    return np.asarray(Image.fromarray(few).resize((SIDE, SIDE), Image.Resampling.BOX))
+    subsampled = np.ascontiguousarray(pixels[:: step[0], :: step[1]])
+    return np.asarray(Image.fromarray(subsampled).resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
 def thumbnail_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """How well pairs of thumbnails (n, 64, 64, 3) agree, float32 (n,): with SAME or more they are one picture.
+    """Return the similarity of pairs of thumbnails (n, 64, 64, 3), float32 (n,). SAME_IMAGE or more: the same image.
 
-    Allowed are a zoom and shift of a few per cent along each axis, another saturation, and a little more or less
-    light and contrast. A grey copy keeps the brightness of the coloured picture.
+    Tolerates a zoom and shift of a few per cent along each axis, a change of saturation, small changes of brightness
+    and contrast, and a grey copy of a colour image.
     """
     left, right = left.astype(np.float32), right.astype(np.float32)
-    result = _laid_over(left, right)
-    again = np.flatnonzero(
-        (result >= _PERHAPS) & (result < SAME_IMAGE)
-    )  # what has a border fits into the other one only
-    result[again] = np.maximum(result[again], _laid_over(right[again], left[again]))
+    result = _aligned_correlation(left, right)
+    # An image with a border can only be zoomed into: swap the pair.
+    again = np.flatnonzero((result >= _TRY_SWAPPED) & (result < SAME_IMAGE))
+    result[again] = np.maximum(result[again], _aligned_correlation(right[again], left[again]))
     return result
 
 
-def _laid_over(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The correlation of the inside of the left pictures with the right ones; 0 when their colours differ."""
+def _aligned_correlation(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Correlation of the left images with the right ones aligned to them; 0 where the colours differ."""
     greys = [image @ _LUMINANCE for image in (left, right)]
-    small = [_details(_halved(grey), 1.0, 4.0) for grey in greys]
-    fit = _align(small[0], small[1], np.zeros((len(left), 4), np.float32), rounds=4)
-    result = _correlation(small[0], _warp(small[1], fit))
-    maybe = np.flatnonzero(result >= _ROUGHLY)
-    result = np.minimum(result, _ROUGHLY)
-    fine = [_details(grey[maybe], 1.0, 5.0) for grey in greys]
+    coarse = [_band_pass(_halved(grey), 1.0, 4.0) for grey in greys]
+    fit = _align(coarse[0], coarse[1], np.zeros((len(left), 4), np.float32), rounds=4)
+    result = _correlation(coarse[0], _warp(coarse[1], fit))
+    maybe = np.flatnonzero(result >= _MIN_COARSE)
+    result = np.minimum(result, _MIN_COARSE)
+    fine = [_band_pass(grey[maybe], 1.0, 5.0) for grey in greys]
     fit = _align(fine[0], fine[1], fit[maybe], rounds=3)
     score = _correlation(fine[0], _warp(fine[1], fit))
     result[maybe] = np.where(_same_colours(left[maybe], right[maybe], fit, score), score, 0)
@@ -63,83 +65,94 @@ def _laid_over(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _align(left: np.ndarray, right: np.ndarray, fit: np.ndarray, rounds: int) -> np.ndarray:
-    """Zoom and shift along x and y, (n, 4), that lay the right pictures over the left: a few Gauss-Newton steps."""
+    """Fit zoom and shift along x and y, (n, 4), that align the right images to the left (Gauss-Newton)."""
     side = left.shape[1]
-    place = np.linspace(-1, 1, side, dtype=np.float32)
+    position = np.linspace(-1, 1, side, dtype=np.float32)
     weight = _inside(side)
-    wanted = _normal(left)
+    target = _standardized(left)
     for _ in range(rounds):
-        moved = _normal(_warp(right, fit))
-        along_y, along_x = np.gradient(moved, 2 / (side - 1), axis=(1, 2))
-        slopes = np.stack([along_x * place, along_x, along_y * place[:, None], along_y], axis=1)
-        slopes = slopes.reshape(len(left), 4, side * side)
-        weighted = slopes * weight.ravel()
-        curvature = weighted @ slopes.transpose(0, 2, 1) + 0.01 * side * np.eye(4, dtype=np.float32)
-        pull = weighted @ (wanted - moved).reshape(len(left), side * side, 1)
-        step = np.linalg.solve(curvature, pull)[:, :, 0]
-        fit = np.clip(fit + np.clip(step, -_STEP, _STEP), -_MOST, _MOST)
+        warped = _standardized(_warp(right, fit))
+        grad_y, grad_x = np.gradient(warped, 2 / (side - 1), axis=(1, 2))
+        jacobian = np.stack([grad_x * position, grad_x, grad_y * position[:, None], grad_y], axis=1)
+        jacobian = jacobian.reshape(len(left), 4, side * side)
+        weighted = jacobian * weight.ravel()
+        hessian = weighted @ jacobian.transpose(0, 2, 1) + 0.01 * side * np.eye(4, dtype=np.float32)
+        gradient = weighted @ (target - warped).reshape(len(left), side * side, 1)
+        step = np.linalg.solve(hessian, gradient)[:, :, 0]
+        fit = np.clip(fit + np.clip(step, -_MAX_STEP, _MAX_STEP), -_MAX_MOTION, _MAX_MOTION)
     return fit
 
 
 def _warp(images: np.ndarray, fit: np.ndarray) -> np.ndarray:
-    """Each picture (n, s, s) zoomed and shifted, between pixels by linear interpolation."""
-    one = np.arange(len(images))[:, None]
-    for zoom, shift in ((fit[:, 2:3], fit[:, 3:4]), (fit[:, 0:1], fit[:, 1:2])):  # the rows, then the columns as rows
+    """Zoom and shift each image (n, s, s) with bilinear interpolation."""
+    row = np.arange(len(images))[:, None]
+    for zoom, shift in ((fit[:, 2:3], fit[:, 3:4]), (fit[:, 0:1], fit[:, 1:2])):  # y, then x transposed
         last = images.shape[1] - 1
-        place = np.linspace(-1, 1, last + 1, dtype=np.float32)
-        at = np.clip((place * (1 + zoom) + shift + 1) / 2 * last, 0, last - 0.001)
+        position = np.linspace(-1, 1, last + 1, dtype=np.float32)
+        at = np.clip((position * (1 + zoom) + shift + 1) / 2 * last, 0, last - 0.001)
         low = at.astype(np.int64)
-        share = (at - low).astype(np.float32)[:, :, None]
-        images = (images[one, low] * (1 - share) + images[one, low + 1] * share).transpose(0, 2, 1)
+        fraction = (at - low).astype(np.float32)[:, :, None]
+        images = (images[row, low] * (1 - fraction) + images[row, low + 1] * fraction).transpose(0, 2, 1)
     return images
 
 
-def _same_colours(left: np.ndarray, right: np.ndarray, fit: np.ndarray, fits: np.ndarray) -> np.ndarray:
-    """Differences of red and blue from the brightness agree up to their strength, or there are none to compare; and
-    the brightness agrees up to a little light and contrast."""
-    ours, theirs = _colours(left), _colours(right)
-    theirs = _warp(theirs.reshape(-1, _HALF, _HALF), np.repeat(fit, 3, axis=0)).reshape(ours.shape)
-    grey, weight = (ours[:, 2], theirs[:, 2]), _inside(_HALF) / _inside(_HALF).sum()
-    light = [(image * weight).sum(axis=(1, 2)) for image in grey]
+def _same_colours(left: np.ndarray, right: np.ndarray, fit: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """Whether colours and brightness of each pair agree, bool (n,).
+
+    Colours are red and blue minus luminance: they must agree up to saturation, unless one image is grey. Brightness
+    must agree up to a small change of level and contrast.
+    """
+    left, right = _colour_planes(left), _colour_planes(right)
+    right = _warp(right.reshape(-1, _HALF, _HALF), np.repeat(fit, 3, axis=0)).reshape(left.shape)
+    grey, weight = (left[:, 2], right[:, 2]), _inside(_HALF) / _inside(_HALF).sum()
+    brightness = [(image * weight).sum(axis=(1, 2)) for image in grey]
     contrast = [
         np.sqrt(((image - mean[:, None, None]) ** 2 * weight).sum(axis=(1, 2)))
-        for image, mean in zip(grey, light, strict=True)
+        for image, mean in zip(grey, brightness, strict=True)
     ]
-    lighter = np.abs(light[0] - light[1])
-    flatter = np.minimum(*contrast) / np.maximum(np.maximum(*contrast), 1e-6)
+    brightness_change = np.abs(brightness[0] - brightness[1])
+    contrast_ratio = np.minimum(*contrast) / np.maximum(np.maximum(*contrast), 1e-6)
 
-    product, weaker, stronger = _agreement(ours[:, :2], theirs[:, :2], weight)
+    product, weaker, stronger = _inner_products(left[:, :2], right[:, :2], weight)
     agree = product >= SAME_COLOURS * np.sqrt(weaker * stronger)
     size = _HALF // _CELLS
-    few = [image[:, :2].reshape(-1, 2, _CELLS, size, _CELLS, size).mean(axis=(3, 5)) for image in (ours, theirs)]
-    product, low, high = _agreement(few[0], few[1], weight.reshape(_CELLS, size, _CELLS, size).sum(axis=(1, 3)))
+    cells = [image[:, :2].reshape(-1, 2, _CELLS, size, _CELLS, size).mean(axis=(3, 5)) for image in (left, right)]
+    product, low, high = _inner_products(
+        cells[0], cells[1], weight.reshape(_CELLS, size, _CELLS, size).sum(axis=(1, 3))
+    )
     power = np.maximum(np.sqrt(low * high), 1e-6)
-    left_over = power - np.maximum(product, 0) ** 2 / power  # whatever the saturation is multiplied by
-    agree &= left_over <= np.maximum(_OTHER_COLOURS**2, _OTHER_SHARE**2 * power)
-    agree &= low >= _PALER**2 * high
+    residual = power - np.maximum(product, 0) ** 2 / power  # what no change of saturation explains
+    agree &= residual <= np.maximum(_COLOUR_ERROR**2, _COLOUR_ERROR_FRACTION**2 * power)
+    agree &= low >= _MIN_SATURATION**2 * high
 
-    weak, strong = weaker < _GREY**2, stronger >= _GREY**2
-    alone = (fits >= SAME_WITHOUT_COLOUR) & (lighter <= _LIGHTER_GREY) & (flatter >= _CONTRAST_GREY)
-    return (lighter <= _LIGHTER) & (flatter >= _CONTRAST) & np.where(weak & strong, alone, weak | agree)
+    one_grey, one_coloured = weaker < _GREY**2, stronger >= _GREY**2
+    grey_copy = (
+        (score >= SAME_IMAGE_GREY)
+        & (brightness_change <= _MAX_BRIGHTNESS_GREY)
+        & (contrast_ratio >= _MIN_CONTRAST_GREY)
+    )
+    same_light = (brightness_change <= _MAX_BRIGHTNESS) & (contrast_ratio >= _MIN_CONTRAST)
+    return same_light & np.where(one_grey & one_coloured, grey_copy, one_grey | agree)
 
 
-def _colours(images: np.ndarray) -> np.ndarray:
-    """Red and blue without the brightness, and the brightness, of halved pictures, (n, 3, s, s)."""
+def _colour_planes(images: np.ndarray) -> np.ndarray:
+    """Red minus luminance, blue minus luminance, and luminance at half size, (n, 3, s, s)."""
     grey = images @ _LUMINANCE
     return np.stack([_halved(plane) for plane in (images[..., 0] - grey, images[..., 2] - grey, grey)], axis=1)
 
 
-def _agreement(ours: np.ndarray, theirs: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The inner product of colours (n, 2, s, s), and the smaller and larger of their own, (n,) each."""
-    product, own, other = (
-        (one * another * weight).sum(axis=(1, 2, 3))
-        for one, another in ((ours, theirs), (ours, ours), (theirs, theirs))
+def _inner_products(
+    left: np.ndarray, right: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inner product of colours (n, 2, s, s), and the smaller and the larger squared norm, (n,) each."""
+    product, left_power, right_power = (
+        (a * b * weight).sum(axis=(1, 2, 3)) for a, b in ((left, right), (left, left), (right, right))
     )
-    return product, np.minimum(own, other), np.maximum(own, other)
+    return product, np.minimum(left_power, right_power), np.maximum(left_power, right_power)
 
 
-def _details(images: np.ndarray, fine: float, coarse: float) -> np.ndarray:
-    """What is larger than single pixels and smaller than the whole scene: outlines, not light."""
+def _band_pass(images: np.ndarray, fine: float, coarse: float) -> np.ndarray:
+    """Difference of Gaussians: keeps edges, removes noise and illumination."""
     side = images.shape[1]
     sharp, soft = _blur(side, fine), _blur(side, coarse)
     return sharp @ images @ sharp.T - soft @ images @ soft.T
@@ -147,8 +160,8 @@ def _details(images: np.ndarray, fine: float, coarse: float) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _blur(side: int, width: float) -> np.ndarray:
-    place = np.arange(side)
-    weights = np.exp(-0.5 * ((place[:, None] - place) / width) ** 2)
+    position = np.arange(side)
+    weights = np.exp(-0.5 * ((position[:, None] - position) / width) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -158,14 +171,14 @@ def _halved(images: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _inside(side: int) -> np.ndarray:
-    """Weights (side, side) that leave out the outer 8 % and fade in over the next 10 %."""
-    place = (np.arange(side) + 0.5) / side
-    fade = np.clip((np.minimum(place, 1 - place) - 0.08) / 0.1, 0, 1).astype(np.float32)
+    """Weights (side, side): 0 in the outer 8 %, rising over the next 10 %."""
+    position = (np.arange(side) + 0.5) / side
+    fade = np.clip((np.minimum(position, 1 - position) - 0.08) / 0.1, 0, 1).astype(np.float32)
     return np.outer(fade, fade)
 
 
-def _normal(images: np.ndarray) -> np.ndarray:
-    """With mean 0 and deviation 1 inside."""
+def _standardized(images: np.ndarray) -> np.ndarray:
+    """Images with weighted mean 0 and standard deviation 1."""
     weight = _inside(images.shape[1])
     weight = weight / weight.sum()
     images = images - (images * weight).sum(axis=(1, 2), keepdims=True)
@@ -174,4 +187,4 @@ def _normal(images: np.ndarray) -> np.ndarray:
 
 def _correlation(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     weight = _inside(left.shape[1])
-    return (_normal(left) * _normal(right) * weight).sum(axis=(1, 2)) / weight.sum()
+    return (_standardized(left) * _standardized(right) * weight).sum(axis=(1, 2)) / weight.sum()
