@@ -12,7 +12,7 @@ from vitrail.inference.runner import Outputs
 from vitrail.interpret.relevance import relevance
 from vitrail.interrupt import Interrupts
 from vitrail.models.build import build
-from vitrail.report.explain_plots import glow
+from vitrail.report.explain_plots import overlay_heatmap
 from vitrail.tasks.table import prediction_task
 from vitrail.workflows.measure import measure, score_outputs
 
@@ -55,7 +55,7 @@ def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
         said, rather = order[0], truth if truth != order[0] else order[1]
         assert one.predicted == samples.classes[said] and one.truth == samples.classes[truth]
         assert one.why == f"{samples.classes[said]} rather than {samples.classes[rather]}"
-        expected = glow(view.permute(1, 2, 0).numpy(), relevance(net, pixels, [said], [rather])[0])
+        expected = overlay_heatmap(view.permute(1, 2, 0).numpy(), relevance(net, pixels, [said], [rather])[0])
         assert np.abs(one.map.astype(int) - expected).max() <= 1  # of 255: batches of four round otherwise than one
     assert {one.name for one in found.mistakes} <= {samples.name(i) for i in range(len(samples))}
     assert all(one.predicted != one.truth for one in found.mistakes)

@@ -40,9 +40,12 @@ def everything() -> ReportFacts:
     parts = full(["zebra", "dog", "owl"])
     facts = tuned(300, 0.9)
     pictures = {
-        "mistakes": [with_map(picture((32, 32, 3)), "dog rather than cat"), with_map(picture((90, 300, 3)), "dog")],
-        "suspects": parts.suspects,
-        "suspected": 1,
+        "confident_errors": [
+            with_map(picture((32, 32, 3)), "dog rather than cat"),
+            with_map(picture((90, 300, 3)), "dog"),
+        ],
+        "label_errors": parts.label_errors,
+        "num_label_errors": 1,
         "commands": parts.commands,
         "notes": EVIL,
         "history": parts.history,

@@ -64,5 +64,5 @@ def test_clean_data_has_a_short_page(tmp_path: Path) -> None:
     found = check_dataset(
         fill(tmp_path, {f"{label}/{i}.png": DATA[i + 10 * (label == "b")] for label in "ab" for i in range(6)})
     )
-    words = " ".join(Reader(render(found, "data", [])).words)
+    words = " ".join(Reader(render_check_page(found, "data", [])).words)
     assert "No leaks between splits, no conflicting labels, no broken files." in words

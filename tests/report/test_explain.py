@@ -54,15 +54,15 @@ def point(accuracy: float, low: float) -> Pointing:
 def test_trust_needs_every_test_and_most_pasted_pictures() -> None:
     every = {"relevance": curves(0.2), "rollout": curves(0.3), "last attention": curves(0.6), "random": curves(0.5)}
     points = {"relevance": point(0.9, 0.75), "rollout": point(0.5, 0.35), "last attention": point(0.2, 0.05)}
-    sentences = trust_sentences(trust(every, points))
+    sentences = map_verdicts(score_maps(every, points))
     assert sentences[0].startswith("Relevance deserves trust here: better than chance in 3 of 3 tests; it finds 90.0")
     assert sentences[1].startswith("Rollout deserves some trust here: better than chance in 3 of 3")
     assert sentences[2].startswith(
         "Last attention deserves no trust here: better than chance in 0 of 3 tests, worse in 2"
     )
-    assert "some trust" in trust_sentences(trust(every, {}))[0]  # nothing was pasted
+    assert "some trust" in map_verdicts(score_maps(every, {}))[0]  # nothing was pasted
     for few in (point(0.74, 0.6), point(0.8, 0.49)):  # too little, or of too few pictures
-        assert "some trust" in trust_sentences(trust(every, {"relevance": few}))[0]
+        assert "some trust" in map_verdicts(score_maps(every, {"relevance": few}))[0]
 
 
 def test_a_certain_difference_that_is_tiny_is_none() -> None:
@@ -77,7 +77,7 @@ def test_light_follows_the_map() -> None:
     seen = lit(image, shares)
     assert seen[0, 7].tolist() == [200] * 3 and seen[7, 0].max() == 0 and seen.dtype == np.uint8
     assert lit(image, np.zeros((2, 2))).max() == 0
-    night = glow(np.zeros((8, 8, 3), np.uint8), shares).astype(int).sum(-1)  # a map is seen on black, too
+    night = overlay_heatmap(np.zeros((8, 8, 3), np.uint8), shares).astype(int).sum(-1)  # a map is seen on black, too
     assert night[0, 7] > 300 and night[7, 0] < 10 and night[0, 7] == night.max()
     assert rgb(np.ones((2, 2, 1), np.uint8)).shape == (2, 2, 3) == rgb(np.ones((2, 2, 4), np.uint8)).shape
 

@@ -12,7 +12,7 @@ import pytest
 from tests.report.test_page import EVIL, SINGLE, bare, full, tags
 from vitrail.metrics.tuning import tune
 from vitrail.report.model_card import model_card, write_model_card
-from vitrail.report.page import ReportFacts, render
+from vitrail.report.page import ReportFacts, render_report
 from vitrail.tasks.result import percent
 
 
@@ -40,7 +40,7 @@ def test_the_card_has_the_numbers_of_the_report() -> None:
         notes=["Two classes have few images."],
         data=[("test", "200 images")],
     )
-    card, page = model_card(facts), render(facts)
+    card, page = model_card(facts), render_report(facts)
     scores = facts.result.scores
     low, high = map(percent, scores.top1_interval)
     rows = told(facts)
@@ -84,7 +84,7 @@ def test_what_tuning_found_is_told() -> None:
     assert "answering only" not in model_card(facts)
     found = tune(logits, labels, 0.9)
     result = SINGLE.result(replace(facts.result.scores, tuned=found))
-    text = model_card(replace(facts, result=result, suspects=(), suspected=7))
+    text = model_card(replace(facts, result=result, label_errors=(), num_label_errors=7))
     rows = next(table for table in tables(text) if table[0][0] == "answering only")
     assert rows[1][:2] == [percent(1.0), percent(found.coverage.accuracy[-1])]
     shares = [float(row[0].split("\u202f")[0]) for row in rows[1:]]

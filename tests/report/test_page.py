@@ -18,7 +18,7 @@ from vitrail.metrics.multilabel import score_multilabel
 from vitrail.metrics.selective import risk_coverage_curve
 from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
-from vitrail.report.page import Picture, ReportFacts, render, suspicion_sentence, write_report
+from vitrail.report.page import ReportFacts, ReportImage, render_report, suspicion_sentence, write_report
 from vitrail.tasks.classification import verdict
 from vitrail.tasks.result import coverage_rows, percent
 from vitrail.tasks.table import prediction_task
@@ -78,7 +78,7 @@ def tags() -> ReportFacts:
 def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
     facts = tags()
     scores = facts.result.scores
-    words = " ".join("\u202f".join(part.split()) for part in Reader(render(facts)).words if part.strip())
+    words = " ".join("\u202f".join(part.split()) for part in Reader(render_report(facts)).words if part.strip())
     words = words.replace("\u202f", " ").replace(" %", "\u202f%")
     assert f"{percent(scores.mean_ap)} mean average precision" in words
     assert f"would score {percent(scores.chance)}" in words
@@ -95,7 +95,7 @@ def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
     own = [replace(one, threshold=0.3, count=40) for one in scores.per_class]
     worse = replace(scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
     result = MULTI.result(replace(scores, per_class=own, tuned=worse))
-    words = " ".join(Reader(render(replace(facts, result=result))).words)
+    words = " ".join(Reader(render_report(replace(facts, result=result))).words)
     assert "each label at its own threshold" in words and "one half" not in words
     assert "so few the interval is too narrow" not in words
     rare = [replace(one, count=4) for one in own]
@@ -104,12 +104,12 @@ def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
     assert "mean F1" not in words
 
 
-def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> Picture:
+def picture(size: tuple[int, ...], name: str = "test/cat_1.png", truth: str = "cat") -> ReportImage:
     image = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
-    return Picture(image, name, truth, "dog", 0.93, 0.02)
+    return ReportImage(image, name, truth, "dog", 0.93, 0.02)
 
 
-def with_map(one: Picture, why: str) -> Picture:
+def with_map(one: ReportImage, why: str) -> ReportImage:
     return replace(one, map=np.random.default_rng(1).integers(256, size=(70, 70, 3), dtype=np.uint8), why=why)
 
 
@@ -122,10 +122,10 @@ def full(classes: list[str]) -> ReportFacts:
         subtitle=word,
         split_used=word,
         history=[{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "val_top1": 0.4, "val_loss": 1.0}],
-        mistakes=[with_map(picture((32, 32, 3), word, word), word), picture((300, 200, 3))],
+        confident_errors=[with_map(picture((32, 32, 3), word, word), word), picture((300, 200, 3))],
         uncertain=[picture((40, 40, 1))],
-        suspects=[picture((32, 32, 3), word, word)],
-        suspected=5,
+        label_errors=[picture((32, 32, 3), word, word)],
+        num_label_errors=5,
         decisions=[(word, word, word)],
         data=[(word, word)],
         excluded=[(f"{word}/{i}", word) for i in range(150)],
@@ -172,7 +172,7 @@ def test_every_word_is_escaped(first: int, tmp_path: Path) -> None:
 
 
 def test_sections_without_facts_are_left_out() -> None:
-    headings = " ".join(Reader(render(bare(["cat", "dog"]))).words)
+    headings = " ".join(Reader(render_report(bare(["cat", "dog"]))).words)
     for name in ("Training", "Most confident mistakes", "Least certain", "Cost", "How it was made", "Use it"):
         assert name not in headings
     assert "top-5" not in headings
@@ -190,17 +190,17 @@ def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
 @pytest.mark.slow
 def test_what_tuning_found_is_shown() -> None:
     facts = tuned(600, 0.9)
-    words = " ".join(" ".join(Reader(render(facts)).words).split())
+    words = " ".join(" ".join(Reader(render_report(facts)).words).split())
     found = facts.result.scores.tuned
     assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
-    assert "Postprocess less" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
+    assert "Selective prediction" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
     assert f"that is answered, at a temperature of {found.temperature:.3g}." in words
     low, high = facts.result.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.result.scores.nll_interval
     assert f"log-loss in nats, {low:.3f} to {high:.3f}" in words
-    assert "No threshold makes" in " ".join(Reader(render(tuned(600, 0.9999))).words)
-    assert "Postprocess less" not in render(tuned(20))  # too few to say anything
+    assert "No threshold makes" in " ".join(Reader(render_report(tuned(600, 0.9999))).words)
+    assert "Selective prediction" not in render_report(tuned(20))  # too few to say anything
 
 
 def test_rows_of_answering_less_are_of_the_curve() -> None:
@@ -214,7 +214,9 @@ def test_rows_of_answering_less_are_of_the_curve() -> None:
 
 
 def test_many_suspects_are_blamed_on_the_network() -> None:
-    few, many = (suspicion_sentence(replace(bare(["cat", "dog"], n=1000), suspected=count)) for count in (10, 500))
+    few, many = (
+        suspicion_sentence(replace(bare(["cat", "dog"], n=1000), num_label_errors=count)) for count in (10, 500)
+    )
     assert "come first" in few and "trust" not in few
     assert "trust the count little" in many
 
@@ -226,15 +228,15 @@ def test_an_absent_class_has_a_dash_and_comes_last() -> None:
     facts = ReportFacts("t", "s", SINGLE.result(score_classification(logits, labels, classes)), "On four.")
     rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render(facts))
     assert rows == ["cat", "dog", "owl"]
-    assert "–" in Reader(render(facts)).words
+    assert "–" in Reader(render_report(facts)).words
 
 
 @pytest.mark.slow
 def test_many_classes_stay_a_small_page() -> None:
-    text = render(bare([f"class {i}" for i in range(300)], n=900))
+    text = render_report(bare([f"class {i}" for i in range(300)], n=900))
     assert "The 20 classes in the most frequent confusions, of 300." in text
     assert len(text) < 500_000
-    perfect = render(bare([f"class {i}" for i in range(300)], n=900, strength=60))
+    perfect = render_report(bare([f"class {i}" for i in range(300)], n=900, strength=60))
     assert "No class was taken for another." in perfect
 
 
@@ -279,7 +281,7 @@ def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.
     def broken(facts: ReportFacts) -> str:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(page, "render", broken)
+    monkeypatch.setattr(page, "render_report", broken)
     with pytest.raises(RuntimeError, match="no ink"):
         write_report(path, bare(["cat", "dog"]))
     assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["report.html"]

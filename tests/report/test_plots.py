@@ -88,13 +88,13 @@ def file_texts(path: Path) -> list[str]:
 
 def test_the_curves_of_a_run_are_a_picture_that_stands_alone(tmp_path: Path) -> None:
     events = [{"step": 120, "event": "3 steps were skipped <&>"}]
-    plots.draw_curves([*HISTORY, *events], tmp_path / "curves.svg")
+    plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.svg")
     found = file_texts(tmp_path / "curves.svg")
     assert {"Loss", "Accuracy", "Learning rate", "Images a second", "held-out", "training"} <= set(found)
     assert "step 120: 3 steps were skipped <&>" in found
     text = (tmp_path / "curves.svg").read_text()
     assert plots.INK not in text and "currentColor" in text and "prefers-color-scheme: dark" in text
-    plots.draw_curves([*HISTORY, *events], tmp_path / "curves.png")
+    plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
         assert picture.width >= 1600
@@ -106,7 +106,7 @@ def test_the_curves_of_a_run_are_a_picture_that_stands_alone(tmp_path: Path) -> 
 def test_every_event_is_marked_in_every_panel(tmp_path: Path) -> None:
     def dotted(events: int) -> int:
         rows = [{"step": 10 * number, "event": f"event {number}"} for number in range(1, events + 1)]
-        plots.draw_curves([*HISTORY, *rows], tmp_path / f"{events}.svg")
+        plots.draw_training_curves([*HISTORY, *rows], tmp_path / f"{events}.svg")
         return (tmp_path / f"{events}.svg").read_text().count("stroke-dasharray")
 
     assert dotted(0) == 0 and dotted(2) == 4 * 2 and dotted(9) == 4 * 9
@@ -115,14 +115,14 @@ def test_every_event_is_marked_in_every_panel(tmp_path: Path) -> None:
 
 
 def test_curves_of_little_data(tmp_path: Path) -> None:
-    plots.draw_curves([], tmp_path / "none.svg")
-    plots.draw_curves([{"step": 3, "event": "stopped"}, {"step": 3, "loss": None}], tmp_path / "none.png")
+    plots.draw_training_curves([], tmp_path / "none.svg")
+    plots.draw_training_curves([{"step": 3, "event": "stopped"}, {"step": 3, "loss": None}], tmp_path / "none.png")
     assert not list(tmp_path.iterdir())
-    plots.draw_curves([{"step": 5, "val_map": 0.5}], tmp_path / "one.svg")
+    plots.draw_training_curves([{"step": 5, "val_map": 0.5}], tmp_path / "one.svg")
     found = file_texts(tmp_path / "one.svg")
     assert "held-out mean average precision" in found and "Loss" not in found
     rows = [{"step": step, "loss": 1 / (1 + step), "lr": 1e-4} for step in range(20_000)]
-    plots.draw_curves(rows, tmp_path / "long.svg")
+    plots.draw_training_curves(rows, tmp_path / "long.svg")
     assert (tmp_path / "long.svg").stat().st_size < 150_000
 
 

@@ -18,7 +18,7 @@ from vitrail.metrics.scores import Scores
 from vitrail.models.build import build
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.report.model_card import model_card
-from vitrail.report.page import ReportFacts, render
+from vitrail.report.page import ReportFacts, render_report
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import Distillation
 from vitrail.tasks.masked_patch import MaskedPatch
@@ -162,8 +162,8 @@ def test_a_report_shows_what_a_task_of_another_kind_gives():
         about_columns="Overlap: of outlines.",
     )
     facts = ReportFacts("title", "subtitle", result, "Measured on 10 images.", history=[{"step": 3, "val_iou": 0.5}])
-    page, card = " ".join(Reader(render(facts)).words), model_card(facts)
+    page, card = " ".join(Reader(render_report(facts)).words), model_card(facts)
     for text in (page, card):
         assert "mean intersection over union" in text and "It outlines most of it." in text
         assert "overlap" in text and "70.0\u202f%" in text and "recall" not in text.lower()
-    assert "Validation iou" in render(facts) and "Confusions" not in page and "Postprocess less" not in page
+    assert "Validation iou" in render_report(facts) and "Confusions" not in page and "Selective prediction" not in page

@@ -24,7 +24,7 @@ from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.metrics.accuracy import ClassificationScores, softmax
 from vitrail.report.demo_page import DemoFacts, Half, write_demo_page
-from vitrail.report.page import Picture
+from vitrail.report.page import ReportImage
 from vitrail.tasks.classification import example
 from vitrail.terminal import escape, make_console
 from vitrail.training.progress import read_metrics
@@ -198,7 +198,7 @@ def _facts(
     )
 
 
-def _pictures(weights: Path, test: Samples) -> list[Picture]:
+def _pictures(weights: Path, test: Samples) -> list[ReportImage]:
     """What the network says to each image, and what spoke for it."""
     classifier = load(weights)
     spec, data = classifier.preprocess, DataConfig()

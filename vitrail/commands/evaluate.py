@@ -197,7 +197,7 @@ def _facts(
         title=f"{Path(weights).name} on {data_name(dataset.root)}",
         subtitle=f"{len(dataset.classes)} classes, {found.scores.n:,} images",
         history=card.curves,
-        answers=answers,
+        predictions_file=answers,
         data=[(name, f"{len(samples):,} images") for name, samples in dataset.splits.items()],
         excluded=dataset.excluded,
         notes=dataset.notes,

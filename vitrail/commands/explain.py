@@ -21,7 +21,7 @@ from vitrail.interpret.filters import embedding_filters
 from vitrail.interpret.position_similarity import position_similarity
 from vitrail.interpret.votes import can_vote
 from vitrail.models.vit import VisionTransformer
-from vitrail.report.explain_page import ExplainFacts, Picture, check_figures, write_explanation
+from vitrail.report.explain_page import ExplainFacts, PageFigure, check_figures, write_explanation
 from vitrail.report.explain_plots import (
     draw_distances,
     draw_filters,
@@ -160,7 +160,7 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
     notes = []
     similarity = None
     try:
-        similarity = Picture("positions", draw_similarity(position_similarity(net)))
+        similarity = PageFigure("positions", draw_similarity(position_similarity(net)))
     except UserError as error:
         notes.append(f"No picture of positions: {error}.")
     if config.positions_at == "layers":
@@ -175,7 +175,7 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
         votes=can_vote(net),
         findings=[],
         notes=notes,
-        filters=Picture("filters", draw_filters(embedding_filters(net))),
+        filters=PageFigure("filters", draw_filters(embedding_filters(net))),
         similarity=similarity,
         about=[("network", _subtitle(config)), ("query", view), *source],
         commands=[command],
@@ -212,8 +212,8 @@ def _with_images(
         numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
         facts = replace(
             facts,
-            curves=Picture("faithfulness", trusted.curves),
-            pasted=Picture("pasted", trusted.pasted) if trusted.pasted else None,
+            curves=PageFigure("faithfulness", trusted.curves),
+            pasted=PageFigure("pasted", trusted.pasted) if trusted.pasted else None,
             trust=trusted.rows,
             measured=trusted.images,
             pasted_sentence=trusted.pasted_sentence,
@@ -222,7 +222,7 @@ def _with_images(
     chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
     return replace(
         facts,
-        distances=Picture("distance", draw_distances(distances)),
+        distances=PageFigure("distance", draw_distances(distances)),
         distance_images=distances.images,
         findings=[*findings, *distance_sentences(distances)],
         notes=notes,

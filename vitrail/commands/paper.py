@@ -65,7 +65,7 @@ def paper(
 
 def _drawing(
     name: str, networks: Sequence[tuple[str, Classifier]], images: Sequence[str | Path], bar: Progress, console: Console
-) -> Drawing:
+) -> Plot:
     first = networks[0][1]
     match name:
         case "figure-6":

@@ -43,7 +43,7 @@ ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
 {PAPER}"""
 
 
-def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
+def render_svg(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
     """Paint on a figure of this many CSS pixels and return its SVG; `tight` lets labels grow beyond the size."""
     with style():
         figure = Figure(figsize=(width / 72, height / 72), layout=None if tight else "constrained")
@@ -55,7 +55,7 @@ def draw(paint: Callable[[Figure], None], width: int, height: int, alt: str, tig
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Plot:
     """A picture of so many CSS pixels, not yet drawn."""
 
     alt: str

@@ -47,7 +47,7 @@ def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
-def render(found: Findings, name: str, commands: Sequence[str]) -> str:
+def render_check_page(found: Findings, name: str, commands: Sequence[str]) -> str:
     environment = page_environment()
     totals = {name: sum(counts.values()) for name, counts in found.balance.items()}
     return environment.get_template("check.html").render(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.metrics.accuracy import ClassificationScores
-from vitrail.report.page import Picture, page_environment, write_whole
+from vitrail.report.page import ReportImage, page_environment, write_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class DemoFacts:
     measured_on: str  # a sentence
     verdict: Sequence[str]  # sentences
     halves: Sequence[Half]  # the better first
-    pictures: Sequence[Sequence[Picture]]  # of each image one for each half
+    pictures: Sequence[Sequence[ReportImage]]  # of each image one for each half
     commands: Sequence[str]
 
 

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.errors import UserError
-from vitrail.report.canvas import PAPER, Drawing
-from vitrail.report.explain_summary import Trust
+from vitrail.report.canvas import PAPER, Plot
+from vitrail.report.explain_summary import MapScore
 from vitrail.report.page import page_environment
 from vitrail.terminal import printable_text
 
@@ -26,21 +26,21 @@ OWN_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # no other name is r
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class PageFigure:
     """A figure on the page, and the name of its files."""
 
     file: str
-    drawing: Drawing
+    drawing: Plot
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class ExplainedImage:
     """An image with its answer and its figures."""
 
     name: str
     answer: str
-    maps: Picture
-    heads: Picture
+    maps: PageFigure
+    heads: PageFigure
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +54,14 @@ class ExplainFacts:
     votes: bool  # whether maps of a class show votes of patches, and not relevance
     findings: Sequence[str]
     notes: Sequence[str]  # what could not be shown, and why
-    images: Sequence[Looked] = ()
-    filters: Picture | None = None
-    similarity: Picture | None = None
-    distances: Picture | None = None
+    images: Sequence[ExplainedImage] = ()
+    filters: PageFigure | None = None
+    similarity: PageFigure | None = None
+    distances: PageFigure | None = None
     distance_images: int = 0
-    curves: Picture | None = None
-    pasted: Picture | None = None
-    trust: Sequence[Trust] = ()
+    curves: PageFigure | None = None
+    pasted: PageFigure | None = None
+    trust: Sequence[MapScore] = ()
     measured: int = 0
     pasted_sentence: str = ""
     about: Sequence[tuple[str, str]] = field(default=())
@@ -73,7 +73,7 @@ class ExplainFacts:
         return [f"{FIGURES}/{picture.file}{suffix}" for picture in self.pictures for suffix in SUFFIXES]
 
     @property
-    def pictures(self) -> list[Picture]:
+    def pictures(self) -> list[PageFigure]:
         single = (self.filters, self.similarity, self.distances, self.curves, self.pasted)
         return [one for one in single if one is not None] + [p for one in self.images for p in (one.maps, one.heads)]
 
@@ -96,7 +96,7 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         temporary.write_text(strict_json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 
-def check_figures(folder: Path, pictures: Sequence[Picture] = ()) -> None:
+def check_figures(folder: Path, pictures: Sequence[PageFigure] = ()) -> None:
     """That no figure of somebody else's is replaced, and nothing is written through a link."""
     if (folder / FIGURES).is_symlink():
         raise UserError(f"{folder / FIGURES} is a link: choose another --out")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from vitrail.interpret.distance import AttentionDistances
 from vitrail.interpret.faithfulness import FaithfulnessCurves
 from vitrail.interpret.filters import Filters
-from vitrail.report.canvas import BLUE, GREEN, INK, RED, Drawing, short_name
+from vitrail.report.canvas import BLUE, GREEN, INK, RED, Plot, short_name
 from vitrail.report.raster import enlarged, lit, mosaic, rgb
 
 HEAT, GLOW = "viridis", "inferno"  # even in lightness, so that colour-blind readers see the same order
@@ -41,7 +41,7 @@ class MapPanel:
     map: np.ndarray | None
 
 
-def draw_filters(filters: Filters) -> Drawing:
+def draw_filters(filters: Filters) -> Plot:
     """The first principal components as colours, each stretched from its smallest to its largest value."""
     tiles = mosaic(filters.components, ACROSS)
     share = filters.share.sum()
@@ -54,10 +54,10 @@ def draw_filters(filters: Filters) -> Drawing:
         axes.set_xlabel(f"together {100 * share:.1f}\u202f% of the variance; each stretched to the full range")
 
     rows = -(-len(filters.components) // ACROSS)
-    return Drawing(title, 560, 70 + 76 * rows, paint)
+    return Plot(title, 560, 70 + 76 * rows, paint)
 
 
-def draw_similarity(similarity: np.ndarray, title: str = "Similarity of position embeddings") -> Drawing:
+def draw_similarity(similarity: np.ndarray, title: str = "Similarity of position embeddings") -> Plot:
     """A tile for each patch: the cosine of its position embedding with that of every patch."""
     rows, columns = similarity.shape[:2]
 
@@ -67,7 +67,7 @@ def draw_similarity(similarity: np.ndarray, title: str = "Similarity of position
         axes.set_title(title, loc="left")
 
     width = 470
-    return Drawing(title, width, round(90 + (width - 110) * rows / columns), paint)
+    return Plot(title, width, round(90 + (width - 110) * rows / columns), paint)
 
 
 def draw_distances(distances: AttentionDistances, title: str = "Mean attention distance") -> Drawing:
@@ -78,23 +78,23 @@ def draw_distances(distances: AttentionDistances, title: str = "Mean attention d
         _heads(axes, distances)
         axes.set_title(title, loc="left")
 
-    return Drawing(title, 560, 360, paint)
+    return Plot(title, 560, 360, paint)
 
 
-def draw_maps(image: np.ndarray, panels: Sequence[MapPanel], name: str) -> Drawing:
+def draw_maps(image: np.ndarray, panels: Sequence[MapPanel], name: str) -> Plot:
     """An image (H, W, C) uint8 beside itself in grey under maps that glow."""
     height, width = image.shape[:2]
 
     def paint(figure: Figure) -> None:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _picture(axes, rgb(image) if panel.map is None else glow(image, panel.map), smooth=True)
+            _picture(axes, rgb(image) if panel.map is None else overlay_heatmap(image, panel.map), smooth=True)
             axes.set_title(panel.title, fontsize=12)
         figure.supxlabel(short_name(name, 90), fontsize=11)
 
-    return Drawing(f"Maps over {name}", PANEL * len(panels), round(PANEL * height / width) + 64, paint)
+    return Plot(f"Maps over {name}", PANEL * len(panels), round(PANEL * height / width) + 64, paint)
 
 
-def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads: Sequence[int], name: str) -> Drawing:
+def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads: Sequence[int], name: str) -> Plot:
     """Maps (layers, heads, h, w) as a table beside their image, each from no share (dark) to its largest (bright)."""
     high, wide = maps.shape[2:]
 
@@ -113,7 +113,7 @@ def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads
             grid[row, 1].set_ylabel(f"block {layer}", rotation=0, ha="right", va="center")
 
     width = SMALL_PANEL * (1 + len(heads)) + 70
-    return Drawing(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
+    return Plot(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
 
 
 def draw_curves(curves: Mapping[str, FaithfulnessCurves]) -> Drawing:
@@ -138,12 +138,12 @@ def draw_curves(curves: Mapping[str, FaithfulnessCurves]) -> Drawing:
         left.set_ylim(0, None)
         right.legend(frameon=False, labelcolor=INK, handlelength=3)
 
-    return Drawing("Deletion and insertion curves", 760, 330, paint)
+    return Plot("Deletion and insertion curves", 760, 330, paint)
 
 
 def draw_pasted(
     images: Sequence[np.ndarray], inside: np.ndarray, maps: np.ndarray, names: Sequence[tuple[str, str]], kind: str
-) -> Drawing:
+) -> Plot:
     """Images with a pasted picture, its place outlined, above their maps of one kind; names are (pasted,
     background)."""
     (height, width), (rows, columns) = images[0].shape[:2], inside.shape[1:]
@@ -152,7 +152,7 @@ def draw_pasted(
         grid = figure.subplots(2, len(images), squeeze=False)
         for place, image in enumerate(images):
             _picture(grid[0, place], rgb(image), smooth=True)
-            _picture(grid[1, place], glow(image, maps[place]), smooth=True)
+            _picture(grid[1, place], overlay_heatmap(image, maps[place]), smooth=True)
             first, second = (short_name(name, 14) for name in names[place])
             grid[0, place].set_title(f"{first}\nin {second}", fontsize=12)
             top, left = np.argwhere(inside[place]).min(0)
@@ -166,7 +166,7 @@ def draw_pasted(
         grid[1, 0].set_ylabel(kind)
 
     side = 142
-    return Drawing("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)
+    return Plot("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)
 
 
 def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: AttentionDistances) -> Drawing:
@@ -183,10 +183,10 @@ def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: At
         _heads(axes[-1], distances)
         axes[-1].set_title("Attention distance")
 
-    return Drawing("Figure 7", 440 * panels, 380, paint)
+    return Plot("Figure 7", 440 * panels, 380, paint)
 
 
-def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], names: Sequence[str]) -> Drawing:
+def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], names: Sequence[str]) -> Plot:
     """The paper's Figure 6: images, and the same under attention rollout."""
 
     def paint(figure: Figure) -> None:
@@ -199,7 +199,7 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
         grid[0, 1].set_title("Attention")
 
     height = PANEL * images[0].shape[0] / images[0].shape[1]
-    return Drawing("Figure 6", 2 * PANEL + 30, round(height * len(images)) + 36, paint)
+    return Plot("Figure 6", 2 * PANEL + 30, round(height * len(images)) + 36, paint)
 
 
 def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | AttentionDistances]]) -> Drawing:
@@ -215,10 +215,10 @@ def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | Attenti
                 _tiles_of_similarity(figure, axes, part)
             axes.set_title(short_name(name, 40))
 
-    return Drawing(kind, 440 * len(parts), 380, paint)
+    return Plot(kind, 440 * len(parts), 380, paint)
 
 
-def glow(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def overlay_heatmap(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """An image in dark grey on which a map (h, w) glows, yellow at its highest: seen on dark pixels too, where an image
     that is only dimmed shows nothing."""
     light = enlarged(shares, image.shape[:2])[..., None]

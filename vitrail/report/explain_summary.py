@@ -50,7 +50,7 @@ class Pointing:
 
 
 @dataclass(frozen=True)
-class Trust:
+class MapScore:
     """How one kind of map did, beside a random order of the same patches."""
 
     name: str
@@ -94,16 +94,16 @@ def trust(curves: Mapping[str, FaithfulnessCurves], points: Mapping[str, Pointin
             deletion = paired_gain(random.deletion_area, one.deletion_area)
             gains = deletion, paired_gain(one.insertion_area, random.insertion_area)
         areas = float(one.deletion_area.mean()), float(one.insertion_area.mean())
-        rows.append(Trust(name, *areas, *gains, points.get(name)))
+        rows.append(MapScore(name, *areas, *gains, points.get(name)))
     return rows
 
 
-def trust_sentences(rows: Sequence[Trust]) -> list[str]:
+def map_verdicts(rows: Sequence[MapScore]) -> list[str]:
     """Which maps deserve trust for this network."""
     return [_verdict(row) for row in rows if row.name != "random"]
 
 
-def _verdict(row: Trust) -> str:
+def _verdict(row: MapScore) -> str:
     better, worse, total = row.verdicts.count("better"), row.verdicts.count("worse"), len(row.verdicts)
     found = row.pointing
     if better < total:

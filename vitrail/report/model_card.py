@@ -76,7 +76,7 @@ def _measured(facts: ReportFacts) -> Iterator[str]:
 
 def _limits(facts: ReportFacts) -> list[str]:
     told = ["Intervals say what other images of the same kind would change, and nothing about images of another kind."]
-    if facts.suspected:
+    if facts.num_label_errors:
         told.append(suspicion_sentence(facts))
     return [*told, *facts.notes]
 

@@ -29,7 +29,7 @@ MANY_SUSPECTS = 0.1  # share of the labels: beyond, the network is likelier wron
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class ReportImage:
     """An image the classifier was asked about, with its answer."""
 
     image: np.ndarray  # (H, W, C) uint8
@@ -51,12 +51,12 @@ class ReportFacts:
     result: Result
     split_used: str  # a sentence: on which images the headline was measured
     history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
-    watched_baseline: float | None = None  # of the headline, on the images of the curves
-    mistakes: Sequence[Picture] = ()  # most confident first
-    uncertain: Sequence[Picture] = ()  # least certain first
-    suspects: Sequence[Picture] = ()  # whose label is probably wrong, most doubtful first
-    suspected: int = 0  # how many of them there are
-    answers: str = ""  # the file beside the page that has the answer to every image
+    val_baseline: float | None = None  # of the headline, on the images of the curves
+    confident_errors: Sequence[ReportImage] = ()  # most confident first
+    uncertain: Sequence[ReportImage] = ()  # least certain first
+    label_errors: Sequence[ReportImage] = ()  # whose label is probably wrong, most doubtful first
+    num_label_errors: int = 0  # how many of them there are
+    predictions_file: str = ""  # the file beside the page that has the answer to every image
     decisions: Sequence[tuple[str, str, str]] = ()  # (what, value, why)
     data: Sequence[tuple[str, str]] = ()  # (what, value)
     excluded: Sequence[tuple[str, str]] = ()  # (file, reason)
@@ -69,7 +69,7 @@ class ReportFacts:
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the page; an existing file is replaced only by a complete one."""
-    write_whole(path, render(facts), "the report")
+    write_whole(path, render_report(facts), "the report")
 
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
@@ -78,7 +78,7 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
-def render(facts: ReportFacts) -> str:
+def render_report(facts: ReportFacts) -> str:
     result = facts.result
     return (
         page_environment()
@@ -88,7 +88,7 @@ def render(facts: ReportFacts) -> str:
             result=result,
             abstaining=result.selective and _abstaining(result.selective, result.scores.n),
             suspicion=suspicion_sentence(facts),
-            curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.watched_baseline)],
+            curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.val_baseline)],
             confusion=None if result.confusion is None else _confusions(result),
             reliability=Markup(plots.reliability_diagram(result.scores.reliability)),
             classes=result.classes,
@@ -101,8 +101,8 @@ def render(facts: ReportFacts) -> str:
 def suspicion_sentence(facts: ReportFacts) -> str:
     """How many labels are doubted, and what to make of it."""
     images, correct = facts.result.scores.n, facts.result.scores.headline
-    begin = f"The network doubts the label of {facts.suspected:,} of {images:,} images. "
-    if facts.suspected <= MANY_SUSPECTS * images:
+    begin = f"The network doubts the label of {facts.num_label_errors:,} of {images:,} images. "
+    if facts.num_label_errors <= MANY_SUSPECTS * images:
         return begin + "Those it doubts most come first."
     return (
         f"{begin}Measured test sets have some 3{THIN_SPACE}% of wrong labels, and a network that is right for "
@@ -135,7 +135,7 @@ def _confused_pairs(result: Result, most: int = 6) -> list[tuple[str, str, int, 
 def _abstaining(found: SelectivePrediction, images: int) -> dict[str, Any]:
     """What the section on answering less shows."""
     return {
-        "curve": Markup(plots.coverage_curve(found.coverage, images, found.accuracy)),
+        "curve": Markup(plots.coverage_plot(found.coverage, images, found.accuracy)),
         "rows": found.rows,
         "sentence": found.sentence,
         "temperature": found.temperature,

@@ -36,15 +36,18 @@ def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]
     measured = {key: _series(history, key) for key in keys if key != "val_loss"}
     last = max([1, *(steps[-1] for steps, _ in (losses, held_out, *measured.values()) if steps.size)])
     if losses[0].size or held_out[0].size:
-        panels.append(draw(lambda figure: _loss_panel(figure, losses, held_out, rates, last), 440, 320, "Loss by step"))
+        paint = partial(_loss_panel, losses, held_out, rates, last)
+        panels.append(render_svg(paint, 440, 320, "Loss by step"))
     for key, points in measured.items():
         if points[0].size:
             title = f"Validation {METRICS.get(key, key.removeprefix('val_'))}"
-            panels.append(draw(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step"))
+            panels.append(
+                render_svg(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step")
+            )
     return panels
 
 
-def draw_curves(history: Sequence[Row], path: Path) -> None:
+def draw_training_curves(history: Sequence[Row], path: Path) -> None:
     """One picture of a run, by the ending of `path` an .svg or a .png: loss, accuracy, learning rate and speed against
     steps, with a dotted line wherever something happened. Panels without data are left out; without any, no file."""
     panels = {
@@ -72,7 +75,7 @@ def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
     labels = [short_name(classes[i], 20) for i in shown]
     cell = next(size for most, size in CELL_SIZES.items() if len(shown) <= most)
     side = len(shown) * cell
-    return draw(
+    return render_svg(
         lambda figure: _matrix(figure, counts, counts / totals, labels), side, side, "Confusion matrix", tight=True
     )
 
@@ -95,13 +98,13 @@ def confusions(confusion: np.ndarray) -> np.ndarray:
 
 def reliability_diagram(reliability: Reliability) -> str:
     """Accuracy against stated probability, with the share of images per bin below."""
-    return draw(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
+    return render_svg(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
 def coverage_curve(coverage: RiskCoverageCurve, images: int, asked: float | None = None) -> str:
     """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
     least with 95 % confidence; `asked` is a line."""
-    return draw(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
+    return render_svg(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
 
 
 def _coverage(figure: Figure, coverage: RiskCoverageCurve, images: int, asked: float | None) -> None:
@@ -127,7 +130,7 @@ def _coverage(figure: Figure, coverage: RiskCoverageCurve, images: int, asked: f
         axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
 
 
-def _loss_panel(figure: Figure, losses: _Points, held_out: _Points, rates: _Points, last: int) -> None:
+def _loss_panel(losses: _Points, held_out: _Points, rates: _Points, last: int, figure: Figure) -> None:
     heights = [5, 1] if rates[0].size else [1]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     top = axes[0]

@@ -12,7 +12,7 @@ from vitrail.interpret.rollout import rollout
 from vitrail.interpret.votes import class_map
 from vitrail.models.vit import VisionTransformer
 from vitrail.report.canvas import short_name
-from vitrail.report.explain_page import Looked, Picture
+from vitrail.report.explain_page import ExplainedImage, PageFigure
 from vitrail.report.explain_plots import MapPanel, draw_heads, draw_maps
 from vitrail.tasks.result import percent
 from vitrail.workflows.explain_inputs import InputImages, evenly, normalised_batches
@@ -32,7 +32,9 @@ def explain_images(
         name, place = seen.names[index], f"image-{number:02d}"
         drawing = draw_maps(seen.picture(index), panels, name)
         single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
-        found.append(Looked(name, answer, Picture(f"{place}-maps", drawing), Picture(f"{place}-heads", single)))
+        found.append(
+            ExplainedImage(name, answer, PageFigure(f"{place}-maps", drawing), PageFigure(f"{place}-heads", single))
+        )
     return found
 
 

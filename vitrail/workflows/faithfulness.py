@@ -34,8 +34,8 @@ class FaithfulnessResult:
     rows: list[Trust]
     images: int
     sentences: list[str]
-    curves: Drawing
-    pasted: Drawing | None
+    curves: Plot
+    pasted: Plot | None
     pasted_sentence: str
     found: PastedImages
     notes: list[str]
@@ -53,7 +53,7 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
     maps["random"] = random_maps(maps["rollout"])
     curves = _curves(classifier, pixels, maps, classes, bar)
     found, points, examples = _pasted(classifier, pixels, measured, bar)
-    rows = trust(curves, points)
+    rows = score_maps(curves, points)
     counts = (
         f"in {found.changed:,} of {found.tried:,} tries the network then gives the pasted picture’s class, in "
         f"{found.hidden:,} of these a grey box gives it too"

@@ -37,9 +37,9 @@ class Measurement:
     outputs: Outputs
     scores: Scores
     examples: Examples
-    mistakes: list[Picture]
-    uncertain: list[Picture]
-    suspects: list[Picture]
+    mistakes: list[ReportImage]
+    uncertain: list[ReportImage]
+    suspects: list[ReportImage]
 
     @property
     def result(self) -> Result:
@@ -50,7 +50,7 @@ class Measurement:
         return ReportFacts(
             result=self.task.result(self.scores, baseline),
             split_used=self.sentence,
-            mistakes=self.mistakes,
+            confident_errors=self.mistakes,
             uncertain=self.uncertain,
             suspects=self.suspects,
             suspected=len(self.examples.suggested),

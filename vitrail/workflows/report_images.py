@@ -18,8 +18,8 @@ from vitrail.inference.device import deterministic, device_of
 from vitrail.inference.runner import Outputs
 from vitrail.interpret.votes import class_map
 from vitrail.models.vit import VisionTransformer
-from vitrail.report.explain_plots import glow
-from vitrail.report.page import Picture
+from vitrail.report.explain_plots import overlay_heatmap
+from vitrail.report.page import ReportImage
 from vitrail.tasks.result import Example
 
 BATCH = 4  # images whose maps are made at a time: matrices of all pairs of tokens are held for each
@@ -36,10 +36,10 @@ class ReportImages:
         """How many to explain where `plain` ones would be shown: a map costs as much as two or three predictions."""
         return plain // 2 if isinstance(self.net, VisionTransformer) else plain
 
-    def plain(self, examples: Sequence[Example]) -> list[Picture]:
+    def plain(self, examples: Sequence[Example]) -> list[ReportImage]:
         return [picture for _, picture in self._read(examples)]
 
-    def explained(self, examples: Sequence[Example]) -> list[Picture]:
+    def explained(self, examples: Sequence[Example]) -> list[ReportImage]:
         """With maps of what spoke for the answer, by one forward and one backward pass for an image at most; a ResNet's
         are plain."""
         if not isinstance(self.net, VisionTransformer):
@@ -50,7 +50,7 @@ class ReportImages:
             pictures += self._with_maps(self.net, found[first : first + BATCH])
         return pictures
 
-    def _read(self, examples: Sequence[Example]) -> Iterator[tuple[Example, Picture]]:
+    def _read(self, examples: Sequence[Example]) -> Iterator[tuple[Example, ReportImage]]:
         for one in examples:
             index = int(self.sample[one.row])
             try:
@@ -58,7 +58,7 @@ class ReportImages:
             except BadImage:  # it was readable a moment ago
                 continue
             (predicted, probability), (truth, its_own) = one.predicted, one.truth
-            yield one, Picture(image, self.samples.name(index), truth, predicted, probability, its_own)
+            yield one, ReportImage(image, self.samples.name(index), truth, predicted, probability, its_own)
 
     def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, Picture]]) -> list[Picture]:
         seen = torch.stack([eval_transform(picture.image, self.spec) for _, picture in found])
@@ -69,7 +69,7 @@ class ReportImages:
             maps = np.nan_to_num(class_map(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [
-            replace(picture, map=glow(view, map_), why=self._words(one))
+            replace(picture, map=overlay_heatmap(view, map_), why=self._words(one))
             for (one, picture), view, map_ in zip(found, views, maps, strict=True)
         ]
 

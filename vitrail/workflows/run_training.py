@@ -76,7 +76,7 @@ def _draw_curves(folder: Path) -> None:
     rows = read_metrics(folder / "metrics.jsonl")
     if any("loss" in row for row in rows):
         with os_errors_as(f"cannot write to {folder / 'curves.svg'}"):
-            draw_curves(rows, folder / "curves.svg")
+            draw_training_curves(rows, folder / "curves.svg")
 
 
 class RunCheckpoints(CheckpointManager):
