@@ -97,7 +97,7 @@ WRITES = {  # where the disk is full: which function begins to write, at which c
     "first checkpoint": (CheckpointManager, "save", 1, "cannot write the checkpoint"),
     "later checkpoint": (CheckpointManager, "save", 3, "cannot write the checkpoint"),
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
-    "curves.svg": (run_training, "draw_curves", 1, "curves.svg"),
+    "curves.svg": (run_training, "draw_training_curves", 1, "curves.svg"),
     "event file": (TensorBoardWriter, "write", 2, "tensorboard"),
     "predictions.csv": (finish, "write_predictions", 1, "cannot write the answers"),
     "report.html": (finish, "write_report", 1, "cannot write the report"),

@@ -99,5 +99,5 @@ def test_maps_of_several_labels_are_of_the_label(net, samples):
     assert (second.predicted, second.truth, second.why) == ("not red", "red", "red")
     image, _ = image_of(samples, first.name)
     view = eval_transform(image, SPEC)
-    expected = glow(view.permute(1, 2, 0).numpy(), relevance(net, normalise(view[None], SPEC), [0])[0])
+    expected = overlay_heatmap(view.permute(1, 2, 0).numpy(), relevance(net, normalise(view[None], SPEC), [0])[0])
     assert np.abs(first.map.astype(int) - expected).max() <= 1

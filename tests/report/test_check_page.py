@@ -11,7 +11,7 @@ from bench.planted import encode, generated
 from tests.data.folders import fill
 from tests.report.test_page import EVIL, Reader
 from vitrail.doctor.check import check_dataset
-from vitrail.report.check_page import MOST_PICTURES, render, write_check_page
+from vitrail.report.check_page import MOST_PICTURES, render_check_page, write_check_page
 
 DATA = [encode(photo, "PNG") for photo in generated(80, (40, 50))]
 
@@ -26,7 +26,7 @@ def messy(tmp_path_factory: pytest.TempPathFactory) -> str:
     files |= {f"test/b/{i}.png": data for i, data in enumerate(DATA[:45])}
     files |= {f"train/b/x{name}.png": b"no image" for name in names}
     found = check_dataset(fill(tmp_path_factory.mktemp("messy") / "data", files))
-    return render(found, EVIL[0], ["vitrail train 'a b'"])
+    return render_check_page(found, EVIL[0], ["vitrail train 'a b'"])
 
 
 def test_it_is_well_formed_and_asks_for_nothing(messy: str) -> None:

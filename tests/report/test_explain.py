@@ -7,8 +7,8 @@ import pytest
 
 from vitrail.interpret.distance import AttentionDistances
 from vitrail.interpret.faithfulness import FaithfulnessCurves, PairedGain
-from vitrail.report.explain_plots import draw_side_by_side, glow
-from vitrail.report.explain_summary import Pointing, distance_sentences, rank_correlation, trust, trust_sentences
+from vitrail.report.explain_plots import draw_side_by_side, overlay_heatmap
+from vitrail.report.explain_summary import Pointing, distance_sentences, map_verdicts, rank_correlation, score_maps
 from vitrail.report.raster import lit, mosaic, rgb
 
 

@@ -226,7 +226,7 @@ def test_an_absent_class_has_a_dash_and_comes_last() -> None:
     labels = np.array([0, 0, 1, 1])
     logits = np.array([[2.0, 1, 0], [0, 2, 1], [0, 2, 1], [1, 2, 0]])
     facts = ReportFacts("t", "s", SINGLE.result(score_classification(logits, labels, classes)), "On four.")
-    rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render(facts))
+    rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td><td data-v", render_report(facts))
     assert rows == ["cat", "dog", "owl"]
     assert "–" in Reader(render_report(facts)).words
 

@@ -130,10 +130,10 @@ def test_the_coverage_curve_marks_what_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.3, 1, 400)
     curve = risk_coverage_curve(confidence, rng.random(400) < confidence)
-    assert any("asked for 95.0" in text for text in texts(plots.coverage_curve(curve, 400, 0.95)))
-    assert not any("asked" in text for text in texts(plots.coverage_curve(curve, 400)))
+    assert any("asked for 95.0" in text for text in texts(plots.coverage_plot(curve, 400, 0.95)))
+    assert not any("asked" in text for text in texts(plots.coverage_plot(curve, 400)))
     one = risk_coverage_curve(np.array([0.5]), np.array([False]))
-    assert "Share of answers that are right" in texts(plots.coverage_curve(one, 1))
+    assert "Share of answers that are right" in texts(plots.coverage_plot(one, 1))
 
 
 def test_small_matrices_show_counts_and_large_ones_do_not() -> None:

@@ -16,7 +16,7 @@ from vitrail.interpret.distance import AttentionDistances
 from vitrail.interpret.filters import embedding_filters
 from vitrail.interpret.position_similarity import position_similarity
 from vitrail.interpret.rollout import rollout
-from vitrail.report.canvas import Drawing
+from vitrail.report.canvas import Plot
 from vitrail.report.explain_plots import draw_figure_6, draw_figure_7, draw_side_by_side
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (

@@ -42,7 +42,7 @@ class Section:
 
 
 def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[str]) -> None:
-    text = printable_text(render(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
+    text = printable_text(render_check_page(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
     with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 

@@ -70,7 +70,7 @@ def draw_similarity(similarity: np.ndarray, title: str = "Similarity of position
     return Plot(title, width, round(90 + (width - 110) * rows / columns), paint)
 
 
-def draw_distances(distances: AttentionDistances, title: str = "Mean attention distance") -> Drawing:
+def draw_distances(distances: AttentionDistances, title: str = "Mean attention distance") -> Plot:
     """A dot for each head of each block, and what uniform attention would have."""
 
     def paint(figure: Figure) -> None:
@@ -116,7 +116,7 @@ def draw_heads(image: np.ndarray, maps: np.ndarray, layers: Sequence[int], heads
     return Plot(f"Heads over {name}", width, round(SMALL_PANEL * high / wide * len(layers)) + 40, paint)
 
 
-def draw_curves(curves: Mapping[str, FaithfulnessCurves]) -> Drawing:
+def draw_faithfulness_curves(curves: Mapping[str, FaithfulnessCurves]) -> Plot:
     """Mean deletion and insertion curves of several maps."""
 
     def paint(figure: Figure) -> None:
@@ -169,7 +169,7 @@ def draw_pasted(
     return Plot("Pasted pictures", side * len(images) + 20, round(2 * side * height / width) + 50, paint)
 
 
-def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: AttentionDistances) -> Drawing:
+def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: AttentionDistances) -> Plot:
     """The paper's Figure 7: filters, position similarity (where positions are added) and attention distance."""
     panels = 2 if similarity is None else 3
 
@@ -202,7 +202,7 @@ def draw_figure_6(images: Sequence[np.ndarray], maps: Sequence[np.ndarray], name
     return Plot("Figure 6", 2 * PANEL + 30, round(height * len(images)) + 36, paint)
 
 
-def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | AttentionDistances]]) -> Drawing:
+def draw_side_by_side(kind: str, parts: Sequence[tuple[str, np.ndarray | AttentionDistances]]) -> Plot:
     """Figures 10 and 11: position similarity or attention distance of one network beside another."""
 
     tops = [_top(part) for _, part in parts if isinstance(part, AttentionDistances)]

@@ -84,7 +84,7 @@ class MapScore:
         return values
 
 
-def trust(curves: Mapping[str, FaithfulnessCurves], points: Mapping[str, Pointing]) -> list[Trust]:
+def score_maps(curves: Mapping[str, FaithfulnessCurves], points: Mapping[str, Pointing]) -> list[MapScore]:
     """Every kind of map measured against the random order among them."""
     random = curves["random"]
     rows = []

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitrail.metrics.calibration import Reliability
 from vitrail.metrics.selective import MIN_ANSWERED, RiskCoverageCurve, clopper_pearson_lower
-from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, draw, save, short_name, style
+from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, render_svg, save, short_name, style
 
 COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
 WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
@@ -101,7 +101,7 @@ def reliability_diagram(reliability: Reliability) -> str:
     return render_svg(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
-def coverage_curve(coverage: RiskCoverageCurve, images: int, asked: float | None = None) -> str:
+def coverage_plot(coverage: RiskCoverageCurve, images: int, asked: float | None = None) -> str:
     """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
     least with 95 % confidence; `asked` is a line."""
     return render_svg(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")

@@ -21,7 +21,7 @@ from vitrail.workflows.explain_options import ExplainOptions
 
 def explain_images(
     classifier: Classifier, net: VisionTransformer, seen: InputImages, shown: int, wanted: ExplainOptions, bar: Progress
-) -> list[Looked]:
+) -> list[ExplainedImage]:
     """Maps over `shown` of the images, evenly chosen, with the network's answer to each."""
     indices = evenly(len(seen.pixels), shown) if shown else []
     found = []

@@ -13,9 +13,9 @@ from vitrail.inference.classifier import Classifier
 from vitrail.interpret.attention import require_vit
 from vitrail.interpret.faithfulness import STEPS, FaithfulnessCurves, deletion_insertion, random_maps
 from vitrail.interpret.pointing_game import PastedImages, hit_rate, paste_images, pointing_game
-from vitrail.report.canvas import Drawing
-from vitrail.report.explain_plots import draw_curves, draw_pasted
-from vitrail.report.explain_summary import FEWEST, Pointing, Trust, trust, trust_sentences
+from vitrail.report.canvas import Plot
+from vitrail.report.explain_plots import draw_faithfulness_curves, draw_pasted
+from vitrail.report.explain_summary import FEWEST, MapScore, Pointing, map_verdicts, score_maps
 from vitrail.tasks.result import percent
 from vitrail.workflows.explain_inputs import (
     BATCH,
@@ -31,7 +31,7 @@ PASTED_SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessResult:
-    rows: list[Trust]
+    rows: list[MapScore]
     images: int
     sentences: list[str]
     curves: Plot
@@ -71,7 +71,7 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
         f"patch in every image finds {percent(found.chance)}, whichever patch that is."
     )
     return FaithfulnessResult(
-        rows, len(pixels), trust_sentences(rows), draw_curves(curves), examples, sentence, found, notes
+        rows, len(pixels), map_verdicts(rows), draw_faithfulness_curves(curves), examples, sentence, found, notes
     )
 
 
@@ -105,7 +105,7 @@ def _concat_curves(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
 
 def _pasted(
     classifier: Classifier, pixels: Tensor, wanted: int, bar: Progress
-) -> tuple[PastedImages, dict[str, Pointing], Drawing | None]:
+) -> tuple[PastedImages, dict[str, Pointing], Plot | None]:
     net = require_vit(classifier.net)
     whole = torch.cat(list(normalised_batches(classifier, pixels)))
     found = paste_images(net, whole, wanted)

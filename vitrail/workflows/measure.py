@@ -20,7 +20,7 @@ from vitrail.inference.device import deterministic
 from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
-from vitrail.report.page import Picture, ReportFacts
+from vitrail.report.page import ReportFacts, ReportImage
 from vitrail.spreadsheet import csv_bytes
 from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples, Result
 from vitrail.tasks.task import PredictionTask
@@ -52,8 +52,8 @@ class Measurement:
             split_used=self.sentence,
             confident_errors=self.mistakes,
             uncertain=self.uncertain,
-            suspects=self.suspects,
-            suspected=len(self.examples.suggested),
+            label_errors=self.suspects,
+            num_label_errors=len(self.examples.suggested),
             **facts,
         )
 

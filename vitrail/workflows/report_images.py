@@ -60,7 +60,7 @@ class ReportImages:
             (predicted, probability), (truth, its_own) = one.predicted, one.truth
             yield one, ReportImage(image, self.samples.name(index), truth, predicted, probability, its_own)
 
-    def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, Picture]]) -> list[Picture]:
+    def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, ReportImage]]) -> list[ReportImage]:
         seen = torch.stack([eval_transform(picture.image, self.spec) for _, picture in found])
         why = [one.why for one, _ in found]
         against = [one.rather for one, _ in found if one.rather is not None]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrail.config import RunConfig, TrainConfig
 from vitrail.errors import UserError, os_errors_as
 from vitrail.interrupt import Interrupted
-from vitrail.report.plots import draw_curves
+from vitrail.report.plots import draw_training_curves
 from vitrail.tasks.task import TrainingTask
 from vitrail.terminal import escape
 from vitrail.training import trainer
