@@ -77,7 +77,7 @@ def our_step(net: nn.Module, pixels: Tensor, settings: Settings, *, eager: bool,
     )
     optimizer = build_optimizer(net.train(), config.optimizer)
     network = net if eager else cast(nn.Module, torch.compile(net))
-    state = TrainState(net, optimizer, network=network)
+    state = TrainState(net, optimizer, wrapped=network)
     step = TrainStep(objective.loss, config, device)
     targets = objective.targets(torch.arange(len(pixels), device=device) % CLASSES)
     batch = Batch(pixels, targets, torch.ones(len(pixels), device=device))

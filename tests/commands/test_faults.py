@@ -182,7 +182,8 @@ def test_a_batch_without_numbers_is_skipped(start, tmp_path, poison, states, opt
         if not name.startswith("average/"):
             assert torch.equal(tensor, states[2][name]), name
     assert not all(torch.equal(states[4][name], states[3][name]) for name in states[3])
-    assert events(tmp_path / "run") == [(4, "one step without a finite gradient left the weights as they were")]
+    ((step, event),) = events(tmp_path / "run")
+    assert step == 4 and "skipped 1 step" in event
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
@@ -193,8 +194,8 @@ def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_
     poison |= {4, 5, 6}  # after the checkpoint of step 3
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     start(whole, *BACK)
-    ((step, event),) = [row for row in events(whole) if "back to step" in row[1]]
-    assert step == 3 and event.startswith("at step 6 ") and "2 more such returns" in event
+    ((step, event),) = [row for row in events(whole) if "rolled back" in row[1]]
+    assert step == 3 and all(fact in event for fact in ("at step 6", "to step 3", "rollbacks left: 2"))
     losses = [row["step"] for row in read_metrics(whole / "metrics.jsonl") if "loss" in row]
     assert losses == [1, 2, 3, 5, 6, 7, 8]  # step 4 takes place 7 of the stream: 3 were passed over, and 6 was bad
     saved = assert_loads(whole)
@@ -209,7 +210,7 @@ def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_
 
 def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
     poison |= set(range(4, 100))
-    with pytest.raises(UserError, match=r"diverged: .* after going back 2 times; .* lower learning rate") as failed:
+    with pytest.raises(UserError, match=r"diverged.* 2 rollbacks.*optimizer\.lr") as failed:
         start(tmp_path / "run", *BACK, "train.max_rollbacks=2")
     assert "\n" not in str(failed.value)
     saved = assert_loads(tmp_path / "run")
@@ -234,8 +235,8 @@ def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, m
     monkeypatch.setattr(TrainStep, "__call__", break_once)
     out = tmp_path / "run"
     start(out, "train.max_nonfinite_steps=3", "train.log_every=1", "train.checkpoint_every=1")
-    told = [event for _, event in events(out) if "back to step" in event]
-    assert told[-1].startswith("at step 7 ") and "back to step 3" in told[-1]
+    rollbacks = [event for _, event in events(out) if "rolled back" in event]
+    assert "at step 7" in rollbacks[-1] and "to step 3" in rollbacks[-1]
     assert max(tensor.abs().max() for tensor in weights(out).values()) < 10
     assert assert_loads(out).facts["step"] == 8
 

@@ -46,7 +46,7 @@ def make(name, how, ranks, micro=0, objective=None):
     torch.manual_seed(1)
     net = build(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
-    state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), EMA(net, 0.9), network=network)
+    state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), EMA(net, 0.9), wrapped=network)
     objective = objective or Classification(ObjectiveConfig(), 3).loss
     config = RunConfig(
         optimizer=OPTIMIZERS[name],
@@ -66,7 +66,7 @@ def batch(step, ranks):
     if step == 3:
         weights[BATCH // 2 :] = 0  # nothing for the second process of two
     part = BATCH // ranks.world_size
-    return Batch(pixels, targets, weights).part(ranks.rank * part, (ranks.rank + 1) * part)
+    return Batch(pixels, targets, weights).micro_batch(ranks.rank * part, (ranks.rank + 1) * part)
 
 
 def go(state, update, ranks, steps=STEPS):

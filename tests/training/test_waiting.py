@@ -20,7 +20,7 @@ from vitrail.training.step import StepResult
 from vitrail.training.throughput import Throughput
 
 ONE = torch.tensor(1.0)
-DONE = StepResult(loss=ONE, correct=ONE, weight=ONE, norm=ONE, finite=torch.tensor(True))
+DONE = StepResult(loss=ONE, correct=ONE, weight=ONE, grad_norm=ONE, finite=torch.tensor(True))
 
 
 def test_the_share_is_that_of_the_time_between_items():
@@ -30,7 +30,7 @@ def test_the_share_is_that_of_the_time_between_items():
             yield number
 
     pace, seen = Throughput(), []
-    for number in pace.waiting(slow()):
+    for number in pace.timed(slow()):
         seen.append(number)
         time.sleep(0.01)
         pace.add(DONE, 4)
@@ -43,7 +43,7 @@ def test_the_share_is_that_of_the_time_between_items():
 
 def test_pauses_are_not_waiting_and_not_training():
     pace = Throughput()
-    for _ in pace.waiting([1]):
+    for _ in pace.timed([1]):
         with pace.paused():
             time.sleep(0.05)
         time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""What training asks of a network, whichever it is: its blocks, the depth of each parameter, and the matrices for Muon.
+"""The Transformer blocks in any network: the blocks, the depth of each parameter, and the matrices that Muon trains.
 
-A network that has `blocks` may answer for itself, by `param_depth(name)` and `hidden_matrices(name)`, as ours do. Of
-others, as of timm's, the names and the order of their parameters tell.
+A network with `blocks` can define `param_depth(name)` and `hidden_matrices(name)`, as vitrail's networks do. For other
+networks, such as timm's, both follow from the names and the order of the parameters.
 """
 
 from __future__ import annotations
@@ -13,51 +13,53 @@ from typing import Any
 from torch import Tensor, nn
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
-STACKED = {"qkv": 3, "kv": 2}  # matrices in one layer, by its name
+STACKED_MATRICES = {"qkv": 3, "kv": 2}  # in one weight, by the name of its layer
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of all Transformers in a module; none in other networks."""
+    """The blocks of all Transformers in a module; empty for other networks."""
     return [block for _, _, blocks in _transformers(model) for block in blocks.children()]
 
 
 def param_depths(model: nn.Module) -> dict[str, int]:
-    """0 before the blocks, i + 1 in block i, one more than there are blocks after all of them. Empty where a module has
-    no blocks, or those of several networks."""
-    found = list(_transformers(model))
-    if len(found) != 1:
+    """The depth of each parameter: 0 before the blocks, i + 1 in block i, and the number of blocks + 1 after them.
+
+    Empty if the module has no Transformer blocks, or those of several networks.
+    """
+    transformers = list(_transformers(model))
+    if len(transformers) != 1:
         return {}
-    prefix, owner, blocks = found[0]
-    own_depth: Any = getattr(owner, "param_depth", None)
+    prefix, transformer, blocks = transformers[0]
+    param_depth: Any = getattr(transformer, "param_depth", None)
     after = len(blocks) + 1
     depths: dict[str, int] = {}
-    for name, _ in model.named_parameters():
-        own = name.removeprefix(prefix)
-        match = BLOCK.match(own)
-        if not name.startswith(prefix):
-            depths[name] = after
-        elif own_depth is not None:
-            depths[name] = own_depth(own)
+    for full_name, _ in model.named_parameters():
+        name = full_name.removeprefix(prefix)
+        match = BLOCK.match(name)
+        if not full_name.startswith(prefix):
+            depths[full_name] = after
+        elif param_depth is not None:
+            depths[full_name] = param_depth(name)
         elif match:
-            depths[name] = int(match[1]) + 1
+            depths[full_name] = int(match[1]) + 1
         else:
-            depths[name] = after if any(depths.values()) else 0
+            depths[full_name] = after if any(depths.values()) else 0
     return depths
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
-    """How many matrices between hidden layers each parameter is made of, for those that are any."""
-    found = {}
-    for prefix, owner, _ in _transformers(model):
-        count: Any = getattr(owner, "hidden_matrices", None)
-        for name, parameter in owner.named_parameters():
-            found[prefix + name] = _matrices(name, parameter) if count is None else count(name)
-    return {name: matrices for name, matrices in found.items() if matrices}
+    """How many matrices between hidden layers each parameter holds; parameters that hold none are missing."""
+    counts = {}
+    for prefix, transformer, _ in _transformers(model):
+        count: Any = getattr(transformer, "hidden_matrices", None)
+        for name, parameter in transformer.named_parameters():
+            counts[prefix + name] = _count_matrices(name, parameter) if count is None else count(name)
+    return {name: matrices for name, matrices in counts.items() if matrices}
 
 
 def _transformers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.ModuleList | nn.Sequential]]:
-    """What has blocks, with the beginning of its parameters' names. What stands around a network and has its blocks
-    comes in its place."""
+    """Each module with blocks, as (prefix of its parameter names, module, blocks). A wrapper that shares the blocks of
+    the network inside it stands for both."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         blocks = getattr(module, "blocks", None)
@@ -66,7 +68,7 @@ def _transformers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.ModuleL
             yield f"{name}." if name else "", module, blocks
 
 
-def _matrices(name: str, parameter: Tensor) -> int:
-    layer, _, last = name.rpartition(".")
-    inside = BLOCK.match(name) and last == "weight" and parameter.ndim == 2
-    return STACKED.get(layer.rpartition(".")[2], 1) if inside else 0
+def _count_matrices(name: str, parameter: Tensor) -> int:
+    layer, _, kind = name.rpartition(".")
+    is_matrix = BLOCK.match(name) and kind == "weight" and parameter.ndim == 2
+    return STACKED_MATRICES.get(layer.rpartition(".")[2], 1) if is_matrix else 0

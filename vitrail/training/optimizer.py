@@ -135,7 +135,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = rate
 
 
-def rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def learning_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Keep learning rates where a CUDA graph reads them: one that is recorded with numbers would keep those."""
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)

@@ -1,7 +1,6 @@
-"""The trainer: any model on any task, from a checkpoint or from the start, to the last step.
+"""The trainer: trains any model on any task, from the start or from a checkpoint, to the last step.
 
-It knows no model and no task by name. Models may offer `blocks` and `param_depth(name)` (parallel.py, optimizer.py);
-a task gives the loss of a batch.
+Read `Trainer` from top to bottom. One optimizer step is in step.py, the state that training changes in state.py.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,210 +32,181 @@ from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
 from vitrail.training.throughput import Throughput
 
-SAVING_SHARE = 50  # times as long as a checkpoint takes, at least, between two that only time asks for
-CHECKPOINT_SECONDS = 60.0  # between two checkpoints, where the settings do not say how many steps
+CHECKPOINT_SECONDS = 60.0  # between timed checkpoints, which are saved unless train.checkpoint_every is set
+MAX_SAVE_OVERHEAD = 50  # the time between timed checkpoints is at least this many times the duration of a save
 
-Validate = Callable[
-    [nn.Module, bool], dict[str, float]
-]  # the model, and whether this is the last validation -> numbers
+Validate = Callable[[nn.Module, bool], dict[str, float]]  # (model, is this the last validation) -> metrics
 
 
-def train_model(
-    model: nn.Module,
-    task: TrainingTask,
-    batches: BatchStream,
-    config: RunConfig,
-    run: RunContext,
-    checkpoints: CheckpointManager,
-    *,
-    validate: Validate | None = None,
-    saved: Checkpoint | None = None,
-    flops_per_image: float = 0.0,
-) -> tuple[dict[str, Tensor], float]:
-    """Train `model` to the last step of `config`.
+class _Diverged(Exception):
+    """The weights, the validation loss or many gradients in a row are NaN or Inf."""
+
+
+class Trainer:
+    """Train a model.
+
+    The loop logs, validates and saves checkpoints. It skips a step whose gradient is NaN or Inf, and rolls back to a
+    good checkpoint after `train.max_nonfinite_steps` of them in a row. On SIGINT or SIGTERM it saves a checkpoint and
+    raises `Interrupted`. In a distributed run every process calls every method.
 
     Parameters
     ----------
     model
-        Any module; its weights are changed in place.
+        Any module. Its weights are changed in place. Optional methods: see blocks.py.
     task
-        Gives the loss of a batch: `task.loss(model, batch)`.
+        Computes the loss of a batch: `task.loss(model, batch)`.
     batches
-        The stream of batches.
+        The stream of training batches.
     config
-        Read are `train`, `optimizer`, `schedule` and `precision`.
+        The sections `train`, `optimizer`, `schedule` and `precision` are used.
     run
         Folder, console, processes and signals of the run.
     checkpoints
-        Where the state of the run is saved.
+        Where checkpoints are saved.
     validate
-        Called every `train.evaluate_every` steps and after the last one; its numbers are logged.
-    saved
-        The checkpoint to resume from.
+        Called every `train.evaluate_every` steps and after the last step. Its metrics are logged.
     flops_per_image
-        What training on an image takes, for the TFLOP/s in the log; 0: not known.
-
-    Returns
-    -------
-    The weights to keep (the moving average, where there is one), on the CPU of the first process; and the seconds that
-    the run took, all its launches together.
+        FLOPs of a training step per image, to log TFLOP/s. 0 if unknown.
     """
-    device = choose_device(config.train.device)
-    with run.interrupts.interruptible(run.ranks):
-        state = build_train_state(model, config, device, run.ranks)
-    started = time.monotonic() - (saved.facts["seconds"] if saved is not None else 0.0)
 
-    def facts() -> dict[str, Any]:
-        return {**run.facts, "seconds": time.monotonic() - started}
-
-    if saved is not None:
-        saved.load_into(state)
-    else:  # so that a run that is killed before its first checkpoint can resume too
-        checkpoints.save(state, facts())
-    step = TrainStep(task.loss, config, device, run.ranks)
-    with (
-        open_progress(config.train, run, device, state.step, flops_per_image) as progress,
-        deterministic(device, config.train.deterministic),
-    ):
-        if advice := batches.waiting_advice(state.step):
-            progress.advise(*advice)
-        if (
-            run.ranks.world_size > 1
-            and state.step < (config.train.steps or 0)
-            and (example := batches.example()) is not None
-        ):
-            step.rehearse(state, example)
-        # Gradient checkpointing saves and restores the random state, which a CUDA graph cannot do.
-        recomputes = config.train.gradient_checkpointing
-        graphs = config.train.compile == "graphs" and run.ranks.world_size == 1 and not recomputes
-        graphed = GraphedStep(step, progress.message) if graphs and task.graph_safe else step
-        Trainer(state, graphed, batches, config, run, progress, checkpoints, facts, validate).train()
-    return state.final_weights(run.ranks), time.monotonic() - started
-
-
-def build_train_state(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
-    """The model with its optimizer and average, distributed and compiled as the settings say."""
-    train, parallel = config.train, choose_parallel(model, config.train, ranks, device)
-    # FSDP is applied block by block. A network small enough for CUDA graphs gains 5 % when it is compiled as a whole,
-    # and takes longer to compile than most of its runs earn back.
-    by_blocks = train.compile in ("blocks", "graphs") or parallel == "fsdp"
-    if train.compile != "off" and by_blocks:
-        compile_blocks(model)
-    network = distribute(model, parallel, config.precision, device)
-    if train.compile != "off" and not by_blocks:
-        network = torch.compile(network)  # type: ignore[assignment]
-    optimizer = build_optimizer(model, config.optimizer)
-    average = EMA(model, train.ema, train.ema_warmup) if train.ema else None
-    return TrainState(model, optimizer, average, network=network)
-
-
-class _Diverged(Exception):
-    """The weights, or too many gradients in a row, are not finite."""
-
-
-@dataclass
-class Trainer:
-    """The loop over steps: log, validate, save, skip steps without a finite gradient, return to a checkpoint after many
-    of these in a row, and stop at a signal. All processes of a run call everything here together."""
-
-    state: TrainState
-    step: TrainStep | GraphedStep
-    batches: BatchStream
-    config: RunConfig
-    run: RunContext
     progress: TrainingProgress
-    checkpoints: CheckpointManager
-    facts: Callable[[], dict[str, Any]]  # what to store in a checkpoint
-    validate: Validate | None = None
 
-    def __post_init__(self) -> None:
-        train = self.config.train
-        self.steps = train.steps or 0
+    def __init__(
+        self,
+        model: nn.Module,
+        task: TrainingTask,
+        batches: BatchStream,
+        config: RunConfig,
+        run: RunContext,
+        checkpoints: CheckpointManager,
+        *,
+        validate: Validate | None = None,
+        flops_per_image: float = 0.0,
+    ):
+        self.task, self.batches, self.config, self.run = task, batches, config, run
+        self.checkpoints, self.validate, self.flops_per_image = checkpoints, validate, flops_per_image
+        self.device, self.ranks = choose_device(config.train.device), run.ranks
+        with run.interrupts.interruptible(run.ranks):
+            self.state = build_train_state(model, config, self.device, run.ranks)
+        self.train_step: TrainStep | GraphedStep = TrainStep(task.loss, config, self.device, run.ranks)
+        self.throughput = Throughput(run.ranks)
+        self.started = time.monotonic()
+
+        self.steps = config.train.steps or 0
         tenth = max(1, self.steps // 10)
-        self.validate_every = train.evaluate_every or tenth
-        self.checkpoint_every = train.checkpoint_every or tenth
-        self.checkpoint_seconds = math.inf if train.checkpoint_every else CHECKPOINT_SECONDS
-        self.throughput = Throughput(self.run.ranks)
+        self.validate_every = config.train.evaluate_every or tenth
+        self.checkpoint_every = config.train.checkpoint_every or tenth
+        self.checkpoint_seconds = math.inf if config.train.checkpoint_every else CHECKPOINT_SECONDS
+
+    def fit(self, checkpoint: Checkpoint | None = None) -> tuple[dict[str, Tensor], float]:
+        """Train to the last step.
+
+        Parameters
+        ----------
+        checkpoint
+            The checkpoint to resume from.
+
+        Returns
+        -------
+        The final weights (the moving average with `train.ema`), on the CPU of the first process and empty on the
+        others; and the duration of the run in seconds, over all launches.
+        """
+        if checkpoint is not None:
+            self.started -= checkpoint.facts["seconds"]
+            checkpoint.load_into(self.state)
+        else:  # lets a run that is killed before its first regular checkpoint resume
+            self.checkpoints.save(self.state, self.facts())
+        train, start = self.config.train, self.state.step
+        with (
+            open_progress(train, self.run, self.device, start, self.flops_per_image) as self.progress,
+            deterministic(self.device, train.deterministic),
+        ):
+            if advice := self.batches.waiting_advice(start):
+                self.progress.advise(*advice)
+            self._prepare_first_step()
+            self.train()
+        return self.state.final_weights(self.ranks), time.monotonic() - self.started
 
     def train(self) -> None:
-        """From state.step to the last step. On a signal: save, then raise Interrupted, at the next boundary."""
-        returned_to: int | None = None
-        given_up: set[int] = set()  # checkpoints from which it diverged again, before anything better was saved
+        """Run the training loop to the last step, with rollbacks."""
+        rolled_back_to: int | None = None
+        rejected: set[int] = set()  # checkpoints from which training diverged before it saved a good one
         while True:
             try:
                 return self._train()
             except _Diverged:
                 if self.state.rollbacks >= self.config.train.max_rollbacks:
-                    raise self._diverged() from None
-            if returned_to is not None and self.state.last_good_step == returned_to:
-                given_up.add(returned_to)
+                    raise self._divergence_error() from None
+            if rolled_back_to is not None and self.state.last_good_step == rolled_back_to:
+                rejected.add(rolled_back_to)
             else:
-                given_up.clear()
-            self._roll_back(given_up)
-            returned_to = self.state.last_good_step
+                rejected.clear()
+            self.roll_back(rejected)
+            rolled_back_to = self.state.last_good_step
 
     def _train(self) -> None:
         state = self.state
-        self.throughput = Throughput(self.run.ranks)
+        self.throughput = Throughput(self.ranks)
         state.model.train()
         if state.step and state.validated_step < state.step and self._validation_due():
-            self._validate()  # a signal came before it
-        # What is on the disk is all there is until the first step is taken, which may start workers and compile long.
-        with ExitStack() as beginning:
-            beginning.enter_context(self.run.interrupts.interruptible(self.run.ranks))
-            self._steps(beginning.close)
+            self.run_validation()  # a signal stopped the run between this step and its validation
+        # Until the first step is done (worker start, compilation) nothing is lost if a signal stops the run at once.
+        with ExitStack() as before_first_step:
+            before_first_step.enter_context(self.run.interrupts.interruptible(self.ranks))
+            self._loop(before_first_step)
 
-    def _steps(self, begun: Callable[[], None]) -> None:
-        """`begun` is called after every step; only the first call does something."""
-        state, train, ranks, interrupts = self.state, self.config.train, self.run.ranks, self.run.interrupts
+    def _loop(self, before_first_step: ExitStack) -> None:
+        state, train, interrupts = self.state, self.config.train, self.run.interrupts
         saved_at, save_seconds = time.monotonic(), 0.0  # of the last checkpoint
-        # Across machines an exchange between all processes takes a while, and a step need not wait for it.
-        agree_every = 1 if ranks.world_size == ranks.local_world_size else train.log_every
-        for batch in self.throughput.waiting(self.batches(state.step, state.skipped_batches)):
-            self.throughput.add(self.step(state, batch), len(batch))
-            begun()
-            step, last = state.step, state.step == self.steps
+        # Agreeing on signals and timed checkpoints is an all-reduce: across machines, only on steps that log.
+        agree_every = 1 if self.ranks.world_size == self.ranks.local_world_size else train.log_every
+
+        for batch in self.throughput.timed(self.batches(state.step, state.skipped_batches)):
+            result = self.train_step(state, batch)
+            self.throughput.add(result, len(batch))
+            before_first_step.close()
+
+            step, is_last = state.step, state.step == self.steps
             self.progress.step(step)
-            if step % train.log_every == 0 or last:
-                self._log()
-            if (step % train.log_every == 0 or step % train.max_nonfinite_steps == 0) and int(
-                state.nonfinite_steps
-            ) >= train.max_nonfinite_steps:
+            if step % train.log_every == 0 or is_last:
+                self.log()
+            read_counter = step % train.log_every == 0 or step % train.max_nonfinite_steps == 0  # waits for the device
+            if read_counter and int(state.nonfinite_steps) >= train.max_nonfinite_steps:
                 raise _Diverged
-            due = 0
-            if step % agree_every == 0 or last:
-                late = time.monotonic() - saved_at > max(self.checkpoint_seconds, SAVING_SHARE * save_seconds)
-                caught, due = ranks.all_reduce_max(interrupts.caught or 0, int(late and ranks.is_first))
+
+            timed_checkpoint_due = 0
+            if step % agree_every == 0 or is_last:
+                elapsed = time.monotonic() - saved_at
+                late = elapsed > max(self.checkpoint_seconds, MAX_SAVE_OVERHEAD * save_seconds)
+                caught, timed_checkpoint_due = self.ranks.all_reduce_max(
+                    interrupts.caught or 0, int(late and self.ranks.is_first)
+                )
                 if caught:
-                    self._save()
+                    self.save_checkpoint()
                     raise Interrupted(caught)
             if self._validation_due():
-                self._validate()
-            if step % self.checkpoint_every == 0 or last or due:
-                since = time.monotonic()
+                self.run_validation()
+            if step % self.checkpoint_every == 0 or is_last or timed_checkpoint_due:
+                save_started = time.monotonic()
                 with self.throughput.paused():
-                    self._save()
+                    self.save_checkpoint()
                 saved_at = time.monotonic()
-                save_seconds = saved_at - since
-        if state.step < self.steps and interrupts.caught:  # the signal ended the source of the batches, too
-            self._save()
+                save_seconds = saved_at - save_started
+
+        if state.step < self.steps and interrupts.caught:  # the signal ended the data loader's workers, too
+            self.save_checkpoint()
             raise Interrupted(interrupts.caught)
 
-    def _log(self) -> None:
+    def log(self) -> None:
         step, row = self.state.step, self.throughput.summary()
         skipped = int(row.pop("skipped"))
-        self.progress.log({"step": step, **row, "lr": self.step.learning_rate(step - 1)})
+        self.progress.log({"step": step, **row, "lr": self.train_step.learning_rate(step - 1)})
         if skipped:
-            steps = "one step" if skipped == 1 else f"{skipped} steps"
-            event = f"{steps} without a finite gradient left the weights as they were"
-            self.progress.log({"step": step, "event": event})
+            steps = "1 step" if skipped == 1 else f"{skipped} steps"
+            self.progress.log({"step": step, "event": f"skipped {steps}: non-finite gradient"})
 
-    def _validation_due(self) -> bool:
-        step = self.state.step
-        return self.validate is not None and (step % self.validate_every == 0 or step == self.steps)
-
-    def _validate(self) -> None:
-        """Measure the averaged weights where there is an average, else the current ones. On a signal: save."""
+    def run_validation(self) -> None:
+        """Validate the moving average of the weights (with `train.ema`), else the current weights."""
         assert self.validate is not None
         state = self.state
         averaged = state.ema.applied(state.model) if state.ema is not None else nullcontext()
@@ -245,51 +214,91 @@ class Trainer:
             with self.throughput.paused(), averaged:
                 state.model.eval()
                 try:
-                    row = self.validate(state.model, state.step == self.steps)
+                    metrics = self.validate(state.model, state.step == self.steps)
                 finally:
                     state.model.train()
                     reshard(state.model)
         except Interrupted:
-            self._save()
+            self.save_checkpoint()
             raise
-        if not math.isfinite(row.get("val_loss", 0.0)):
+        if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise _Diverged
         state.validated_step = state.step
-        self.progress.log({"step": state.step, **row})
+        self.progress.log({"step": state.step, **metrics})
 
-    def _save(self) -> None:
-        """Also after a step without a finite gradient: to resume from, but not to roll back to."""
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint, if the weights are finite. After a skipped step a run can resume from it, but it is not
+        one to roll back to."""
         finite = [torch.isfinite(local_shard(p.detach())).all() for p in self.state.model.parameters()]
-        if any(self.run.ranks.all_reduce_max(int(not torch.stack(finite).all()))):
+        if any(self.ranks.all_reduce_max(int(not torch.stack(finite).all()))):
             raise _Diverged
         self.checkpoints.save(self.state, self.facts())
         if not int(self.state.nonfinite_steps):
             self.state.last_good_step = self.state.step
 
-    def _roll_back(self, given_up: set[int]) -> None:
-        """Return to the last good checkpoint, and pass over the batches on the way to the trouble: with them, it would
-        only come again."""
+    def facts(self) -> dict[str, Any]:
+        """The facts of the run that are stored in each checkpoint."""
+        return {**self.run.facts, "seconds": time.monotonic() - self.started}
+
+    def roll_back(self, rejected: set[int]) -> None:
+        """Load the last good checkpoint, and skip the batches since then: they would make training diverge again."""
         state = self.state
-        at, position, rollbacks = state.step, state.step + state.skipped_batches, state.rollbacks + 1
-        found = self.run.ranks.broadcast(lambda: self.checkpoints.latest_good(at, given_up))
-        if found is None:  # a run saves before its first step
-            folder = self.checkpoints.folder
-            raise UserError(f"{folder} holds no checkpoint any more, and the run has to go back to one")
-        found[0].load_into(state)
+        diverged_at, position, rollbacks = state.step, state.step + state.skipped_batches, state.rollbacks + 1
+        good = self.ranks.broadcast(lambda: self.checkpoints.latest_good(diverged_at, rejected))
+        if good is None:
+            raise UserError(f"training diverged, and {self.checkpoints.folder} has no checkpoint left to roll back to")
+        checkpoint, _ = good
+        checkpoint.load_into(state)
         state.last_good_step = state.step
         state.skipped_batches, state.rollbacks = position - state.step, rollbacks
         state.nonfinite_steps.zero_()
         self.progress.rewind(state.step)
+        left = self.config.train.max_rollbacks - rollbacks
         event = (
-            f"at step {at} the numbers were not finite any more: back to step {state.step}, with other images "
-            f"({self.config.train.max_rollbacks - rollbacks} more such returns before the run ends)"
+            f"NaN or Inf at step {diverged_at}: rolled back to step {state.step} and skipped the batches in between "
+            f"(rollbacks left: {left})"
         )
         self.progress.log({"step": state.step, "event": event})
 
-    def _diverged(self) -> UserError:
+    def _prepare_first_step(self) -> None:
+        """Rehearse the first step in a distributed run; use a CUDA graph where that is possible."""
+        train, train_step = self.config.train, self.train_step
+        assert isinstance(train_step, TrainStep)
+        if (
+            self.ranks.world_size > 1
+            and self.state.step < self.steps
+            and (example := self.batches.example()) is not None
+        ):
+            train_step.rehearse(self.state, example)
+        # Gradient checkpointing saves and restores the random state, which a CUDA graph cannot do.
+        use_graph = train.compile == "graphs" and self.ranks.world_size == 1 and not train.gradient_checkpointing
+        if use_graph and self.task.graph_safe:
+            self.train_step = GraphedStep(train_step, self.progress.message)
+
+    def _validation_due(self) -> bool:
+        step = self.state.step
+        return self.validate is not None and (step % self.validate_every == 0 or step == self.steps)
+
+    def _divergence_error(self) -> UserError:
         rollbacks = self.config.train.max_rollbacks
-        again = f", also after going back {rollbacks} times" if rollbacks else ""
+        after = f" after {rollbacks} rollbacks" if rollbacks else ""
         return UserError(
-            f"training diverged: at step {self.state.step} the loss or the weights are not numbers any more{again}; "
-            "start again with a lower learning rate (--set optimizer.lr=...)"
+            f"training diverged: NaN or Inf in the loss, gradients or weights at step {self.state.step}{after}. "
+            "Start again with a lower learning rate (--set optimizer.lr=...)"
         )
+
+
+def build_train_state(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
+    """Distribute and compile the model as configured, and build its optimizer and moving average."""
+    train, parallel = config.train, choose_parallel(model, config.train, ranks, device)
+    # FSDP works block by block. A network small enough for CUDA graphs would gain 5 % if compiled as a whole, but
+    # compiling that takes longer than most of its runs win back.
+    by_blocks = train.compile in ("blocks", "graphs") or parallel == "fsdp"
+    if train.compile != "off" and by_blocks:
+        compile_blocks(model)
+    wrapped = distribute(model, parallel, config.precision, device)
+    if train.compile != "off" and not by_blocks:
+        wrapped = torch.compile(wrapped)  # type: ignore[assignment]
+    optimizer = build_optimizer(model, config.optimizer)
+    ema = EMA(model, train.ema, train.ema_warmup) if train.ema else None
+    return TrainState(model, optimizer, ema, wrapped=wrapped)

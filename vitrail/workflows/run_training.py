@@ -16,13 +16,12 @@ from vitrail.interrupt import Interrupted
 from vitrail.report.plots import draw_training_curves
 from vitrail.tasks.task import TrainingTask
 from vitrail.terminal import escape
-from vitrail.training import trainer
 from vitrail.training.batches import BatchStream
 from vitrail.training.checkpoint import Checkpoint, CheckpointManager
 from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import RunContext
 from vitrail.training.state import TrainState
-from vitrail.training.trainer import Validate
+from vitrail.training.trainer import Trainer, Validate
 from vitrail.workflows.run_folder import NEW, OLD, check_not_replaced, move_into_place, stop_message
 
 
@@ -47,22 +46,15 @@ def train_in_folder(
     saved: Checkpoint | None,
     flops_per_image: float = 0.0,
 ) -> tuple[dict[str, Tensor], float]:
-    """Call `trainer.train_model` with the checkpoints and curves of a run folder.
+    """Call `Trainer.fit` with the checkpoints and curves of a run folder.
 
     Returns the weights to keep and the seconds that the run took, over all its launches."""
     checkpoints = RunCheckpoints(run, config.train, new=saved is None)
     try:
-        result = trainer.train_model(
-            model,
-            task,
-            batches,
-            config,
-            run,
-            checkpoints,
-            validate=validate,
-            saved=saved,
-            flops_per_image=flops_per_image,
+        trainer = Trainer(
+            model, task, batches, config, run, checkpoints, validate=validate, flops_per_image=flops_per_image
         )
+        result = trainer.fit(saved)
     except BaseException:
         with contextlib.suppress(UserError):  # what stopped the run is what to report
             if run.ranks.is_first:
