@@ -145,7 +145,7 @@ def test_predict_needs_images_that_exist(weights, photos, tmp_path):
     swapped = sentence(vitrail("predict", photos / "red" / "000.png", weights))
     assert "000.png' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES" in swapped
     assert "no images in" in sentence(vitrail("predict", weights, tmp_path))
-    assert "say which images" in sentence(vitrail("predict", weights))
+    assert "vitrail predict WEIGHTS IMAGES" in sentence(vitrail("predict", weights))
 
 
 def test_predict_imports_nothing_it_does_not_need(weights, photos):

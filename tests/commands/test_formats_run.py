@@ -42,7 +42,7 @@ def test_predict_has_a_row_for_every_picture(form: str, inbox: Path, stand_in: P
     assert code == 2
     lines = errors.splitlines()
     assert "Ignored 3 files without an image: .mp4 2, .txt 1." in lines
-    assert {"1 missing: .jpg 1", "1 broken: .avif 1", "2 of formats that are not read: .cr2 1, .svg 1"} <= set(lines)
+    assert {"1 missing: .jpg 1", "1 broken: .avif 1", "2 in unsupported formats: .cr2 1, .svg 1"} <= set(lines)
 
 
 def test_predict_tells_missing_rows_of_a_table(tmp_path: Path, stand_in: Path, typed: Typed) -> None:

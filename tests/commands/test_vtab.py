@@ -176,7 +176,7 @@ def test_all_tasks_are_listed_without_weights():
     done = vitrail("vtab", "--json")
     assert done.returncode == 0 and len(json.loads(done.stdout)) == 19
     assert "Clevr-Count" in vitrail("vtab").stdout
-    assert "say where the tasks lie" in vitrail("vtab", "weights").stderr
+    assert "vitrail vtab WEIGHTS FOLDER" in vitrail("vtab", "weights").stderr
 
 
 @pytest.mark.slow

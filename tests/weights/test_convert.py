@@ -203,7 +203,7 @@ def test_torchvisions_operators_are_declared_once(monkeypatch):
 @pytest.mark.parametrize("text", ["", "0x3", "224x", "big", "224x320x3", "999999"])
 def test_sizes_that_are_none(tmp_path, convert, ours, text):
     code, _, error = convert(ours(), tmp_path / "t", "--to", "timm", f"--image-size={text}")
-    assert code == 2 and f"an image size is pixels, as 224 or 224x320 (height x width), not '{text}'" in error
+    assert code == 2 and "--image-size" in error and f"not '{text}'" in error
 
 
 def test_a_size_for_files_that_do_not_tell(tmp_path, convert):

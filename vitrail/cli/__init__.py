@@ -1,1 +1,1 @@
-"""The command line: thin subcommands over `vitrail.commands`."""
+"""The command line: arguments, help and printing of the functions in `vitrail.commands`."""

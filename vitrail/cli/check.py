@@ -11,12 +11,14 @@ from vitrail.cli.printing import print_json
 def check(
     data: str, /, *, out: str | None = None, no_follow: NoFollow = False, json: bool = False, quiet: Quiet = False
 ) -> None:
-    """Look for what makes training or measuring go wrong: leaks between splits, copies, wrong labels, broken files.
+    """Check a dataset for leaks between splits, duplicates, wrong labels and unreadable files.
 
-    Nothing is changed. The folder --out gets report.html, report.json and quarantine.csv, the list of images that
-    `vitrail train --quarantine` leaves out. The exit code is 1 when there are leaks (near ones, too), groups on both
-    sides of a split, exact copies with conflicting labels, classes that do not match, files that cannot be used or
-    files that are missing, else 0.
+    Writes report.html, report.json and quarantine.csv to --out; the data is not changed. quarantine.csv lists the
+    images that `vitrail train --quarantine` should skip.
+
+    The exit code is 1 if there are exact or near duplicates between splits, groups in more than one split, exact
+    duplicates with different labels, classes that differ between splits, or files that are unreadable or missing.
+    Otherwise it is 0.
 
     Examples:
 
@@ -27,17 +29,17 @@ def check(
     Parameters
     ----------
     data
-        What `vitrail train` takes: a folder, an archive, a table or shards.
+        Anything `vitrail train` reads: a folder, an archive, a table or shards.
     out
-        The folder for what is found; one in checks/, named after the data, if not given.
+        The output folder. [default: checks/ and the name of the data]
     json
-        Print what is found as JSON.
+        Print the findings as JSON.
     """
     from vitrail.commands.check import check
     from vitrail.terminal import make_console
 
-    found = check(data, out=out, follow_links=not no_follow, console=make_console(stderr=json, quiet=quiet))
+    result = check(data, out=out, follow_links=not no_follow, console=make_console(stderr=json, quiet=quiet))
     if json:
-        print_json(found.to_dict())
-    if found.severe:
+        print_json(result.to_dict())
+    if result.severe:
         sys.exit(1)

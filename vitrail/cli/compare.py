@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from vitrail.cli.options import Device, Quiet
+from vitrail.cli.options import Device, Quiet, Split
 from vitrail.cli.printing import print_json
 
 
 def compare(
     *runs: str,
     data: str | None = None,
-    split: Literal["train", "val", "test", "all", "real"] | None = None,
+    split: Split | None = None,
     device: Device = "auto",
     json: bool = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare runs on the same images, with a paired test that tells a difference from chance.
+    """Compare runs on the same images, with a paired significance test.
 
-    Every run is compared with the first one. Images that any of them was trained on are left out.
+    Each run is compared with the first one. Images that any of the runs was trained on are skipped.
 
     Examples:
 
@@ -29,21 +27,17 @@ def compare(
     Parameters
     ----------
     runs
-        Run folders or weights files, two or more.
+        Two or more run folders or weights files.
     data
-        Images to compare on, anything `train` takes; those the first run held out, if not given.
-    split
-        Which images, where the data has splits.
-    device
-        cpu, cuda, or auto.
+        The images to compare on: anything `vitrail train` reads. [default: the test images of the first run]
     json
-        Print the numbers as JSON.
+        Print the results as JSON.
     """
     from vitrail.commands.compare import compare
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
 
-    found = compare(runs, data=data, split=split, device=device, console=make_console(stderr=json, quiet=quiet))
+    compared = compare(runs, data=data, split=split, device=device, console=make_console(stderr=json, quiet=quiet))
     if json:
-        print_json([row.to_dict() for row in found])
+        print_json([row.to_dict() for row in compared])
     end_process()

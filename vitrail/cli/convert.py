@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import ImageSize
+from vitrail.cli.options import UnstatedImageSize
 from vitrail.weights.formats import FormatName
 
 
@@ -12,17 +12,18 @@ def convert(
     /,
     *,
     to: FormatName,
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     allow_pickle: bool = False,
     adopt_constants: bool = False,
     half: bool = False,
     licence: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Turn weights of any layout into any other, and compare with the libraries' own networks.
+    """Convert weights between the layouts of vitrail, timm, Hugging Face transformers and google-research.
 
-    Weights are those of vitrail, timm, Hugging Face transformers (ViT, DINOv2, BiT) or google-research (ViT, hybrids,
-    big_vision, BiT). Where the target cannot express the network, nothing is written.
+    Reads ViT and BiT of all four, DINOv2 of transformers, and hybrids and big_vision checkpoints of google-research.
+    The result is compared with the library's own network where it is installed. If the target layout cannot represent
+    the network, nothing is written.
 
     Examples:
 
@@ -37,23 +38,21 @@ def convert(
     Parameters
     ----------
     source
-        A weights file, a folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled.
     target
-        A new file (vitrail: .safetensors, google: .npz) or folder (timm, huggingface).
+        A new file (vitrail: .safetensors, google: .npz) or a new folder (timm, huggingface).
     to
         The layout to write.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), where the source does not tell.
     allow_pickle
-        Open .bin, .pt and .pth files too, as tensors alone.
+        Also read .bin, .pt and .pth files; only their tensors are loaded.
     adopt_constants
-        Take the constants that the target fixes (epsilons, GELU, smoothing) where they differ.
+        Use the constants that the target library fixes (epsilons, GELU, smoothing) where they differ.
     half
-        Store numbers in float16, in half the space (--to vitrail).
+        Store weights in float16, half the file size (--to vitrail only).
     licence
-        What the file shall say of its licence, or of the terms of what it was made from.
+        The licence to record in the new file.
     overwrite
-        Replace what stands at the target.
+        Replace an existing target.
     """
     from vitrail.commands.convert import convert
 

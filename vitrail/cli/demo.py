@@ -4,18 +4,17 @@ from __future__ import annotations
 
 
 def demo(*, out: str = "runs/demo", again: bool = False) -> None:
-    """See what pre-training is worth, on bundled images, in under five minutes on two cores.
+    """Compare pre-trained with random starting weights on bundled images, in under five minutes on two CPU cores.
 
-    The bundled weights are fine-tuned, and the same network is trained from random weights with the same images and
-    steps. Both are compared on test images, and a page shows what they look at. Stopped, the same command goes on; what
-    is finished is used again.
+    Fine-tunes the bundled weights, then trains the same network from random weights with the same images and steps.
+    Writes a page with the accuracy of both and their attention maps. If stopped, run the same command again to resume.
 
     Parameters
     ----------
     out
-        The folder to work in: it gets index.html, samples/ and a run folder for each network.
+        The output folder: index.html, samples/ and one run folder per network.
     again
-        Start over, even where there are finished runs.
+        Start over and replace finished runs.
     """
     from vitrail.commands.demo import demo
 

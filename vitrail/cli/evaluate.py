@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from vitrail.cli.options import Device, ImageSize, NoFollow, Quiet
+from vitrail.cli.options import Device, NoFollow, Quarantine, Quiet, Split, UnstatedImageSize
 from vitrail.cli.printing import print_json
 
 
@@ -13,10 +11,10 @@ def evaluate(
     data: str,
     /,
     *,
-    split: Literal["train", "val", "test", "all", "real"] | None = None,
-    image_size: ImageSize | None = None,
+    split: Split | None = None,
+    image_size: UnstatedImageSize | None = None,
     report: str | None = None,
-    quarantine: str | None = None,
+    quarantine: Quarantine | None = None,
     target_accuracy: float | None = None,
     write: bool = False,
     no_follow: NoFollow = False,
@@ -24,10 +22,10 @@ def evaluate(
     json: bool = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure weights on images: accuracy with its interval, per class, confusion, calibration, and a report.
+    """Measure accuracy, per-class scores, confusion and calibration on labelled images, and write a report.
 
-    A folder that the weights were trained on is measured on its held-out part only. Under torchrun the processes share
-    the images, and the numbers are the same.
+    If the weights were trained on the same data, only images that training never saw are measured. Under torchrun, the
+    processes share the work and the results are the same.
 
     Examples:
 
@@ -40,26 +38,18 @@ def evaluate(
     Parameters
     ----------
     weights
-        A weights file, a run folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled.
     data
-        Anything `train` takes.
-    split
-        Which images, where the data has splits.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
+        Labelled images: anything `vitrail train` reads.
     report
-        Where to write the HTML report, with a model card beside it; beside the weights if not given.
-    quarantine
-        A list of images to leave out, as `vitrail check` writes it.
+        The HTML report to write; a model card is written beside it. [default: a file beside the weights]
     target_accuracy
-        Find the probability from which on at least this share of answers is right, as 0.95.
+        Find the probability threshold above which this fraction of predictions is correct, such as 0.95.
     write
-        Write the fitted temperature, that threshold, or the thresholds of several labels into the weights file, where
-        `predict` finds them. The weights themselves stay as they are.
-    device
-        cpu, cuda, or auto.
+        Save the fitted temperature and thresholds in the weights file, for `vitrail predict`. The weights are
+        unchanged.
     json
-        Print the numbers as JSON.
+        Print the results as JSON.
     """
     from vitrail.commands.evaluate import evaluate
     from vitrail.distributed import end_process

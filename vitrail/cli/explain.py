@@ -7,18 +7,18 @@ from typing import Annotated
 
 from cyclopts import Parameter, Token
 
-from vitrail.cli.options import Device, ImageSize, Quiet
+from vitrail.cli.options import Device, Quiet, UnstatedImageSize
 from vitrail.cli.printing import print_json
 from vitrail.errors import UserError
 
 
 def _numbers(_kind: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """0,5,11 as numbers."""
+    """Parse 0,5,11."""
     try:
         return tuple(int(part) for part in tokens[0].value.split(","))
     except ValueError:
         raise UserError(
-            f"blocks and heads are numbers with commas between, as 0,5,11, not '{tokens[0].value}'"
+            f"--layers and --heads take numbers separated by commas, such as 0,5,11, not '{tokens[0].value}'"
         ) from None
 
 
@@ -36,16 +36,16 @@ def explain(
     rather_than: str | None = None,
     shown: int = 6,
     measured: int = 64,
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     device: Device = "auto",
     json: bool = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what a network sees: the paper's figures for your weights and images, and whether to trust them.
+    """Show what a network attends to on your images, and test whether the maps can be trusted.
 
-    The folder --out gets explain.html, explain.json and figures/: embedding filters, similarity of positions,
-    attention distance of every head, attention of single heads, attention rollout, and relevance for one class
-    rather than another, with deletion, insertion and pointing measured against chance.
+    Writes explain.html, explain.json and figures/ to --out: embedding filters, similarity of position embeddings,
+    attention distance per head, attention of single heads, attention rollout, and relevance of one class against
+    another. The maps are tested against random ones by deletion, insertion and pointing.
 
     Examples:
 
@@ -58,27 +58,24 @@ def explain(
     Parameters
     ----------
     weights
-        A weights file, a run folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled.
     images
-        Image files, folders, .zip archives, tables and Parquet shards; without any, only the weights are shown.
+        Image files, folders, .zip archives, tables or Parquet shards. Without images, only the weights are shown.
     out
-        The folder to write; one in explained/, named after weights and images, if not given.
+        The output folder. [default: explained/ and the names of weights and images]
     layers
-        Blocks whose heads are shown, as 0,5,11; the first, middle and last if not given.
+        The blocks to show, counted from 0, such as 0,5,11. [default: the first, middle and last]
     heads
-        Heads that are shown, as 0,1,2; the first twelve if not given.
+        The heads to show, counted from 0, such as 0,1,2. [default: the first twelve]
     why
-        The class to explain, by name, or by number where classes have none; the predicted one if not given.
+        The class to explain: its name, or its number if classes have no names. [default: the predicted class]
     rather_than
-        The class to compare with; the likeliest other one if not given.
+        The class to compare with. [default: the most probable other class]
     shown
-        How many images get maps.
+        The number of images to draw maps for.
     measured
-        How many images the maps are judged on, 10 or more; 0 leaves that out. Each takes 80 to 100 forward passes.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    device
-        cpu, cuda, or auto.
+        The number of images to test the maps on: at least 10, or 0 to skip the test. Each takes 80 to 100 forward
+        passes.
     json
         Print the numbers as JSON.
     """

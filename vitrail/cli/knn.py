@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import Device, ImageSize, Quiet
+from vitrail.cli.options import Device, Quiet, UnstatedImageSize
 from vitrail.cli.printing import print_json
 from vitrail.errors import UserError
 
@@ -13,12 +13,12 @@ def knn(
     *data: str,
     neighbours: int = 20,
     temperature: float = 0.07,
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     device: Device = "auto",
     json: bool = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure frozen features by the nearest of all training images: nothing is fitted.
+    """Measure frozen features by k-nearest-neighbour classification, without any fitting.
 
     Examples:
 
@@ -27,27 +27,23 @@ def knn(
     Parameters
     ----------
     weights
-        A weights file, a run folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled.
     data
-        Anything `train` takes; without a split of its own, a fifth is held out to measure on.
+        One or more datasets: anything `vitrail train` reads. Without a split, a fifth of the images is the test split.
     neighbours
-        How many vote.
+        The number of neighbours that vote.
     temperature
-        Of their votes, exp(cosine similarity / temperature).
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    device
-        cpu, cuda, or auto.
+        The temperature of the votes, exp(cosine similarity / temperature).
     json
-        Print the numbers as JSON.
+        Print the results as JSON.
     """
     from vitrail.commands.fewshot import fewshot, to_json
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
 
     if not data:
-        raise UserError("say which images to measure on: vitrail knn WEIGHTS DATA...")
-    found = fewshot(
+        raise UserError("no dataset given: vitrail knn WEIGHTS DATA...")
+    results = fewshot(
         weights,
         data,
         shots=(None,),
@@ -59,5 +55,5 @@ def knn(
         console=make_console(stderr=json, quiet=quiet),
     )
     if json:
-        print_json(to_json(found))
+        print_json(to_json(results))
     end_process()

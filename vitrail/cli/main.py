@@ -1,4 +1,7 @@
-"""The command line: thin subcommands over `vitrail.commands`. Nothing heavy is imported before a command needs it."""
+"""Entry point of the command line: the commands, error reporting and exit codes.
+
+Nothing slow to import is imported before a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -44,59 +47,69 @@ from vitrail.interrupt import Interrupted, exit_on_signals
 from vitrail.terminal import SafeConsole, escape
 
 UNEXPECTED = 70  # exit code: EX_SOFTWARE
-NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # as torch and the system put it
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # messages of torch and the OS
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _default_text(value: object) -> str | None:
+    """Return a default value as the help shows it, or None for no text."""
+    if value is None or value is False or value == ():
+        return None
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
 
 app = App(
     name="vitrail",
     version=f"vitrail {__version__}",
     help="Vision Transformers: from a folder of images to a trained, measured classifier.",
-    help_epilogue="First steps: `vitrail demo`; then `vitrail train photos/` on a folder with one folder of images per "
-    "class; then `vitrail predict runs/photos new.jpg`. Each command has a page: `vitrail train --help`.",
-    default_parameter=Parameter(negative=()),
-    console=SafeConsole(),  # for help; names that were typed or globbed come back in errors
+    help_epilogue="Start with `vitrail demo`. To train on your own images, put each class in a folder of photos/, "
+    "then run `vitrail train photos/` and `vitrail predict runs/photos new.jpg`. For the options of a command, run "
+    "`vitrail train --help`.",
+    default_parameter=Parameter(negative=(), show_default=_default_text),
+    console=SafeConsole(),  # errors repeat file names that were typed or globbed
     error_console=SafeConsole(stderr=True),
-    suppress_keyboard_interrupt=False,  # `main` says that the command was stopped
+    suppress_keyboard_interrupt=False,  # `main` reports it
 )
 
-for command in (
-    demo,
-    check,
-    train,
-    transfer,
-    evaluate,
-    fewshot,
-    knn,
-    vtab,
-    compare,
-    predict,
-    explain,
-    pack,
-    plan,
-    convert,
-    models,
-    recipes,
-    paper,
-):
-    app.command(command, help_epilogue="")
+COMMANDS: dict[Callable[..., None], str] = {  # in the order of the help, with the usage of each
+    demo: "[OPTIONS]",
+    check: "DATA [OPTIONS]",
+    train: "DATA [OPTIONS]",
+    transfer: "DATA --from WEIGHTS [OPTIONS]",
+    evaluate: "WEIGHTS DATA [OPTIONS]",
+    fewshot: "WEIGHTS DATA... [OPTIONS]",
+    knn: "WEIGHTS DATA... [OPTIONS]",
+    vtab: "[WEIGHTS FOLDER] [OPTIONS]",
+    compare: "RUNS... [OPTIONS]",
+    predict: "WEIGHTS IMAGES... [OPTIONS]",
+    explain: "WEIGHTS [IMAGES...] [OPTIONS]",
+    pack: "DATA OUT [OPTIONS]",
+    plan: "MODEL [OPTIONS]",
+    convert: "SOURCE TARGET --to LAYOUT [OPTIONS]",
+    models: "[OPTIONS]",
+    recipes: "[NAME]",
+    paper: "FIGURE WEIGHTS... [OPTIONS]",
+}
+for order, (command, usage) in enumerate(COMMANDS.items()):
+    app.command(command, sort_key=order, help_epilogue="", usage=f"Usage: vitrail {command.__name__} {usage}")
 
 
 def main() -> None:
-    """Run a command; what the user can fix is one sentence on standard error, never a traceback."""
-    _open_what_is_closed()
-    for stream in (sys.stdout, sys.stderr):  # file names need not be text; they must not stop the rows after them
+    """Run a command. An error that the user can fix is printed as a message without traceback."""
+    _reopen_closed_streams()
+    for stream in (sys.stdout, sys.stderr):  # a file name that is not valid UTF-8 must not stop the output
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with contextlib.suppress(io.UnsupportedOperation):  # of a stream without a file
-        faulthandler.enable()  # a crash in compiled code says where it was, and not nothing at all
+    with contextlib.suppress(io.UnsupportedOperation):  # no file descriptor
+        faulthandler.enable()  # print a stack trace if compiled code crashes
     warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     code = _run()
-    _let_go_of_output()
-    _leave(code)
+    _discard_unwritable_output()
+    _exit(code)
 
 
 def _run() -> int | str | None:
-    """The exit code, with what is to say about it said."""
+    """Run the command, report its error if it has one, and return the exit code."""
     try:
         try:
             with exit_on_signals():
@@ -104,50 +117,50 @@ def _run() -> int | str | None:
             code = None
         except SystemExit as ended:
             code = ended.code
-        sys.stdout.flush()  # here, where it can be told
+        sys.stdout.flush()  # inside the try, so that a write error is reported
         return code
     except CommandError as error:
         if not error.reported:
-            _say(escape(str(error)) if isinstance(error, Interrupted) else _as_error(str(error)))
+            _print_stderr(escape(str(error)) if isinstance(error, Interrupted) else _error_markup(str(error)))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("stopped")
+        _print_stderr("stopped")
         return 128 + signal.SIGINT
     except BrokenPipeError as error:
-        if not _reader_left():  # a pipe of something else, which is no end to be silent about
+        if not _output_pipe_closed():  # another pipe broke
             return _unexpected(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and (_let_go_of_output() or error.errno in DISK_FULL):
-            return _failed(f"cannot write {error.filename or 'the output'}: {error_reason(error)}")
-        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-            return _failed("there is not enough memory for this: use a smaller model, image size or batch")
+        if isinstance(error, OSError) and (_discard_unwritable_output() or error.errno in DISK_FULL):
+            return _fail(f"cannot write {error.filename or 'the output'}: {error_reason(error)}")
+        if isinstance(error, MemoryError) or any(phrase in str(error) for phrase in OUT_OF_MEMORY):
+            return _fail("out of memory: use a smaller model, --image-size or --batch-size")
         return _unexpected(error)
 
 
-def _leave(code: int | str | None) -> None:
-    """End; after a signal without waiting for threads that are still decoding images."""
+def _exit(code: int | str | None) -> None:
+    """Exit, after a signal without waiting for threads that are decoding images."""
     decoding = any(thread.name.startswith("vitrail") for thread in threading.enumerate())
     if isinstance(code, int) and code > 128 and decoding:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody there to read it
+            with contextlib.suppress(OSError, ValueError):  # closed
                 stream.flush()
         os._exit(code)
     sys.exit(code)
 
 
-def _failed(sentence: str) -> int:
-    _say(_as_error(sentence))
+def _fail(message: str) -> int:
+    _print_stderr(_error_markup(message))
     return CommandError.exit_code
 
 
-def _as_error(sentence: str) -> str:
-    return f"[bold red]error:[/] {escape(sentence)}"
+def _error_markup(message: str) -> str:
+    return f"[bold red]error:[/] {escape(message)}"
 
 
 def _unexpected(error: Exception) -> int:
-    """What is no mistake of the user. Its traceback is kept, since the run that led to it may have been long."""
+    """Report a bug in vitrail, and save its traceback, since the run that led to it may have been long."""
     text = traceback.format_exc().encode(errors="backslashreplace")
     where = "above" if os.environ.get("VITRAIL_TRACEBACK") else ""
     if not where:
@@ -157,53 +170,56 @@ def _unexpected(error: Exception) -> int:
                 file.write(text)
             where = f"in {where}"
     if not where.startswith("in "):
-        _say(markup.escape(text.decode()))
-    _failed(f"vitrail failed, which it should not: {type(error).__name__}: {error}")
-    _say(escape(f"Please report the command and the traceback {where or 'above'}."))
+        _print_stderr(markup.escape(text.decode()))
+    _fail(f"internal error: {type(error).__name__}: {error}")
+    _print_stderr(escape(f"Please report this bug, with the command and the traceback {where or 'above'}."))
     return UNEXPECTED
 
 
-def _open_what_is_closed() -> None:
-    """What the shell closed (`>&-`) goes nowhere; else the next file that is opened would get what we say."""
+def _reopen_closed_streams() -> None:
+    """Open streams that the shell closed (`>&-`) on /dev/null, or the next file opened would get their output."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             try:
                 os.fstat(number)
             except OSError:
-                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
 
 
-def _reader_left() -> bool:
-    """Whether whoever read our output went away, as `head` does."""
+def _output_pipe_closed() -> bool:
+    """Whether the reader of stdout or stderr has closed the pipe, as `head` does."""
     if not hasattr(select, "poll"):  # Windows
         return True
     outputs = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        outputs.register(stream.fileno(), 0)  # of broken ones it tells unasked
+        outputs.register(stream.fileno(), 0)  # errors are always reported
     return bool(outputs.poll(0))
 
 
-def _let_go_of_output() -> bool:
-    """Whether there is output that cannot be written, as where a disk is full; Python would try again at its end."""
+def _discard_unwritable_output() -> bool:
+    """Redirect streams that fail to flush to /dev/null, since Python flushes them again at exit.
+
+    Returns whether any failed.
+    """
     failed = False
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # ValueError: it was closed
+        except (OSError, ValueError):  # ValueError: closed
             failed = True
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # no file descriptor
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return failed
 
 
-def _show_warning(usual: Callable[..., None], message: Warning | str, *others: Any, **more: Any) -> None:
+def _show_warning(default: Callable[..., None], message: Warning | str, *args: Any, **kwargs: Any) -> None:
     if isinstance(message, Note):
-        _say(f"[yellow]note:[/] {escape(str(message))}")
+        _print_stderr(f"[yellow]note:[/] {escape(str(message))}")
     else:
-        usual(message, *others, **more)
+        default(message, *args, **kwargs)
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, SystemExit):  # nobody there to read it, which rich would end with
+def _print_stderr(text: str) -> None:
+    with contextlib.suppress(OSError, SystemExit):  # SystemExit: rich exits when the pipe is closed
         SafeConsole(stderr=True, soft_wrap=True).print(text)

@@ -6,7 +6,7 @@ from vitrail.cli.printing import print_json
 
 
 def models(*, json: bool = False) -> None:
-    """List the networks there are, with their cost at 224 px.
+    """List the available networks with their parameters and multiply-adds at 224 px, and the pre-trained weights.
 
     Parameters
     ----------

@@ -11,66 +11,85 @@ from cyclopts import Parameter, Token
 
 from vitrail.errors import UserError
 
-Setting = Annotated[tuple[str, ...], Parameter(name="--set", help="A setting of the recipe, as section.key=value.")]
-Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
-Workers = Annotated[int, Parameter(help="Processes that decode images; 0: none beside the own.")]
-NoFollow = Annotated[bool, Parameter(help="Leave out what links (symbolic links) in the data lead to.")]
+Setting = Annotated[
+    tuple[str, ...], Parameter(name="--set", help="Override a setting: section.key=value. May be repeated.")
+]
+ModelSetting = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", help="Override a setting of the network: model.key=value. May be repeated."),
+]
+Device = Annotated[str, Parameter(help="cpu, cuda, mps, or auto: the best available.")]
+Workers = Annotated[int, Parameter(help="The number of decoding processes; 0: decode in the main process.")]
+NoFollow = Annotated[bool, Parameter(help="Skip symbolic links in the data.")]
+Quarantine = Annotated[str, Parameter(help="A list of images to skip, written by `vitrail check`.")]
+Quiet = Annotated[bool, Parameter(help="Print only errors, and the results of --json or --csv.")]
+Split = Annotated[
+    Literal["train", "val", "test", "all", "real"],
+    Parameter(help="The split to use; real: the ReaL labels of ImageNet. [default: test, else val, else all]"),
+]
 
 
 def _size(_kind: object, tokens: Sequence[Token]) -> tuple[int, int]:
-    """224 or 224x320 as (height, width)."""
+    """Parse 224 or 224x320 into (height, width)."""
     match = re.fullmatch(r"([1-9]\d{0,4})(?:[x,]([1-9]\d{0,4}))?", tokens[0].value)
     if not match:
-        raise UserError(f"an image size is pixels, as 224 or 224x320 (height x width), not '{tokens[0].value}'")
+        raise UserError(f"--image-size takes pixels, as 224 or 224x320 (height x width), not '{tokens[0].value}'")
     return int(match[1]), int(match[2] or match[1])
 
 
-ImageSize = Annotated[tuple[int, int], Parameter(converter=_size, n_tokens=1)]
-
-
 def _shots(_kind: object, tokens: Sequence[Token]) -> tuple[int | None, ...]:
-    """1,5,all as (1, 5, None)."""
-    words = [word for token in tokens for word in token.value.split(",")]
-    for word in words:
-        if word != "all" and not re.fullmatch(r"[1-9]\d{0,6}", word):
-            raise UserError(f"shots are numbers of images with commas between, as 1,5,10 or 5,all, not '{word}'")
-    return tuple(dict.fromkeys(None if word == "all" else int(word) for word in words))
+    """Parse 1,5,all into (1, 5, None)."""
+    shots = [part for token in tokens for part in token.value.split(",")]
+    for part in shots:
+        if part != "all" and not re.fullmatch(r"[1-9]\d{0,6}", part):
+            raise UserError(f"--shots takes numbers separated by commas, such as 1,5,10 or 5,all, not '{part}'")
+    return tuple(dict.fromkeys(None if part == "all" else int(part) for part in shots))
 
 
 def _rates(_kind: object, tokens: Sequence[Token]) -> tuple[float, ...]:
-    """0.001,0.01 as numbers."""
+    """Parse 0.001,0.01."""
     try:
-        return tuple(float(word) for token in tokens for word in token.value.split(","))
+        return tuple(float(part) for token in tokens for part in token.value.split(","))
     except ValueError:
-        given = " ".join(token.value for token in tokens)
-        raise UserError(f"learning rates are numbers with commas between, as 0.001,0.01, not '{given}'") from None
+        text = " ".join(token.value for token in tokens)
+        raise UserError(f"--rates takes numbers separated by commas, such as 0.001,0.01, not '{text}'") from None
 
 
+ImageSize = Annotated[tuple[int, int], Parameter(converter=_size, n_tokens=1)]
+UnstatedImageSize = Annotated[
+    ImageSize,
+    Parameter(help="Image size in pixels, 224 or 224x320 (height x width), if the weights do not state it."),
+]
 Rates = Annotated[tuple[float, ...], Parameter(converter=_rates, n_tokens=1)]
 Shots = Annotated[tuple[int | None, ...], Parameter(converter=_shots, n_tokens=1)]
-Quiet = Annotated[bool, Parameter(help="Print nothing but results asked for as --json or --csv, and what went wrong.")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class FineTuning:
-    """Everyday settings of a training; what is not given, the recipe says, or it is chosen."""
+class FineTuneOptions:
+    """Options for common settings. None leaves a setting to the recipe, or to the automatic choice."""
 
-    epochs: Annotated[float | None, Parameter(help="Times that every training image is seen.")] = None
-    steps: Annotated[int | None, Parameter(help="Steps of the optimizer, instead of --epochs.")] = None
-    batch_size: Annotated[int | None, Parameter(help="Images in a step, of all processes together.")] = None
-    image_size: Annotated[ImageSize | None, Parameter(help="Pixels, as 224 or 224x320 (height x width).")] = None
-    device: Annotated[str | None, Parameter(help="cpu, cuda, or auto.")] = None
+    epochs: Annotated[float | None, Parameter(help="The number of passes over the training images.")] = None
+    steps: Annotated[int | None, Parameter(help="The number of optimizer steps, instead of --epochs.")] = None
+    batch_size: Annotated[int | None, Parameter(help="Images per step, over all processes.")] = None
+    image_size: Annotated[
+        ImageSize | None, Parameter(help="Image size in pixels: 224, or 224x320 (height x width).")
+    ] = None
+    device: Device | None = None
     workers: Workers | None = None
-    precision: Annotated[Literal["auto", "fp32", "bf16"] | None, Parameter(help="Of matrix products.")] = None
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None, Parameter(help="The number format of matrix products.")
+    ] = None
 
-    def given(self) -> dict[str, object]:
-        """Options that were given, by name."""
+    def passed(self) -> dict[str, object]:
+        """Return the options that were passed, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Training(FineTuning):
-    lr: Annotated[float | None, Parameter(help="Largest learning rate.")] = None
-    seed: Annotated[int | None, Parameter(help="Of every random number of the run.")] = None
+class TrainOptions(FineTuneOptions):
+    """The options of FineTuneOptions, with learning rate and seed, which `vitrail transfer` sets itself."""
+
+    lr: Annotated[float | None, Parameter(help="The peak learning rate.")] = None
+    seed: Annotated[int | None, Parameter(help="The random seed of the run.")] = None

@@ -15,10 +15,10 @@ def pack(
     shard_mb: int = 256,
     no_follow: NoFollow = False,
 ) -> None:
-    """Write a data set into a few large files (Parquet shards), which any disk reads fast in any order.
+    """Write a dataset into a few large Parquet shards, which are fast to read in any order.
 
-    Classes, splits and checksums are stored with the images, and training on the folder needs no scan. The shards can
-    be read by `datasets` and other Parquet libraries too. A packing that was stopped goes on when called again.
+    The shards contain images, classes, splits and checksums, so training on them needs no scan. `datasets` and other
+    Parquet libraries can read them too. If stopped, run the same command again to resume.
 
     Examples:
 
@@ -29,15 +29,15 @@ def pack(
     Parameters
     ----------
     data
-        Anything `vitrail train` takes.
+        Anything `vitrail train` reads.
     out
-        The folder to write.
+        The output folder.
     resize
-        Shrink images to this length of their shorter side; without it their bytes stay as they are.
+        Shrink images to this length of the shorter side, in pixels. Without it, files are stored unchanged.
     quality
-        Of the JPEGs written for shrunk images, up to 100.
+        The JPEG quality of shrunk images, 1 to 100.
     shard_mb
-        Megabytes of images in a shard.
+        The size of a shard in megabytes.
     """
     from vitrail.commands.pack import pack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.options import Device, ImageSize
+from vitrail.cli.options import Device, UnstatedImageSize
 
 
 def paper(
@@ -13,13 +13,14 @@ def paper(
     *weights: str,
     images: tuple[str, ...] = (),
     out: str | None = None,
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a figure of the paper for given weights.
+    """Draw a figure of the paper for your weights.
 
-    figure-6: images under attention rollout. figure-7: embedding filters, similarity of positions, attention distance.
-    figure-10: similarity of positions of one network beside others. figure-11: attention distance, likewise.
+    figure-6: attention rollout on images. figure-7: embedding filters, similarity of position embeddings and attention
+    distance. figure-10: similarity of position embeddings, several networks side by side. figure-11: attention
+    distance, several networks side by side.
 
     Examples:
 
@@ -30,17 +31,13 @@ def paper(
     Parameters
     ----------
     name
-        The figure.
+        The figure to draw.
     weights
-        Weights files, run folders, bundled, or hf-hub:owner/name; figures 6 and 7 show one network.
+        Run folders, weights files, hf-hub:owner/name, or bundled. Figures 6 and 7 show one network.
     images
-        Image files, folders, archives, tables or shards; may be repeated.
+        Image files, folders, archives, tables or shards. May be repeated.
     out
-        An .svg or .png file; the name of the figure as .svg if not given.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    device
-        cpu, cuda, or auto.
+        The .svg or .png file to write. [default: the name of the figure and .svg]
     """
     from vitrail.commands.paper import paper
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import ImageSize, Setting
+from vitrail.cli.options import ImageSize, ModelSetting
 
 
 def plan(
@@ -13,10 +13,10 @@ def plan(
     image_size: ImageSize = (224, 224),
     classes: int = 1000,
     accelerator: str = "H200",
-    overrides: Setting = (),
+    overrides: ModelSetting = (),
     json: bool = False,
 ) -> None:
-    """What a network costs before anything runs: parameters, multiply-adds, memory and time of a training step.
+    """Estimate parameters, multiply-adds, memory and time of a training step, without running anything.
 
     Examples:
 
@@ -31,15 +31,13 @@ def plan(
     model
         A network by name (see `vitrail models`).
     batch
-        Images in a step.
+        Images per step.
     image_size
-        Pixels, as 384 or 384x512 (height x width).
+        Image size in pixels: 384, or 384x512 (height x width).
     classes
-        How many classes the head tells apart.
+        The number of classes.
     accelerator
-        H200, H100, A100-80GB, L4, RTX-4090, ...
-    overrides
-        A setting of the network, as model.key=value; may be repeated.
+        The GPU: H200, H100, A100-80GB, L4, RTX-4090, ...
     json
         Print the numbers as JSON.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.cli.options import Device, ImageSize, NoFollow, Workers
+from vitrail.cli.options import Device, NoFollow, UnstatedImageSize, Workers
 from vitrail.errors import UserError
 
 
@@ -14,15 +14,14 @@ def predict(
     threshold: float | None = None,
     json: bool = False,
     csv: bool = False,
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     no_follow: NoFollow = False,
     device: Device = "auto",
     workers: Workers | None = None,
 ) -> None:
-    """Label images: files, or every image in a folder.
+    """Predict the labels of images.
 
-    Every file that looks like a picture, by its name or its first bytes, gets a row. Where one cannot be read, the row
-    says why, and the exit code is 2.
+    Prints one row per image. If an image cannot be read, its row contains the error, and the exit code is 2.
 
     Examples:
 
@@ -35,25 +34,21 @@ def predict(
     Parameters
     ----------
     weights
-        A weights file, a run folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled.
     images
-        Image files, folders, and anything else that `train` takes: archives, tables, shards, packed folders, CIFAR.
+        Image files, folders, or anything else `vitrail train` reads: archives, tables, shards, CIFAR.
     top
-        How many classes to show for each image.
+        The number of classes to show per image.
     threshold
-        Below this probability the answer is "none of these"; if not given what `evaluate --write` found, else 0, or 0.5
-        where images can have several labels.
+        The lowest probability of a label; below it, the prediction is "none of these". [default: the value saved by
+        `vitrail evaluate --write`, else 0, or 0.5 for multilabel]
     json
-        One JSON object a line.
+        Print one JSON object per line.
     csv
-        Comma-separated values.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    device
-        cpu, cuda, or auto.
+        Print CSV.
     """
     if not images:
-        raise UserError("say which images to label: vitrail predict WEIGHTS IMAGE...")
+        raise UserError("no images given: vitrail predict WEIGHTS IMAGES...")
     from vitrail.cli.prediction_rows import print_rows
     from vitrail.commands.predict import predict_rows
     from vitrail.inference.classifier import load
@@ -69,10 +64,10 @@ def predict(
         workers=workers,
         notes=notes,
     )
-    form = "json" if json else "csv" if csv else "text"
-    failed, kinds = print_rows(rows, form, min(top, len(classifier.classes)))
-    remarks = make_console(stderr=True)
-    for note in [*notes, *kinds]:
-        remarks.print(note, markup=False)
+    output_format = "json" if json else "csv" if csv else "text"
+    failed, summaries = print_rows(rows, output_format, min(top, len(classifier.classes)))
+    stderr = make_console(stderr=True)
+    for note in [*notes, *summaries]:
+        stderr.print(note, markup=False)
     if failed:
         raise UserError(f"{failed} of the images could not be read")

@@ -1,4 +1,4 @@
-"""Rows of `vitrail predict` as text, JSON lines or CSV, written as they come."""
+"""Prints the rows of `vitrail predict` as text, JSON lines or CSV, batch by batch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 
 def print_rows(
-    batches: Iterable[list[Row]], form: str, top: int, console: Console | None = None
+    batches: Iterable[list[Row]], output_format: str, top: int, console: Console | None = None
 ) -> tuple[int, list[str]]:
-    """Print each batch as it comes; returns how many images have no prediction, and sentences that count them by kind.
-    `top`: classes in a row."""
+    """Print each batch when it is ready, with `top` classes per row.
+
+    Returns the number of images without a prediction, and a summary line for each kind of error.
+    """
     missing, foreign, broken = Counter[str](), Counter[str](), Counter[str]()
 
-    def watched() -> Iterator[list[Row]]:
+    def count_errors() -> Iterator[list[Row]]:
         for rows in batches:
             for row in rows:
                 if row.error is not None:
@@ -36,14 +38,14 @@ def print_rows(
             yield rows
             sys.stdout.flush()
 
-    match form:
+    match output_format:
         case "json":
-            _jsonl(watched(), sys.stdout)
+            _jsonl(count_errors(), sys.stdout)
         case "csv":
-            _csv(watched(), sys.stdout, top)
+            _csv(count_errors(), sys.stdout, top)
         case _:
-            _text(watched(), console or make_console())
-    kinds = {"missing": missing, "of formats that are not read": foreign, "broken": broken}
+            _text(count_errors(), console or make_console())
+    kinds = {"missing": missing, "in unsupported formats": foreign, "broken": broken}
     failed = sum(counts.total() for counts in kinds.values())
     return failed, [f"{counts.total():,} {kind}: {format_counts(counts)}" for kind, counts in kinds.items() if counts]
 
@@ -53,11 +55,11 @@ def _text(batches: Iterator[list[Row]], console: Console) -> None:
         if row.prediction is None:
             console.print(f"{escape(row.file)}  [red]{escape(row.error or '')}[/]")
             continue
-        found = row.prediction
-        given = dict(zip(found.labels, found.probabilities, strict=True))
-        label = ", ".join(f"[bold]{escape(name)}[/] {p:.1%}" for name, p in given.items())
-        rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in found.top if name not in given)
-        console.print(f"{escape(row.file)}  {label or f'[bold]{found.label}[/]'}{rest}")
+        prediction = row.prediction
+        labels = dict(zip(prediction.labels, prediction.probabilities, strict=True))
+        label = ", ".join(f"[bold]{escape(name)}[/] {p:.1%}" for name, p in labels.items())
+        rest = "".join(f"  [dim]{escape(name)} {p:.1%}[/]" for name, p in prediction.top if name not in labels)
+        console.print(f"{escape(row.file)}  {label or f'[bold]{prediction.label}[/]'}{rest}")
 
 
 def _jsonl(batches: Iterator[list[Row]], out: TextIO) -> None:
@@ -66,25 +68,30 @@ def _jsonl(batches: Iterator[list[Row]], out: TextIO) -> None:
         if row.prediction is None:
             values["error"] = row.error
         else:
-            found = row.prediction
-            known = bool(found.labels)  # else no class is likely enough
-            values |= {"label": found.label if known else None, "probability": found.probability if known else None}
-            values |= {"top": [{"label": name, "probability": p} for name, p in found.top]}
-            values |= {"labels": list(found.labels), "probabilities": list(found.probabilities)}
+            prediction = row.prediction
+            has_label = bool(prediction.labels)  # False: no class reaches the threshold
+            values |= {
+                "label": prediction.label if has_label else None,
+                "probability": prediction.probability if has_label else None,
+            }
+            values |= {"top": [{"label": name, "probability": p} for name, p in prediction.top]}
+            values |= {"labels": list(prediction.labels), "probabilities": list(prediction.probabilities)}
         out.write(printable_json(strict_json.dumps(values, ensure_ascii=False)) + "\n")
 
 
 def _csv(batches: Iterator[list[Row]], out: TextIO, top: int) -> None:
-    """Of several labels, their probabilities stand in one cell as they do. More than one class to show are columns.
-    Control characters are shown as escapes: the rows may go to a terminal."""
+    """Write CSV. The labels of a multilabel image share one cell, and so do their probabilities.
+
+    Control characters are escaped, since the rows may be printed on a terminal.
+    """
     table = SafeCsvWriter(out)
-    more = [f"{name}_{place}" for place in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
-    table.writerow(["file", "label", "probability", *more, "error"])
+    extra = [f"{name}_{rank}" for rank in range(1, top + 1) for name in ("top", "probability")] if top > 1 else []
+    table.writerow(["file", "label", "probability", *extra, "error"])
     for row in (row for rows in batches for row in rows):
         if row.prediction is None:
-            table.writerow([printable(row.file), "", "", *[""] * len(more), printable(row.error or "")])
+            table.writerow([printable(row.file), "", "", *[""] * len(extra), printable(row.error or "")])
         else:
-            found = row.prediction
-            chances = ", ".join(f"{p:.6f}" for p in found.probabilities)
-            ranked = [cell for name, p in found.top for cell in (printable(name), f"{p:.6f}")] if more else []
-            table.writerow([printable(row.file), printable(found.label), chances, *ranked, ""])
+            prediction = row.prediction
+            probabilities = ", ".join(f"{p:.6f}" for p in prediction.probabilities)
+            ranked = [cell for name, p in prediction.top for cell in (printable(name), f"{p:.6f}")] if extra else []
+            table.writerow([printable(row.file), printable(prediction.label), probabilities, *ranked, ""])

@@ -1,4 +1,4 @@
-"""What commands print on standard output for scripts."""
+"""Printing of JSON results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from vitrail import strict_json
 
 
 def print_json(values: object) -> None:
-    """Of several processes only the first prints."""
+    """Print JSON on standard output, from rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(strict_json.dumps(values))

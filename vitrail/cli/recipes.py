@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def recipes(name: str | None = None, /) -> None:
-    """List the training recipes, or show one.
+    """List the training recipes, or print one with all its settings.
 
     Parameters
     ----------
     name
-        The recipe to show.
+        The recipe to print.
     """
     from vitrail.commands.recipes import show_recipes
     from vitrail.terminal import make_console

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import NoFollow, Quiet, Setting, Training
+from vitrail.cli.options import NoFollow, Quarantine, Quiet, Setting, TrainOptions
 from vitrail.terminal import escape, make_console
 
 
@@ -19,9 +19,9 @@ def train(
     recipe: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     out: str | None = None,
-    quarantine: str | None = None,
+    quarantine: Quarantine | None = None,
     no_follow: NoFollow = False,
-    everyday: Training = Training(),  # noqa: B008
+    everyday: TrainOptions = TrainOptions(),  # noqa: B008
     overrides: Setting = (),
     resume: bool = False,
     accept_changes: bool = False,
@@ -30,9 +30,9 @@ def train(
 ) -> None:
     """Train a classifier on a folder of images.
 
-    Whatever is not given is chosen from the data and the machine, and the reason is printed. The run folder gets
-    config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, predictions.csv and model_card.md. Ctrl-C
-    saves and stops.
+    Settings that you do not pass are chosen from the data and the machine; each choice is printed with its reason. The
+    run folder contains config.toml, metrics.jsonl, checkpoints/, model.safetensors, report.html, predictions.csv and
+    model_card.md. Ctrl-C saves a checkpoint and stops.
 
     Examples:
 
@@ -49,27 +49,23 @@ def train(
     Parameters
     ----------
     data
-        A folder or .zip with one folder of images per class, or with train/, val/, test/ folders of such; a .csv or
-        .parquet table; Parquet shards; a standard data set as it is distributed (docs/data.md).
+        A folder or .zip with one folder of images per class, or with train/, val/ and test/ folders of these; a .csv or
+        .parquet table; Parquet shards; or a standard dataset as published (docs/data.md).
     model
-        A network by name (see `vitrail models`): S/16, R50+B/16, R50x1, Axial-B/16, ...
+        A network by name, such as S/16, R50+B/16, R50x1 or Axial-B/16 (see `vitrail models`).
     recipe
-        A recipe by name (see `vitrail recipes`) or a .toml file.
+        A recipe by name (see `vitrail recipes`), or a .toml file.
     from_
-        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
+        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or bundled.
     out
-        The run folder; if not given, one in runs/ with the name of the data.
-    quarantine
-        A list of images to leave out, as `vitrail check` writes it.
-    overrides
-        A setting of the recipe, as section.key=value; may be repeated.
+        The run folder. [default: runs/ and the name of the data]
     resume
-        Go on exactly where the run in --out stopped, or the newest one in runs/ with the name of the data. With data
-        and settings, as in a job that may be started again: start the run if there is none.
+        Resume the run in --out, or the newest run in runs/ of this data, from its last checkpoint. If there is none,
+        start it, so that a cluster job can always use the same command.
     accept_changes
-        Go on with --resume though the images or the config.toml of the run have changed.
+        Resume even if the images or the config.toml of the run have changed.
     overwrite
-        Replace the run in --out once the new one is finished. Only files that a run wrote are removed.
+        Replace the run in --out once the new run is finished. Only files written by a run are removed.
     """
     from vitrail.distributed import end_process, is_first_process
     from vitrail.workflows.train_run import train
@@ -86,7 +82,7 @@ def train(
         accept_changes=accept_changes,
         overwrite=overwrite,
         console=make_console(ignore_write_errors=True, quiet=quiet),
-        **everyday.given(),
+        **everyday.passed(),
     )
     if result.report is not None and is_first_process():
         run, console = escape(shlex.quote(str(result.folder))), make_console(ignore_write_errors=True, quiet=quiet)

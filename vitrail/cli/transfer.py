@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import FineTuning, Quiet, Rates, Setting
+from vitrail.cli.options import FineTuneOptions, Quiet, Rates, Setting
 
 
 def transfer(
@@ -18,14 +18,14 @@ def transfer(
     rates: Rates = (),
     seeds: int = 3,
     out: str | None = None,
-    everyday: FineTuning = FineTuning(),  # noqa: B008
+    everyday: FineTuneOptions = FineTuneOptions(),  # noqa: B008
     overrides: Setting = (),
     quiet: Quiet = False,
 ) -> None:
-    """Fine-tune as the paper measures it, and print the row of the table.
+    """Fine-tune by the paper's protocol and report the test accuracy.
 
-    Learning rates are tried on a part of the training images; with the best one, networks are trained on all of them,
-    with several seeds, and the test images are looked at once for each. Stopped and called again, it goes on.
+    The learning rate is chosen on validation images taken from the training split. Then one network per seed is trained
+    on all training images and measured once on the test split. If stopped, run the same command again to resume.
 
     Examples:
 
@@ -36,25 +36,24 @@ def transfer(
     Parameters
     ----------
     data
-        Images with a test split; anything vitrail train takes.
+        A dataset with a test split: anything `vitrail train` reads.
     from_
-        Weights to start from: a file, a run folder, bundled, or hf-hub:owner/name.
+        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or bundled.
     recipe
-        A recipe for fine-tuning: a row of Table 4 (paper-finetune-cifar, ...), what they share, or any other.
+        A fine-tuning recipe: one row of the paper's Table 4 (paper-finetune-cifar, ...) or any other.
     rates
-        The learning rates to choose from; if not given, the paper's, or three around that of another recipe.
+        The learning rates to try, separated by commas. [default: the paper's, or three around the rate of another
+        recipe]
     seeds
-        Networks trained in the end.
+        The number of networks to train with the best learning rate.
     out
-        The folder of all runs; if not given, one in runs/ with the name of the data.
-    overrides
-        A setting of the recipe, as section.key=value; may be repeated.
+        The folder of all runs. [default: runs/ and the name of the data]
     """
     from vitrail.commands.transfer import transfer
     from vitrail.config import with_options
     from vitrail.distributed import end_process
     from vitrail.terminal import make_console
 
-    settings, console = with_options(overrides, everyday.given()), make_console(ignore_write_errors=True, quiet=quiet)
+    settings, console = with_options(overrides, everyday.passed()), make_console(ignore_write_errors=True, quiet=quiet)
     transfer(data, from_=from_, recipe=recipe, rates=rates, seeds=seeds, out=out, overrides=settings, console=console)
     end_process()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.options import Device, ImageSize, Quiet, Setting
+from vitrail.cli.options import Device, Quiet, Setting, UnstatedImageSize
 from vitrail.cli.printing import print_json
 from vitrail.errors import UserError
 
@@ -19,16 +19,16 @@ def vtab(
     out: str | None = None,
     seeds: int = 1,
     overrides: Setting = (),
-    image_size: ImageSize | None = None,
+    image_size: UnstatedImageSize | None = None,
     device: Device = "auto",
     json: bool = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure weights on the tasks of VTAB-1k that lie in a folder; without weights, list all 19.
+    """Measure weights on the tasks of VTAB-1k, or list its 19 tasks.
 
-    A task is a folder of its name: with the published lists train800.txt, val200.txt and test.txt, or, of some tasks,
-    with the data set as it is published. What is chosen on 200 images, after training on 800, is trained on all 1,000
-    and measured on the test images.
+    The folder contains one folder per task, with the published lists train800.txt, val200.txt and test.txt, or, for
+    some tasks, the dataset as published. Hyperparameters are chosen by training on 800 images and measuring on 200.
+    Then all 1,000 are used for training, and the test images are measured once.
 
     Examples:
 
@@ -39,25 +39,19 @@ def vtab(
     Parameters
     ----------
     weights
-        A weights file, a run folder, bundled, or hf-hub:owner/name.
+        A run folder, a weights file, hf-hub:owner/name, or bundled. Without it, the tasks are listed.
     folder
-        What holds a folder for each task.
+        The folder that contains the task folders.
     tasks
-        Only these, by the names of their folders; may be repeated.
+        A task to measure, by its folder name. May be repeated. [default: all that are found]
     by
-        A linear probe on frozen features, or fine-tuning with the recipe paper-finetune-vtab, for tasks with lists.
+        A linear probe on frozen features, or fine-tuning with the recipe paper-finetune-vtab (tasks with lists only).
     out
-        The folder of the runs of fine-tuning; runs/vtab if not given. Called again, it goes on.
+        The folder of the fine-tuning runs. If stopped, run the same command again to resume. [default: runs/vtab]
     seeds
-        Networks fine-tuned on each task.
-    overrides
-        A setting of the recipe of fine-tuning, as section.key=value; may be repeated.
-    image_size
-        Pixels, as 224 or 224x320 (height x width), for weights of other libraries that do not tell.
-    device
-        cpu, cuda, or auto.
+        The number of networks to fine-tune per task.
     json
-        Print the numbers as JSON.
+        Print the results as JSON.
     """
     from vitrail.commands.vtab import list_tasks, show_tasks, vtab
     from vitrail.distributed import end_process
@@ -68,8 +62,8 @@ def vtab(
         print_json(list_tasks()) if json else show_tasks(console)
         return
     if folder is None:
-        raise UserError("say where the tasks lie: vitrail vtab WEIGHTS FOLDER")
-    found = vtab(
+        raise UserError("no task folder given: vitrail vtab WEIGHTS FOLDER")
+    result = vtab(
         weights,
         folder,
         tasks=tasks,
@@ -82,5 +76,5 @@ def vtab(
         console=console,
     )
     if json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
     end_process()
