@@ -39,7 +39,7 @@ def main() -> None:
         solved = time.perf_counter()
         row = {"shots": shots, "decompose_s": round(decomposed - began, 2), "solve_s": round(solved - decomposed, 2)}
         if options.tested:
-            problem.count_right(test, test_labels, PENALTY_GRID)
+            problem.count_correct(test, test_labels, PENALTY_GRID)
             row["score_s"] = round(time.perf_counter() - solved, 2)
         rows.append(row)
         console.print(", ".join(f"{name} {value}" for name, value in row.items()))

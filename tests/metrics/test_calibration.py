@@ -1,4 +1,4 @@
-"""Expected calibration error against examples worked by hand."""
+"""Expected calibration error and reliability against examples computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_hand_computed_example() -> None:
     assert got.overconfidence == pytest.approx((1.1 + 2.8 - 3) / 5)
 
 
-def test_an_edge_belongs_to_the_bin_below() -> None:
+def test_a_bin_includes_its_upper_edge() -> None:
     got = bin_confidence(np.array([0.2, 0.4, 1.0]), np.ones(3, dtype=bool), bins=5)
     assert got.count.tolist() == [1, 1, 0, 0, 1]
 
@@ -47,7 +47,7 @@ def test_every_image_is_in_one_bin_and_the_error_is_bounded(rows: list[tuple[flo
     assert abs(got.overconfidence) - 1e-12 <= got.ece <= 1
 
 
-def test_what_is_not_a_probability_is_refused() -> None:
+def test_invalid_probabilities_are_rejected() -> None:
     with pytest.raises(ValueError, match="outside 0 to 1"):
         reliability(np.array([[1.7, 0.2]]), np.array([0]))
     with pytest.raises(UserError, match="at least one image"):

@@ -1,4 +1,4 @@
-"""Few-shot: equal to the original code, to a direct solve, and to how it is described."""
+"""Few-shot least squares against the original code and a direct solve."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "bigvision_fewshot.np
 
 
 @pytest.mark.parametrize("kind", ["tall", "wide"])
-def test_accuracies_are_those_of_the_original_code(kind):
+def test_accuracies_equal_the_original_code(kind):
     x, y, x_test, y_test = (torch.from_numpy(FIXTURE[f"{kind}/{name}"]) for name in ("x", "y", "x_test", "y_test"))
-    found = LeastSquares(x, y, int(y_test.max()) + 1).count_right(x_test, y_test, PENALTY_GRID) / len(y_test)
-    np.testing.assert_allclose(found, FIXTURE[f"{kind}/accuracy_at_2^-10..2^19"], atol=1e-7)  # stored in float32
+    accuracies = LeastSquares(x, y, int(y_test.max()) + 1).count_correct(x_test, y_test, PENALTY_GRID) / len(y_test)
+    np.testing.assert_allclose(accuracies, FIXTURE[f"{kind}/accuracy_at_2^-10..2^19"], atol=1e-7)  # stored in float32
 
 
 def direct(x, y, num_classes, penalty):
-    """The least squares themselves, with the penalty as more rows: no normal equations, which would cost precision."""
+    """Ridge regression by lstsq with the penalty as extra rows: more precise than normal equations."""
     x = (x - x.mean(0)) / (x.std(0) + 1e-5)
     x = np.hstack([x, np.full((len(x), 1), 100.0)])
     targets = 2 * np.eye(num_classes)[y] - 1
@@ -30,7 +30,7 @@ def direct(x, y, num_classes, penalty):
 
 
 @pytest.mark.parametrize(("n", "d"), [(200, 32), (33, 32), (32, 32), (20, 48), (6, 64)])
-def test_weights_are_those_of_a_direct_solve(n, d):
+def test_weights_equal_a_direct_solve(n, d):
     rng = np.random.default_rng(n * d)
     x, y = rng.normal(size=(n, d)) * rng.uniform(0.1, 5, d) + 2, rng.integers(0, 5, n)
     problem = LeastSquares(torch.from_numpy(x), torch.from_numpy(y), 5)
@@ -38,7 +38,7 @@ def test_weights_are_those_of_a_direct_solve(n, d):
         np.testing.assert_allclose(problem.weights(penalty).numpy(), direct(x, y, 5, penalty), atol=1e-8)
 
 
-def test_scores_are_those_of_the_weights_and_in_parts_the_same(monkeypatch):
+def test_counts_match_the_weights_in_any_batch_size(monkeypatch):
     rng = np.random.default_rng(0)
     x, y = torch.from_numpy(rng.normal(size=(30, 8))), torch.from_numpy(rng.integers(0, 3, 30))
     x_test, y_test = torch.from_numpy(rng.normal(size=(101, 8))), torch.from_numpy(rng.integers(0, 3, 101))
@@ -46,9 +46,9 @@ def test_scores_are_those_of_the_weights_and_in_parts_the_same(monkeypatch):
     standard = (x_test - x.mean(0)) / (x.std(0, correction=0) + 1e-5)
     standard = torch.hstack([standard, torch.full((101, 1), 100.0, dtype=torch.float64)])
     expected = [int(((standard @ problem.weights(penalty)).argmax(1) == y_test).sum()) for penalty in PENALTY_GRID]
-    assert problem.count_right(x_test, y_test, PENALTY_GRID).tolist() == expected
+    assert problem.count_correct(x_test, y_test, PENALTY_GRID).tolist() == expected
     monkeypatch.setattr(fewshot, "ROWS", 10)
-    assert problem.count_right(x_test, y_test, PENALTY_GRID).tolist() == expected
+    assert problem.count_correct(x_test, y_test, PENALTY_GRID).tolist() == expected
 
 
 def test_one_decomposition_serves_all_penalties(monkeypatch):
@@ -56,31 +56,31 @@ def test_one_decomposition_serves_all_penalties(monkeypatch):
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: calls.append(matrix.shape) or eigh(matrix))
     x, y = torch.randn(12, 40), torch.arange(12) % 4
-    LeastSquares(x, y, 4).count_right(x, y, PENALTY_GRID)
+    LeastSquares(x, y, 4).count_correct(x, y, PENALTY_GRID)
     assert calls == [(12, 12)]
 
 
-def test_a_class_without_images_is_never_more_likely_than_all_others():
+def test_a_class_without_images_is_never_predicted():
     """Its target is -1 for every image."""
     x, y = torch.randn(30, 6), torch.arange(30) % 3
     problem = LeastSquares(x, y, 5)
-    assert problem.count_right(x, torch.full((30,), 4), [1.0]).sum() == 0
+    assert problem.count_correct(x, torch.full((30,), 4), [1.0]).sum() == 0
 
 
-def test_broken_features_are_told():
-    with pytest.raises(UserError, match="not finite"):
+def test_nonfinite_and_missing_features_are_errors():
+    with pytest.raises(UserError, match="NaN"):
         LeastSquares(torch.tensor([[1.0], [torch.nan]]), torch.tensor([0, 1]), 2)
     with pytest.raises(UserError, match="at least one image"):
         LeastSquares(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2)
 
 
-def test_the_first_images_of_each_class():
+def test_shots_without_a_seed_are_the_first_of_each_class():
     labels = np.array([2, 0, 0, 1, 2, 0, 2])
     assert sample_shots(labels, 3, 2, None).tolist() == [1, 2, 3, 0, 4]
     assert sample_shots(labels, 3, None, None).tolist() == [1, 2, 5, 3, 0, 4, 6]
 
 
-def test_seeded_shots_are_nested_and_those_of_big_vision():
+def test_seeded_shots_are_nested_and_equal_big_vision():
     labels = np.random.default_rng(1).integers(0, 7, 200)
     rng = np.random.default_rng(2)
     expected = [rng.permutation(np.where(labels == label)[0])[:5] for label in range(7)]

@@ -1,4 +1,4 @@
-"""Scores against scikit-learn, closed forms and the awkward cases."""
+"""Classification scores against scikit-learn and closed forms, and edge cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy import stats
 from sklearn import metrics as oracle
 
 from vitrail.errors import UserError
-from vitrail.metrics import accuracy as metrics
+from vitrail.metrics import accuracy
 from vitrail.metrics.accuracy import (
     least_confident,
     most_confident_errors,
@@ -73,19 +73,19 @@ def test_balanced_accuracy_agrees_with_scikit_learn_when_a_class_is_absent() -> 
 def test_ties_go_to_the_lower_class_index() -> None:
     flat = np.zeros((7, 7))
     got = score_classification(flat, np.arange(7), names(7))
-    assert got.top1 == pytest.approx(1 / 7)  # all answer class 0
+    assert got.top1 == pytest.approx(1 / 7)  # class 0 is predicted for all
     assert got.top5 == pytest.approx(5 / 7)  # classes 0 to 4 are the first five
     assert got.nll == pytest.approx(np.log(7))
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), shift=st.floats(-1e6, 1e6))
-def test_chunking_row_shifts_and_image_order_change_nothing(seed: int, shift: float) -> None:
+def test_scores_do_not_depend_on_chunks_shifts_or_order(seed: int, shift: float) -> None:
     logits, labels = sample(40, 6, seed)
     whole = score_classification(logits, labels, names(6), bootstrap=50)
     order = np.random.default_rng(seed).permutation(40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "CHUNK_VALUES", 20)  # three images at a time
+        patch.setattr(accuracy, "CHUNK_VALUES", 20)  # chunks of three images
         parts = score_classification(logits[order].astype(np.float64) + shift, labels[order], names(6), bootstrap=50)
     assert parts.top1 == whole.top1 and parts.top5 == whole.top5
     assert parts.top1_interval == whole.top1_interval
@@ -93,7 +93,7 @@ def test_chunking_row_shifts_and_image_order_change_nothing(seed: int, shift: fl
     assert parts.ece == pytest.approx(whole.ece, abs=1e-6)
 
 
-def test_the_interval_is_the_binomials() -> None:
+def test_interval_equals_the_binomial_one() -> None:
     n, p = 1000, 0.8
     logits = np.tile([1.0, 0.0], (n, 1))
     labels = (np.arange(n) >= p * n).astype(int)
@@ -103,7 +103,7 @@ def test_the_interval_is_the_binomials() -> None:
     assert high == pytest.approx(p + half, abs=2e-3)
 
 
-def test_the_interval_is_that_of_resampled_images() -> None:
+def test_interval_equals_a_bootstrap_over_images() -> None:
     logits, labels = sample(500, 4, seed=3)
     hits = logits.argmax(axis=1) == labels
     rng = np.random.default_rng(1)
@@ -115,21 +115,21 @@ def test_the_interval_is_that_of_resampled_images() -> None:
 
 
 @pytest.mark.parametrize(("hits", "n"), [(17, 19), (0, 7), (7, 7), (99, 5000), (1, 1), (4990, 5000)])
-def test_few_right_or_few_wrong_take_wilsons_interval(hits: int, n: int) -> None:
+def test_small_counts_use_the_wilson_interval(hits: int, n: int) -> None:
     expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
     assert proportion_interval(hits, n) == pytest.approx(tuple(expected), abs=1e-6)
 
 
-def test_the_interval_of_a_share_holds_what_it_says() -> None:
-    """Over all outcomes of 19 images of which 80 % are right; percentiles of resamples hold the truth in 89 %."""
-    chance = stats.binom(19, 0.8).pmf
+def test_the_interval_of_a_proportion_covers_the_truth() -> None:
+    """Over all outcomes of 19 images with an accuracy of 80 %; percentiles of a bootstrap cover it in 89 %."""
+    pmf = stats.binom(19, 0.8).pmf
     bounds = [proportion_interval(hits, 19) for hits in range(20)]
-    assert sum(chance(hits) for hits, (low, high) in enumerate(bounds) if low <= 0.8 <= high) > 0.94
+    assert sum(pmf(hits) for hits, (low, high) in enumerate(bounds) if low <= 0.8 <= high) > 0.94
 
 
 def test_the_seed_fixes_the_interval() -> None:
     logits, labels = sample(500, 6)
-    logits[::3] = -logits[::3]  # so that many are wrong, also among the first five
+    logits[::3] = -logits[::3]  # so that many are wrong, also in the top 5
     first, again, other = (score_classification(logits, labels, names(6), bootstrap=20, seed=s) for s in (7, 7, 8))
     assert first.top1_interval == again.top1_interval and first.top5_interval == again.top5_interval
     assert first.top1_interval != other.top1_interval
@@ -143,19 +143,19 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_broken_logits_are_named(bad: float) -> None:
+def test_nonfinite_logits_are_an_error(bad: float) -> None:
     logits, labels = sample(10, 3)
     logits[4, 1] = bad
-    with pytest.raises(UserError, match="not a finite number for 1 of 10 images"):
+    with pytest.raises(UserError, match="1 of 10 images"):
         score_classification(logits, labels, names(3))
 
 
-def test_nothing_to_evaluate_and_mismatches_are_one_sentence() -> None:
+def test_no_images_and_shape_mismatches_are_errors() -> None:
     with pytest.raises(UserError, match="no images"):
         score_classification(np.empty((0, 3)), np.empty(0, dtype=int), names(3))
-    with pytest.raises(UserError, match="3 values per image but there are 2 class names"):
+    with pytest.raises(UserError, match=r"3 outputs.* 2 class names"):
         score_classification(np.zeros((1, 3)), np.array([0]), names(2))
-    with pytest.raises(UserError, match="labels run from 0 to 3"):
+    with pytest.raises(UserError, match=r"0 to 3.*0 to 2"):
         score_classification(np.zeros((2, 3)), np.array([0, 3]), names(3))
 
 
@@ -170,7 +170,7 @@ def test_to_dict_is_json() -> None:
     assert np.array(values["confusion"]).shape == (7, 7)
 
 
-def test_mistakes_come_most_confident_first() -> None:
+def test_errors_are_sorted_by_confidence() -> None:
     logits = np.log(np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3]]))
     labels = np.array([0, 0, 0, 1])
     assert most_confident_errors(logits, labels, 10).tolist() == [2, 3, 1]
@@ -180,7 +180,7 @@ def test_mistakes_come_most_confident_first() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_evaluation_is_quick_and_small() -> None:
+def test_a_large_evaluation() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((10_000, 1000), dtype=np.float32)
     got = score_classification(logits, rng.integers(1000, size=10_000), names(1000))
@@ -188,7 +188,7 @@ def test_a_large_evaluation_is_quick_and_small() -> None:
     assert got.top5 is not None and got.top5 == pytest.approx(0.005, abs=0.003)
 
 
-def test_intervals_are_those_of_a_bootstrap_over_images() -> None:
+def test_balanced_and_nll_intervals_equal_a_bootstrap_over_images() -> None:
     logits, labels = sample(150, 4, 3)
     labels[: 150 - 30] = np.where(labels[:120] == 3, 0, labels[:120])  # one class is rare
     got = score_classification(logits, labels, names(4))
@@ -197,18 +197,18 @@ def test_intervals_are_those_of_a_bootstrap_over_images() -> None:
 
     def resampled(statistic: object, *data: np.ndarray) -> tuple[float, float]:
         options = {"paired": True, "vectorized": False, "n_resamples": 2000, "method": "percentile"}
-        found = stats.bootstrap(data, statistic, rng=np.random.default_rng(1), **options)
-        return tuple(found.confidence_interval)
+        result = stats.bootstrap(data, statistic, rng=np.random.default_rng(1), **options)
+        return tuple(result.confidence_interval)
 
-    def balanced(truth: np.ndarray, said: np.ndarray) -> float:
-        return np.mean([(said[truth == label] == label).mean() for label in np.unique(truth)])
+    def balanced(truth: np.ndarray, predicted: np.ndarray) -> float:
+        return np.mean([(predicted[truth == label] == label).mean() for label in np.unique(truth)])
 
     np.testing.assert_allclose(got.balanced_interval, resampled(balanced, labels, predicted), atol=0.012)
     np.testing.assert_allclose(got.nll_interval, resampled(np.mean, nll), atol=0.02)
     assert got.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(labels, predicted))
 
 
-def test_a_class_that_is_all_right_or_all_wrong_leaves_some_doubt() -> None:
+def test_classes_all_correct_or_all_wrong_have_a_nonzero_interval() -> None:
     logits, labels = np.eye(3)[[0, 1, 1]].repeat(8, axis=0) * 9, np.array([0, 1, 2]).repeat(8)
     low, high = score_classification(logits, labels, names(3)).balanced_interval or (0, 0)
     assert low < 2 / 3 < high

@@ -1,4 +1,4 @@
-"""Numbers for images with several labels, against scikit-learn."""
+"""Multilabel scores against scikit-learn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example(seed: int, n: int = 200, k: int = 5, ties: bool = False) -> tuple[np
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 60), ties=st.booleans())
-def test_average_precision_is_scikit_learns(seed: int, n: int, ties: bool) -> None:
+def test_average_precision_equals_scikit_learn(seed: int, n: int, ties: bool) -> None:
     logits, truth = example(seed, n, 1, ties)
     truth[0] = True
     found = average_precision(logits[:, 0], truth[:, 0])[0]
@@ -41,7 +41,7 @@ def test_average_precision_is_scikit_learns(seed: int, n: int, ties: bool) -> No
     assert weighted == pytest.approx(expected, abs=1e-12)
 
 
-def test_scores_are_scikit_learns() -> None:
+def test_scores_equal_scikit_learn() -> None:
     logits, truth = example(1)
     scores = score_multilabel(logits, truth, list("abcde"))
     decided = sigmoid(logits) >= 0.5
@@ -57,7 +57,7 @@ def test_scores_are_scikit_learns() -> None:
         assert one.count == truth[:, k].sum()
 
 
-def test_the_interval_covers_and_shrinks() -> None:
+def test_the_interval_contains_the_score_and_shrinks_with_n() -> None:
     wide, narrow = (score_multilabel(*example(3, n), list("abcde")) for n in (60, 2000))
     for scores in (wide, narrow):
         assert scores.mean_ap_interval[0] < scores.mean_ap < scores.mean_ap_interval[1]
@@ -70,7 +70,7 @@ def test_the_interval_covers_and_shrinks() -> None:
 
 @pytest.mark.slow
 def test_the_interval_covers_the_truth_of_rare_labels() -> None:
-    """The truth: the same classifier on very many images."""
+    """The true value comes from the same classifier on 40,000 images."""
 
     def drawn(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -84,31 +84,31 @@ def test_the_interval_covers_the_truth_of_rare_labels() -> None:
     assert covered >= 30  # 95 % of 40 would be 38; half-width intervals cover about 20
 
 
-def test_resamples_are_taken_for_too_high_and_too_close() -> None:
+def test_the_bootstrap_corrects_bias_and_spread() -> None:
     values, around = np.array([0.5, 0.7]), np.random.default_rng(0).normal(size=(2, 4000))
     low, high = bootstrap_interval(values, values[:, None] + 0.04 + 0.01 * around, np.array([2, 5]))
     assert (low + high) / 2 == pytest.approx(0.6 - 0.04, abs=1e-3)
-    half = 1.96 * 0.01 * np.sqrt(2 / 1 + 5 / 4) / 2  # of new images, of which as many have each label
+    half = 1.96 * 0.01 * np.sqrt(2 / 1 + 5 / 4) / 2  # scaled by m / (m - 1)
     assert (high - low) / 2 == pytest.approx(half, rel=0.05)
 
 
-def test_labels_no_image_has_and_broken_outputs() -> None:
+def test_labels_without_images_and_nonfinite_outputs() -> None:
     logits, truth = example(2)
     truth[:, 3] = False
     scores = score_multilabel(logits, truth, list("abcde"))
     assert scores.per_class[3].average_precision is None and scores.per_class[3].recall is None
-    with pytest.raises(UserError, match="none of the measured images has a label"):
+    with pytest.raises(UserError, match="no test image has a label"):
         score_multilabel(logits, np.zeros_like(truth), list("abcde"))
     logits[0, 0] = np.nan
-    with pytest.raises(UserError, match="not all numbers"):
+    with pytest.raises(UserError, match="NaN"):
         score_multilabel(logits, truth, list("abcde"))
 
 
-def test_worst_decisions_come_first_and_one_an_image() -> None:
+def test_worst_decisions_are_sorted_and_one_per_image() -> None:
     truth = np.array([[1, 0], [0, 1], [1, 1]])
     logits = np.array([[-3.0, 5.0], [1.0, 2.0], [4.0, 4.0]])
     assert worst_decisions(logits, truth, 5) == [(0, 1), (1, 0)]
-    # By the thresholds in use: 5 is too little for the second label, and 2 for it a mistake; 1 is right for the first.
+    # With logit thresholds 1.5 and 5.5, the second label is never predicted and the first only in row 2.
     assert worst_decisions(logits, truth, 5, sigmoid(np.array([1.5, 5.5]))) == [(0, 0), (1, 1), (2, 1)]
 
 
@@ -116,17 +116,17 @@ def test_reliability_counts_every_decision() -> None:
     logits, truth = example(4, n=100)
     found = decision_reliability(logits, truth)
     assert found.count.sum() == 500
-    right = ((sigmoid(logits) >= 0.5) == truth).mean()
-    assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
-    own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-    found = decision_reliability(logits, truth, own)
-    right = ((sigmoid(logits) >= own) == truth).mean()
-    assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(right)
+    correct = ((sigmoid(logits) >= 0.5) == truth).mean()
+    assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(correct)
+    thresholds = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    found = decision_reliability(logits, truth, thresholds)
+    correct = ((sigmoid(logits) >= thresholds) == truth).mean()
+    assert np.nansum(found.accuracy * found.count) / 500 == pytest.approx(correct)
 
 
-def test_thresholds_can_follow_a_temperature() -> None:
+def test_rescaled_thresholds_give_the_same_decisions() -> None:
     logits, _ = example(5, n=100)
-    own = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-    moved = rescale_thresholds(own, 1.7)
-    np.testing.assert_array_equal(sigmoid(logits / 1.7) >= moved, sigmoid(logits) >= own)
-    assert moved[2] == 0.5 and rescale_thresholds(np.array([0.0, 1.0]), 1.7).tolist() == [0, 1]
+    thresholds = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    rescaled = rescale_thresholds(thresholds, 1.7)
+    np.testing.assert_array_equal(sigmoid(logits / 1.7) >= rescaled, sigmoid(logits) >= thresholds)
+    assert rescaled[2] == 0.5 and rescale_thresholds(np.array([0.0, 1.0]), 1.7).tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""The table of VTAB-1k against what is published about it, and the means over its groups."""
+"""The VTAB-1k table against published numbers, and the mean score."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import pytest
 
 from vitrail.metrics.vtab import VTAB_TASKS, summarize_vtab
 
-# Test images as google-research/task_adaptation states them in its own tests, or the data sets in their papers.
-TESTED = {
+# Number of test images, from the tests of google-research/task_adaptation or the papers of the datasets.
+TEST_IMAGES = {
     "caltech101": 6084,
     "cifar": 10_000,
     "dtd": 1880,
@@ -32,39 +32,19 @@ TESTED = {
 
 def test_nineteen_tasks_in_three_groups():
     assert Counter(task.group for task in VTAB_TASKS) == {"natural": 7, "specialized": 4, "structured": 8}
-    assert {task.key: task.test for task in VTAB_TASKS} == TESTED
-    assert [task.classes for task in VTAB_TASKS] == [
-        102,
-        100,
-        47,
-        102,
-        37,
-        397,
-        10,
-        2,
-        10,
-        45,
-        5,
-        8,
-        6,
-        6,
-        4,
-        16,
-        16,
-        18,
-        9,
-    ]
+    assert {task.key: task.test for task in VTAB_TASKS} == TEST_IMAGES
+    classes = [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9]
+    assert [task.classes for task in VTAB_TASKS] == classes
 
 
-def test_shares_of_what_is_published_without_a_split():
-    """Of the training images that train (the others choose the penalty), and of all images."""
+def test_split_fractions_of_data_without_a_published_split():
     assert {task.key: task.learned for task in VTAB_TASKS if task.learned != 0.9} == {"oxford_iiit_pet": 0.8}
     parts = {task.key: task.parts for task in VTAB_TASKS if task.parts}
     assert parts == {"eurosat": (0.6, 0.2, 0.2), "resisc45": (0.6, 0.2, 0.2)}
     assert {task.key: task.per_class for task in VTAB_TASKS if task.per_class} == {"caltech101": 30}
 
 
-def test_what_would_change_a_label_is_left_out_in_training():
+def test_flips_and_crops_that_would_change_a_label_are_off():
     assert {task.name for task in VTAB_TASKS if not task.flip} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
     assert {task.name for task in VTAB_TASKS if not task.crop} == {
         "Clevr-Count",
@@ -75,7 +55,7 @@ def test_what_would_change_a_label_is_left_out_in_training():
     }
 
 
-def test_the_score_is_the_mean_over_tasks_and_not_over_groups():
+def test_the_score_is_the_mean_over_tasks_not_groups():
     whole = summarize_vtab({task.key: 0.9 if task.group == "specialized" else 0.5 for task in VTAB_TASKS})
     assert whole.complete and whole.mean == pytest.approx((4 * 0.9 + 15 * 0.5) / 19)
     assert whole.groups == {"natural": 0.5, "specialized": pytest.approx(0.9), "structured": 0.5}

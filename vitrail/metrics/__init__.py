@@ -1,1 +1,1 @@
-"""Logits and features -> numbers."""
+"""Metrics: pure functions from logits or features to numbers."""

@@ -1,4 +1,4 @@
-"""Logits and true labels -> the numbers a classifier is judged by, each with its uncertainty."""
+"""Classification scores from logits and true labels, each with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitrail.metrics.scores import Interval, Scores
 if TYPE_CHECKING:
     from vitrail.metrics.tuning import Tuning
 
-CHUNK_VALUES = 4_000_000  # float64 values held at a time (32 MB), whatever the number of images and classes
+CHUNK_VALUES = 4_000_000  # float64 values in memory at once (32 MB)
 RESAMPLES = 2000  # of the bootstrap
-BOOTSTRAP_DRAWS = 200_000_000  # of single images: beyond, fewer resamples are drawn
-MANY = 100  # right and as many wrong: from there on, resampling tells how sure a share is
+BOOTSTRAP_DRAWS = 200_000_000  # images drawn at most over all resamples; larger sets get fewer resamples
+MIN_BOOTSTRAP_COUNT = 100  # correct and wrong predictions needed for a bootstrap; below, the Wilson interval
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class. A number is None where it is undefined: recall without test images, precision without predictions."""
+    """Scores of one class. None where undefined: recall without test images, precision without predictions."""
 
     name: str
     count: int
@@ -34,7 +34,7 @@ class ClassScore:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassificationScores(Scores):
-    """Where each image has one label."""
+    """Scores of a classifier with one label per image."""
 
     top1: float
     top1_interval: Interval  # 95 %
@@ -45,13 +45,13 @@ class ClassificationScores(Scores):
     ece: float
     per_class: Sequence[ClassScore]
     confusion: np.ndarray  # (K, K) int32: rows are the truth, columns the prediction
-    balanced_interval: Interval | None = None  # 95 %, as are those before it
-    nll_interval: Interval | None = None
-    ece_chance: float | None = None  # 95 % of perfectly calibrated classifiers as confident as this have less
+    balanced_interval: Interval | None = None  # 95 %
+    nll_interval: Interval | None = None  # 95 %
+    ece_chance: float | None = None  # 95th percentile of the ECE of perfectly calibrated classifiers: see calibration
     tuned: Tuning | None = None
 
     def __repr__(self) -> str:
-        """Short: a thousand classes would fill pages."""
+        """One line: the full dataclass of a thousand classes would fill pages."""
         return f"<top-1 {self.top1:.1%} of {self.n:,} images in {len(self.per_class):,} classes>"
 
     @property
@@ -66,18 +66,18 @@ class ClassificationScores(Scores):
 def score_classification(
     logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, bootstrap: int = RESAMPLES, seed: int = 0
 ) -> ClassificationScores:
-    """Judge (N, K) logits against (N,) labels.
+    """Score (N, K) logits against (N,) labels.
 
     Equal logits rank by class index, lowest first: the prediction is numpy's argmax, and an image counts for top-5
-    when fewer than five classes rank before its true one.
+    if fewer than five classes rank before the true one.
     """
-    logits, labels = _checked(logits, labels)
+    logits, labels = _validated(logits, labels)
     n, k = logits.shape
     if k != len(classes):
-        raise UserError(f"the network gives {k} values per image but there are {len(classes)} class names")
+        raise UserError(f"the network has {k} outputs, but there are {len(classes)} class names")
     predicted = np.empty(n, dtype=np.int64)
     confidence, truth_nll = np.empty(n), np.empty(n)
-    rank = np.empty(n, dtype=np.int64)  # classes that rank before the true one
+    rank = np.empty(n, dtype=np.int64)  # number of classes ranked before the true one
     for rows in row_chunks(n, k):
         log_p = log_softmax(logits[rows])
         truth = np.take_along_axis(log_p, labels[rows, None], axis=1)
@@ -91,17 +91,17 @@ def score_classification(
     correct = predicted == labels
     rng = np.random.Generator(np.random.PCG64(seed))
     hits5 = rank < 5 if k > 5 else None
-    reliable = bin_confidence(confidence, correct)
+    reliability = bin_confidence(confidence, correct)
     return ClassificationScores(
         n=n,
         top1=float(correct.mean()),
         top1_interval=proportion_interval(int(correct.sum()), n, bootstrap, rng),
         top5=None if hits5 is None else float(hits5.mean()),
         top5_interval=None if hits5 is None else proportion_interval(int(hits5.sum()), n, bootstrap, rng),
-        balanced_accuracy=float(np.mean([one.recall for one in per_class if one.recall is not None])),
+        balanced_accuracy=float(np.mean([scores.recall for scores in per_class if scores.recall is not None])),
         nll=float(truth_nll.mean()),
-        ece=reliable.ece,
-        reliability=reliable,
+        ece=reliability.ece,
+        reliability=reliability,
         per_class=per_class,
         confusion=confusion,
         balanced_interval=_balanced_interval(confusion, bootstrap, rng),
@@ -111,19 +111,19 @@ def score_classification(
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """(N, K) logits -> probabilities in float64."""
+    """Probabilities of (N, K) logits, in float64."""
     return np.exp(log_softmax(np.asarray(logits)))
 
 
 def most_confident_errors(logits: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the at most `k` wrongly classified images, the most confident mistake first."""
-    logits, labels = _checked(logits, labels)
+    """Indices of the at most `k` misclassified images with the highest confidence, highest first."""
+    logits, labels = _validated(logits, labels)
     wrong = np.flatnonzero(logits.argmax(axis=1) != labels)
     return wrong[np.argsort(-_confidence(logits)[wrong], kind="stable")][:k]
 
 
 def least_confident(logits: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the at most `k` images whose predicted class has the lowest probability, right or wrong."""
+    """Indices of the at most `k` images whose predicted class has the lowest probability, lowest first."""
     return np.argsort(_confidence(np.asarray(logits)), kind="stable")[:k]
 
 
@@ -133,7 +133,7 @@ def _confidence(logits: np.ndarray) -> np.ndarray:
     return np.concatenate([*parts, np.empty(0)])
 
 
-def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _validated(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     logits, labels = np.asarray(logits), np.asarray(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(f"logits are {logits.shape} and labels {labels.shape}, not (N, K) and (N,)")
@@ -143,16 +143,17 @@ def _checked(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels are {labels.dtype}, not integers")
     if labels.min() < 0 or labels.max() >= k:
-        raise UserError(f"labels run from {labels.min()} to {labels.max()} but the network knows classes 0 to {k - 1}")
+        raise UserError(f"labels run from {labels.min()} to {labels.max()}, but the network has classes 0 to {k - 1}")
     bad = sum(int((~np.isfinite(logits[rows])).any(axis=1).sum()) for rows in row_chunks(n, k))
     if bad:
         raise UserError(
-            f"the network's output is not a finite number for {bad} of {n} images; the weights or the inputs are broken"
+            f"the network's outputs are NaN or infinite for {bad} of {n} images; check the weights and the images"
         )
     return logits, labels.astype(np.int64)
 
 
 def row_chunks(n: int, k: int) -> Iterator[slice]:
+    """Slices of the rows of an (n, k) array with at most CHUNK_VALUES values each."""
     rows = max(1, CHUNK_VALUES // max(1, k))
     for start in range(0, n, rows):
         yield slice(start, min(n, start + rows))
@@ -168,14 +169,13 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def proportion_interval(
     hits: int, n: int, bootstrap: int = RESAMPLES, rng: np.random.Generator | None = None
 ) -> Interval:
-    """95 % percentile bootstrap over images of the share of `hits` among `n`.
+    """95 % interval of the proportion `hits` / `n`: percentile bootstrap over images, or Wilson for small counts.
 
-    Drawing n images with replacement makes the number of hits a binomial variable, so it is drawn as one: the same
-    distribution as resampling indices, at no memory. Resampling cannot see the mistakes that did not happen: where few
-    are right or few wrong, Wilson's interval stands in. (With 80 % of 19 right it covers the truth in 96 % of the
-    cases, percentiles in 89 %.)
+    The hits in a resample of n images follow a binomial distribution, so they are drawn from it without resampling
+    indices. With few correct or few wrong predictions the bootstrap is too narrow (for 80 % of 19 it covers the true
+    value in 89 % of cases, Wilson in 96 %).
     """
-    if min(hits, n - hits) < MANY:
+    if min(hits, n - hits) < MIN_BOOTSTRAP_COUNT:
         return wilson_interval(hits, n)
     rng = rng or np.random.Generator(np.random.PCG64(0))
     low, high = np.quantile(rng.binomial(n, hits / n, size=bootstrap) / n, [0.025, 0.975])
@@ -183,7 +183,7 @@ def proportion_interval(
 
 
 def wilson_interval(hits: int, n: int) -> Interval:
-    """95 %: all shares from which so many hits among `n` are no surprise."""
+    """95 % Wilson score interval of the proportion `hits` / `n`."""
     p, z = hits / n, 1.959964
     centre, scale = p + z * z / (2 * n), 1 + z * z / n
     half = z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5
@@ -191,7 +191,7 @@ def wilson_interval(hits: int, n: int) -> Interval:
 
 
 def mean_interval(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
-    """95 % percentile bootstrap over images of the mean of (N,) values."""
+    """95 % percentile bootstrap interval of the mean of (N,) values."""
     n = len(values)
     bootstrap = max(100, min(bootstrap, BOOTSTRAP_DRAWS // n))
     means = [np.bincount(rng.integers(n, size=n), minlength=n) @ values / n for _ in range(bootstrap)]
@@ -200,35 +200,38 @@ def mean_interval(values: np.ndarray, bootstrap: int, rng: np.random.Generator) 
 
 
 def _balanced_interval(confusion: np.ndarray, bootstrap: int, rng: np.random.Generator) -> Interval:
-    """The same for balanced accuracy. Resampling images makes the right and the wrong ones of every class one draw of a
-    multinomial variable; a class that is not drawn at all is left out of the mean."""
-    right, actual = np.diagonal(confusion), confusion.sum(axis=1)
+    """95 % bootstrap interval of the balanced accuracy.
+
+    The correct and wrong counts of all classes in a resample follow a multinomial distribution. A class missing from a
+    resample is excluded from its mean.
+    """
+    correct, actual = np.diagonal(confusion), confusion.sum(axis=1)
     present = actual > 0
-    cells = np.concatenate([right[present], (actual - right)[present]])
+    cells = np.concatenate([correct[present], (actual - correct)[present]])
     drawn = rng.multinomial(actual.sum(), cells / cells.sum(), size=bootstrap).reshape(bootstrap, 2, -1)
     with np.errstate(invalid="ignore"):
         recalls = drawn[:, 0] / drawn.sum(axis=1)
-    if not ((right > 0) & (right < actual)).any():  # every class is all right or all wrong: resamples do not differ
-        recalls = rng.beta(right[present] + 0.5, (actual - right)[present] + 0.5, size=(bootstrap, present.sum()))
+    if not ((correct > 0) & (correct < actual)).any():  # each class all correct or all wrong: all resamples are equal
+        recalls = rng.beta(correct[present] + 0.5, (actual - correct)[present] + 0.5, size=(bootstrap, present.sum()))
     low, high = np.quantile(np.nanmean(recalls, axis=1), [0.025, 0.975])
-    point = float((right[present] / actual[present]).mean())
+    point = float((correct[present] / actual[present]).mean())
     return min(float(low), point), max(float(high), point)
 
 
 def _per_class(confusion: np.ndarray, classes: Sequence[str]) -> list[ClassScore]:
-    right = np.diagonal(confusion)
+    correct = np.diagonal(confusion)
     actual, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
 
-    def share(part: int, whole: int) -> float | None:
+    def ratio(part: int, whole: int) -> float | None:
         return float(part / whole) if whole else None
 
     return [
         ClassScore(
             name=str(name),
             count=int(actual[i]),
-            recall=share(right[i], actual[i]),
-            precision=share(right[i], predicted[i]),
-            f1=share(2 * right[i], actual[i] + predicted[i]),
+            recall=ratio(correct[i], actual[i]),
+            precision=ratio(correct[i], predicted[i]),
+            f1=ratio(2 * correct[i], actual[i] + predicted[i]),
         )
         for i, name in enumerate(classes)
     ]

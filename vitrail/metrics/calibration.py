@@ -1,4 +1,4 @@
-"""Is a stated probability worth its number? Reliability and expected calibration error, as in Guo et al. (2017)."""
+"""Reliability diagram and expected calibration error (ECE), Guo et al. (2017)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.errors import UserError
 
-ROUNDING = 1e-3  # a probability computed in half precision may pass 1 by this much
+ROUNDING = 1e-3  # a half-precision probability may exceed 1 by this much
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Reliability:
 
     edges: np.ndarray  # (bins + 1,)
     confidence: np.ndarray  # (bins,) mean probability of the predicted class
-    accuracy: np.ndarray  # (bins,) share of right predictions
+    accuracy: np.ndarray  # (bins,) fraction of correct predictions
     count: np.ndarray  # (bins,)
     ece: float
     overconfidence: float  # mean confidence minus accuracy, over all images
@@ -34,11 +34,11 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -
 
 
 def bin_confidence(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> Reliability:
-    """Reliability from the probability of each prediction and whether it was right; bin m holds (m/M, (m+1)/M]."""
+    """Reliability from the probability of each prediction and whether it is correct. Bin m of M is (m/M, (m+1)/M]."""
     if len(confidence) == 0:
         raise UserError("calibration needs at least one image")
     if not (np.all(confidence >= 0) and np.all(confidence <= 1 + ROUNDING)):
-        raise ValueError("a probability lies outside 0 to 1 or is not a number")
+        raise ValueError("a probability is outside 0 to 1 or NaN")
     edges = np.linspace(0.0, 1.0, bins + 1)
     bin_of = np.searchsorted(edges[1:-1], confidence, side="left")
     count = np.bincount(bin_of, minlength=bins)
@@ -56,8 +56,10 @@ def bin_confidence(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) 
 
 
 def ece_chance_level(confidence: np.ndarray, rng: np.random.Generator, resamples: int = 200, bins: int = 15) -> float:
-    """What calibration error is no sign of a fault: 95 % of classifiers that are perfectly calibrated and state these
-    probabilities measure less, for no other reason than that images are few."""
+    """95th percentile of the ECE of perfectly calibrated classifiers with these confidences.
+
+    A measured ECE below it can be due to the finite number of images alone.
+    """
     confidence = confidence.clip(0, 1)
-    drawn = (rng.random(len(confidence)) < confidence for _ in range(resamples))
-    return float(np.quantile([bin_confidence(confidence, right, bins).ece for right in drawn], 0.95))
+    resampled = (rng.random(len(confidence)) < confidence for _ in range(resamples))
+    return float(np.quantile([bin_confidence(confidence, correct, bins).ece for correct in resampled], 0.95))

@@ -1,4 +1,4 @@
-"""Weighted k-nearest neighbours on frozen features, as Wu et al. (2018) and DINO measure them: nothing is trained."""
+"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018, DINO)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.errors import UserError
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
-VALUES = 16_000_000  # similarities held at a time
+VALUES = 16_000_000  # similarities in memory at once
 
 
 def knn_predict(
@@ -24,23 +24,25 @@ def knn_predict(
     neighbours: Sequence[int] = (NEIGHBOURS,),
     temperature: float = TEMPERATURE,
 ) -> Tensor:
-    """The class of each of (M, D) features by the (N, D) `known` ones, int64 (len(neighbours), M).
+    """Predict the classes of (M, D) features from (N, D) `known` features, int64 (len(neighbours), M).
 
-    Neighbours are those of the highest cosine similarity, and vote with exp(similarity / temperature).
+    Neighbours are the features of the highest cosine similarity. They vote with exp(similarity / temperature).
     """
     if not len(known):
-        raise UserError("nearest neighbours need at least one image to compare with")
-    if min(neighbours) < 1 or not 0 < temperature < math.inf:
-        raise UserError("the number of neighbours is at least 1, and their temperature above 0")
-    known, most = F.normalize(known.float(), dim=1), min(max(neighbours), len(known))
-    found = torch.empty(len(neighbours), len(features), dtype=torch.int64)
+        raise UserError("k-NN needs at least one training image")
+    if min(neighbours) < 1:
+        raise UserError(f"the number of neighbours must be at least 1, not {min(neighbours)}")
+    if not 0 < temperature < math.inf:
+        raise UserError(f"the temperature of the votes must be above 0 and finite, not {temperature:g}")
+    known, k = F.normalize(known.float(), dim=1), min(max(neighbours), len(known))
+    predicted = torch.empty(len(neighbours), len(features), dtype=torch.int64)
     rows = max(1, VALUES // len(known))
     for start in range(0, len(features), rows):
-        part = F.normalize(features[start : start + rows].float(), dim=1)
-        near = (part @ known.T).topk(most, dim=1)  # (rows, most)
-        # Relative to the nearest one, whose vote is then 1 at any temperature.
-        votes, classes = ((near.values - near.values[:, :1]) / temperature).exp(), labels[near.indices]
-        for place, count in enumerate(neighbours):
-            sums = votes.new_zeros(len(part), num_classes).scatter_add_(1, classes[:, :count], votes[:, :count])
-            found[place, start : start + rows] = sums.argmax(dim=1)
-    return found
+        queries = F.normalize(features[start : start + rows].float(), dim=1)
+        nearest = (queries @ known.T).topk(k, dim=1)  # (rows, k)
+        # Subtracting the largest similarity avoids overflow.
+        votes, classes = ((nearest.values - nearest.values[:, :1]) / temperature).exp(), labels[nearest.indices]
+        for index, count in enumerate(neighbours):
+            sums = votes.new_zeros(len(queries), num_classes).scatter_add_(1, classes[:, :count], votes[:, :count])
+            predicted[index, start : start + rows] = sums.argmax(dim=1)
+    return predicted

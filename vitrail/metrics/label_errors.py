@@ -1,4 +1,4 @@
-"""Labels that are probably wrong, by confident learning: Northcutt, Jiang and Chuang (JAIR 2021)."""
+"""Find probably wrong labels by confident learning (Northcutt, Jiang and Chuang, JAIR 2021)."""
 
 from __future__ import annotations
 
@@ -9,51 +9,49 @@ import numpy as np
 from vitrail.errors import UserError
 from vitrail.metrics.accuracy import row_chunks
 
-ROUNDING = 1e-6  # of a probability, by which it may miss a threshold
+ROUNDING = 1e-6  # tolerance when a probability is compared with a threshold
 
 
 @dataclass(frozen=True, eq=False)
 class LabelIssues:
-    """Images whose label is doubted, the most doubtful first."""
+    """Images with a probably wrong label, most suspicious first."""
 
-    row: np.ndarray  # (S,) of the probabilities
-    rather: np.ndarray  # (S,) the class that is likelier the true one
-    margin: np.ndarray  # (S,) -1 to 1: probability of the label less that of the likeliest other class
+    row: np.ndarray  # (S,) row of the probabilities
+    suggested: np.ndarray  # (S,) the probable true class
+    margin: np.ndarray  # (S,) -1 to 1: probability of the label minus that of the likeliest other class
 
 
 def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> LabelIssues:
-    """Of (N, K) probabilities for images that were not learned from, and their (N,) labels, those that disagree with
-    confidence.
+    """Find label issues from (N, K) out-of-sample probabilities and (N,) labels.
 
-    A class is met with confidence where its probability reaches the mean that images labelled with it have: a class
-    that the network is never sure of asks for less. An image is suspected if, of the classes met with confidence, the
-    likeliest is not its label, nor is its label what the network answers. They are ranked by the margin.
+    A class counts as confident for an image if its probability reaches the mean probability over the images labelled
+    with that class. An image has a label issue if its label is neither its likeliest confident class nor the
+    prediction. Issues are sorted by margin.
     """
     probabilities, labels = np.asarray(probabilities), np.asarray(labels)
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"probabilities are {probabilities.shape} and labels {labels.shape}, not (N, K) and (N,)")
     if not len(labels):
-        raise UserError("suspecting labels takes at least one image")
-    least = class_thresholds(probabilities, labels) - ROUNDING
+        raise UserError("finding label issues needs at least one image")
+    thresholds = class_thresholds(probabilities, labels) - ROUNDING
     parts = [
-        _suspects(probabilities[part], labels[part], least, part.start) for part in row_chunks(*probabilities.shape)
+        _issues(probabilities[part], labels[part], thresholds, part.start) for part in row_chunks(*probabilities.shape)
     ]
-    row, rather, margin = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    row, suggested, margin = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(margin, kind="stable")
-    return LabelIssues(row[order], rather[order], margin[order])
+    return LabelIssues(row[order], suggested[order], margin[order])
 
 
 def class_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(K,) the mean probability of each class over the images labelled with it; no image can reach that of a class
-    without any."""
+    """(K,) mean probability of each class over the images labelled with it; infinite for a class without images."""
     count = np.bincount(labels, minlength=probabilities.shape[1])
-    own = np.take_along_axis(probabilities, labels[:, None], axis=1)[:, 0]
-    total = np.bincount(labels, weights=own, minlength=probabilities.shape[1])
+    label_probability = np.take_along_axis(probabilities, labels[:, None], axis=1)[:, 0]
+    total = np.bincount(labels, weights=label_probability, minlength=probabilities.shape[1])
     return np.where(count > 0, total / np.maximum(count, 1), np.inf)
 
 
-def _suspects(p: np.ndarray, labels: np.ndarray, least: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
-    confident = np.where(p >= least, p, -np.inf)
-    rather, answer = confident.argmax(axis=1), p.argmax(axis=1)
-    rows = np.flatnonzero((confident.max(axis=1) > -np.inf) & (rather != labels) & (answer != labels))
-    return first + rows, rather[rows], p[rows, labels[rows]] - p[rows, answer[rows]]  # the likeliest is another
+def _issues(p: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
+    confident = np.where(p >= thresholds, p, -np.inf)
+    suggested, predicted = confident.argmax(axis=1), p.argmax(axis=1)
+    rows = np.flatnonzero((confident.max(axis=1) > -np.inf) & (suggested != labels) & (predicted != labels))
+    return first + rows, suggested[rows], p[rows, labels[rows]] - p[rows, predicted[rows]]

@@ -1,4 +1,4 @@
-"""Images with any number of labels: how well each label is ranked and decided."""
+"""Multilabel scores: average precision, F1 and thresholds of each label."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from vitrail.metrics.tuning import MultilabelTuning
 
 THRESHOLD = 0.5
-MIN_POSITIVES = 5  # images with a label, for a threshold of its own
+MIN_POSITIVES = 5  # images with a label needed to fit its threshold
 RESAMPLES = 200
-BOOTSTRAP_VALUES = 2_000_000_000  # image-label-resample triples: beyond, fewer resamples are drawn
+BOOTSTRAP_VALUES = 2_000_000_000  # images x labels x resamples at most; larger sets get fewer resamples
 
 
 @dataclass(frozen=True)
 class LabelScore:
-    """One label. A number is None where it is undefined, as for a label that no image has."""
+    """Scores of one label. None where undefined, as for a label that no image has."""
 
     name: str
     count: int
-    threshold: float  # from which probability on the label is given
+    threshold: float  # the label is predicted from this probability on
     average_precision: float | None
     recall: float | None
     precision: float | None
@@ -36,14 +36,14 @@ class LabelScore:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MultilabelScores(Scores):
-    """Where each image has any number of labels."""
+    """Scores of a classifier with any number of labels per image."""
 
-    mean_ap: float  # over the labels that some image has
+    mean_ap: float  # mean over the labels that some image has
     mean_ap_interval: Interval  # 95 %
-    chance: float  # the mean average precision of a random ranking
-    micro_f1: float | None  # of all decisions
-    exact: float  # share of images with every label right
-    nll: float  # mean over images of the summed binary cross-entropy, in nats
+    chance: float  # mean average precision of a random ranking
+    micro_f1: float | None  # over all images and labels
+    exact: float  # fraction of images with every label correct
+    nll: float  # binary cross-entropy summed over labels, mean over images, in nats
     per_class: Sequence[LabelScore]
     tuned: MultilabelTuning | None = None
 
@@ -64,30 +64,31 @@ def score_multilabel(
     thresholds: np.ndarray | float = THRESHOLD,
     seed: int = 0,
 ) -> MultilabelScores:
-    """Judge (N, K) logits, each through a sigmoid, against (N, K) zeros and ones.
+    """Score (N, K) logits against (N, K) zeros and ones.
 
-    A label is given from its threshold on, one for all or (K,).
+    A label is predicted if its sigmoid reaches `thresholds`: one value, or (K,).
     """
     truth = np.asarray(truth).astype(bool)
     if logits.shape != truth.shape or truth.shape[1] != len(classes):
-        raise UserError(f"the network gives {logits.shape[1]} values per image but there are {truth.shape[1]} labels")
+        raise UserError(f"the network has {logits.shape[1]} outputs, but there are {truth.shape[1]} labels")
     if not np.isfinite(logits).all():
-        raise UserError("the network's outputs are not all numbers; the weights or the inputs are broken")
+        raise UserError("some outputs of the network are NaN or infinite; check the weights and the images")
     if not truth.any():
-        raise UserError("none of the measured images has a label")
+        raise UserError("no test image has a label, so there is nothing to measure")
     logits = logits.astype(np.float64)
     thresholds = np.broadcast_to(thresholds, len(classes))
     decided = sigmoid(logits) >= thresholds
     per_class = [
-        _label(name, float(thresholds[k]), logits[:, k], truth[:, k], decided[:, k]) for k, name in enumerate(classes)
+        _label_score(name, float(thresholds[k]), logits[:, k], truth[:, k], decided[:, k])
+        for k, name in enumerate(classes)
     ]
-    right = (decided & truth).sum()
+    hits = (decided & truth).sum()
     return MultilabelScores(
         n=len(truth),
-        mean_ap=_mean(one.average_precision for one in per_class),
+        mean_ap=_mean(scores.average_precision for scores in per_class),
         mean_ap_interval=_interval(logits, truth, np.random.Generator(np.random.PCG64(seed))),
         chance=float(truth.mean(axis=0)[truth.any(axis=0)].mean()),
-        micro_f1=_share(2 * right, decided.sum() + truth.sum()),
+        micro_f1=_ratio(2 * hits, decided.sum() + truth.sum()),
         exact=float((decided == truth).all(axis=1).mean()),
         nll=float((np.logaddexp(0, logits) - logits * truth).sum(axis=1).mean()),
         per_class=per_class,
@@ -96,9 +97,9 @@ def score_multilabel(
 
 
 def average_precision(scores: np.ndarray, truth: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Area under the steps of precision against recall, equal scores counting as one step.
+    """Average precision of (N,) scores and truth, as scikit-learn: ties are one step of the curve.
 
-    For (N,) scores and truth; with (B, N) weights one value for each row of them.
+    With (B, N) sample weights, one value for each row.
     """
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the last of each run of equal scores
@@ -106,37 +107,36 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, weights: np.ndarray
     sorted_weights = weights[:, order]
     hits = np.cumsum(sorted_weights * truth[order], axis=1)[:, ends]
     seen = np.cumsum(sorted_weights, axis=1)[:, ends]
-    gained = np.diff(hits, axis=1, prepend=0)
+    new_hits = np.diff(hits, axis=1, prepend=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         precision = np.where(seen > 0, hits / seen, 0.0)
-        return (gained * precision).sum(axis=1) / hits[:, -1]
+        return (new_hits * precision).sum(axis=1) / hits[:, -1]
 
 
 def mean_average_precision(logits: np.ndarray, truth: np.ndarray) -> float:
-    """Over the labels that some image has; 0 when there are none."""
+    """Mean average precision over the labels that some image has; 0 if there are none."""
     used = np.flatnonzero(truth.any(axis=0))
-    found = [average_precision(logits[:, label], truth[:, label].astype(bool))[0] for label in used]
-    return float(np.mean(found)) if found else 0.0
+    values = [average_precision(logits[:, label], truth[:, label].astype(bool))[0] for label in used]
+    return float(np.mean(values)) if values else 0.0
 
 
-def bootstrap_interval(values: np.ndarray, resampled: np.ndarray, having: np.ndarray) -> Interval:
-    """95 % for the mean of (K,) values, one a label, that are (K, B) on resamples of the images; `having`: how many
-    images have each label, (K,).
+def bootstrap_interval(values: np.ndarray, resampled: np.ndarray, positives: np.ndarray) -> Interval:
+    """95 % interval of the mean of (K,) values, one per label, from their (K, B) values on resamples of the images.
 
-    Images drawn twice flatter average precision, the more the rarer the label: by how much resamples lie too high is
-    taken off. And a resample of m images scatters less than m new ones: by the square root of 1 - 1 / m.
+    Bias-corrected normal interval. Images drawn twice raise average precision, most for rare labels: the bias of the
+    resamples is subtracted. The spread is scaled by sqrt(m / (m - 1)) for m = `positives` (K,), the images of a label.
     """
     means = np.nanmean(resampled, axis=1)
-    apart = (resampled - means[:, None]) * np.sqrt(having / np.maximum(1, having - 1))[:, None]
+    deviations = (resampled - means[:, None]) * np.sqrt(positives / np.maximum(1, positives - 1))[:, None]
     centre = float((2 * values - means).mean())
-    half = 1.96 * float(np.nanmean(apart, axis=0).std())
+    half = 1.96 * float(np.nanmean(deviations, axis=0).std())
     return centre - half, centre + half
 
 
 def decision_reliability(
     logits: np.ndarray, truth: np.ndarray, thresholds: np.ndarray | float = THRESHOLD
 ) -> Reliability:
-    """Every decision for or against a label, by the probability it was made with."""
+    """Reliability of all decisions for or against a label, by the probability of the decision."""
     p = sigmoid(logits.astype(np.float64))
     decided = p >= thresholds
     return bin_confidence(np.where(decided, p, 1 - p).ravel(), (decided == truth.astype(bool)).ravel())
@@ -145,47 +145,46 @@ def decision_reliability(
 def worst_decisions(
     logits: np.ndarray, truth: np.ndarray, k: int, thresholds: np.ndarray | float = THRESHOLD
 ) -> list[tuple[int, int]]:
-    """(image, label) of the at most `k` most confident wrong decisions, the farthest beyond the threshold first, one
-    for an image."""
+    """(image, label) of the at most `k` wrong decisions farthest from the threshold, farthest first, one per image."""
     p = sigmoid(logits.astype(np.float64))
     wrong = (p >= thresholds) != truth.astype(bool)
-    by = np.where(wrong, np.abs(logits - _logit(thresholds)), -1.0)
-    label = by.argmax(axis=1)
-    most = by[np.arange(len(by)), label]
-    rows = np.argsort(-most, kind="stable")[:k]
-    return [(int(row), int(label[row])) for row in rows if most[row] >= 0]
+    distance = np.where(wrong, np.abs(logits - _logit(thresholds)), -1.0)
+    label = distance.argmax(axis=1)
+    largest = distance[np.arange(len(distance)), label]
+    rows = np.argsort(-largest, kind="stable")[:k]
+    return [(int(row), int(label[row])) for row in rows if largest[row] >= 0]
 
 
 def rescale_thresholds(thresholds: np.ndarray, scale: float) -> np.ndarray:
-    """The thresholds that decide as these do once logits are divided by `scale`."""
+    """Thresholds that give the same decisions after logits are divided by `scale`."""
     return sigmoid(_logit(thresholds) / scale)
 
 
 def best_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """(K,) thresholds of the highest F1 for each label; a half for a label that too few images have.
+    """(K,) thresholds with the highest F1 of each label; 0.5 for a label with fewer than MIN_POSITIVES images.
 
-    A threshold lies halfway between the last probability that is taken and the first that is not.
+    A threshold is halfway between the lowest probability above it and the highest below.
     """
-    found = np.full(truth.shape[1], THRESHOLD)
+    thresholds = np.full(truth.shape[1], THRESHOLD)
     for label in range(truth.shape[1]):
         if truth[:, label].sum() < MIN_POSITIVES:
             continue
         order = np.argsort(-probabilities[:, label], kind="stable")
         p, hits = probabilities[order, label], np.cumsum(truth[order, label])
         f1 = 2 * hits / (np.arange(1, len(p) + 1) + hits[-1])
-        f1[:-1][p[:-1] == p[1:]] = -1  # equal ones are taken together
+        f1[:-1][p[:-1] == p[1:]] = -1  # ties share one threshold
         best = int(f1.argmax())
-        found[label] = (p[best] + (p[best + 1] if best + 1 < len(p) else 0.0)) / 2
-    return found
+        thresholds[label] = (p[best] + (p[best + 1] if best + 1 < len(p) else 0.0)) / 2
+    return thresholds
 
 
 def f1_scores(decided: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-    """Over all decisions together, and the mean over the labels that some image has."""
-    right, sums = (decided & truth).sum(axis=0), decided.sum(axis=0) + truth.sum(axis=0)
+    """Micro F1 over all decisions, and macro F1 over the labels that some image has."""
+    hits, sums = (decided & truth).sum(axis=0), decided.sum(axis=0) + truth.sum(axis=0)
     used = truth.any(axis=0)
-    return float(2 * right.sum() / max(1, sums.sum())), float(
-        (2 * right[used] / sums[used]).mean()
-    ) if used.any() else 0.0
+    micro = float(2 * hits.sum() / max(1, sums.sum()))
+    macro = float((2 * hits[used] / sums[used]).mean()) if used.any() else 0.0
+    return micro, macro
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -193,24 +192,24 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _logit(probabilities: np.ndarray | float) -> np.ndarray:
-    with np.errstate(divide="ignore"):  # a threshold of 0 or 1 lies beyond all logits
+    with np.errstate(divide="ignore"):  # thresholds of 0 and 1 are infinite logits
         return np.log(probabilities) - np.log1p(-np.asarray(probabilities))
 
 
-def _label(name: str, threshold: float, logits: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> LabelScore:
-    right, actual, said = int((decided & truth).sum()), int(truth.sum()), int(decided.sum())
+def _label_score(name: str, threshold: float, logits: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> LabelScore:
+    hits, actual, predicted = int((decided & truth).sum()), int(truth.sum()), int(decided.sum())
     return LabelScore(
         name=str(name),
         count=actual,
         threshold=threshold,
         average_precision=float(average_precision(logits, truth)[0]) if actual else None,
-        recall=_share(right, actual),
-        precision=_share(right, said),
-        f1=_share(2 * right, actual + said),
+        recall=_ratio(hits, actual),
+        precision=_ratio(hits, predicted),
+        f1=_ratio(2 * hits, actual + predicted),
     )
 
 
-def _share(part: Any, whole: Any) -> float | None:
+def _ratio(part: Any, whole: Any) -> float | None:
     return float(part / whole) if whole else None
 
 
@@ -219,13 +218,13 @@ def _mean(values: Any) -> float:
 
 
 def _interval(logits: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> Interval:
-    """95 % over images; a resample is how often each image was drawn."""
+    """95 % bootstrap interval over images of the mean average precision."""
     n, k = truth.shape
     resamples = int(max(20, min(RESAMPLES, BOOTSTRAP_VALUES / (n * k))))
     weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float32)
     used = np.flatnonzero(truth.any(axis=0))
-    found = np.stack([average_precision(logits[:, label], truth[:, label], weights) for label in used])
+    resampled = np.stack([average_precision(logits[:, label], truth[:, label], weights) for label in used])
     values = np.array([average_precision(logits[:, label], truth[:, label])[0] for label in used])
-    low, high = bootstrap_interval(values, found, truth[:, used].sum(axis=0))
+    low, high = bootstrap_interval(values, resampled, truth[:, used].sum(axis=0))
     point = float(values.mean())
     return max(0.0, min(point, low)), min(1.0, max(point, high))

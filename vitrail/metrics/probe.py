@@ -1,10 +1,9 @@
-"""A linear probe: multinomial logistic regression on cached features, solved to the optimum.
+"""Linear probe: multinomial logistic regression on cached features, solved to the optimum.
 
 The objective is mean cross-entropy + penalty / 2 * ||W||^2 on standardised features, bias unpenalised. Two changes of
-variable make it quick and leave the solution where it is. A rotation onto the principal axes, which the L2 norm does
-not see, also drops what lies outside the span of the data when there are more features than images. Dividing each
-axis by the square root of its curvature then makes the problem nearly round, so L-BFGS needs tens of steps, not
-hundreds.
+variables speed up L-BFGS without changing the solution: a rotation onto the principal axes (also a projection onto the
+span of the data when there are more features than images), and scaling of each axis by its curvature
+(preconditioning).
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from torch.nn import functional as F
 from vitrail.errors import UserError
 from vitrail.metrics.group_split import stratified_group_mask
 
-HELD_OUT = 0.2
-EXACT = 1e-6  # largest gradient at which to stop: probabilities are within about 1e-5 of the optimum's
-ROUGH = 1e-4  # enough to compare penalties on held-out images
+VAL_FRACTION = 0.2
+TOLERANCE = 1e-6  # largest gradient at which to stop: probabilities are within about 1e-5 of the optimum's
+ROUGH_TOLERANCE = 1e-4  # enough to compare penalties on validation images
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """logits = features @ weight.T + bias, on the features as they were given."""
+    """A fitted linear classifier: logits = features @ weight.T + bias, on features that are not standardised."""
 
     weight: Tensor  # (K, D)
     bias: Tensor  # (K,)
     penalty: float
-    tried: list[tuple[float, float]]  # (penalty, held-out accuracy); empty when there was nothing to choose or hold out
-    unmeasured: int  # classes that these accuracies leave out: all their images are one group
+    tried: list[tuple[float, float]]  # (penalty, validation accuracy); empty if there was nothing to choose or hold out
+    unmeasured: int  # classes without validation images, because all their images are one group
     seconds: float
 
     def predict(self, features: Tensor) -> Tensor:
-        """The classes (M,) of features (M, D)."""
+        """Predict the classes (M,) of features (M, D)."""
         return (features @ self.weight.T + self.bias).argmax(dim=1)
 
 
-@torch.inference_mode(False)  # features are often made in inference mode; the solver needs gradients
+@torch.inference_mode(False)  # features are often computed in inference mode; the solver needs gradients
 def fit_probe(
     features: Tensor,
     labels: Tensor,
@@ -53,37 +52,40 @@ def fit_probe(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> Probe:
-    """Fit on (N, D) features and (N,) labels. The penalty is the one with the best accuracy on a stratified 20 % of
-    these features (the largest of equals, and the largest when nothing can be held out); then all are used. Images of
-    equal `groups` stand on one side of that split. A class that is all one group is not measured by it."""
-    began = time.perf_counter()
-    _check(features, labels, num_classes, penalties)
+    """Fit a probe on (N, D) features and (N,) labels.
+
+    Chooses the penalty with the best accuracy on a stratified validation split of 20 %, then fits on all images. Of
+    equal accuracies, or if nothing can be held out, the largest penalty wins. Images with equal `groups` are on one
+    side of the split; a class that is a single group has no validation images.
+    """
+    start_time = time.perf_counter()
+    _validate(features, labels, num_classes, penalties)
     device = torch.device("cpu") if features.device.type == "mps" else features.device  # MPS has no float64
     x, y = features.detach().to(device, torch.float64, copy=True), labels.detach().to(device, torch.int64, copy=True)
-    strongest_first = sorted(set(penalties), reverse=True)  # each solution is a good start for the next, weaker one
+    strongest_first = sorted(set(penalties), reverse=True)  # each solution is a warm start for the next penalty
     penalty, start = strongest_first[0], None
     tried: list[tuple[float, float]] = []
-    held_out, unmeasured = _hold_out(y, groups, seed)
-    if len(strongest_first) > 1 and held_out.any():
-        solver = _Solver(x[~held_out], y[~held_out], num_classes, iterations)
+    val, unmeasured = _val_mask(y, groups, seed)
+    if len(strongest_first) > 1 and val.any():
+        solver = _Solver(x[~val], y[~val], num_classes, iterations)
         for candidate in strongest_first:
-            weight, bias = solver.solve(candidate, ROUGH)
-            right = (x[held_out] @ weight.T + bias).argmax(dim=1) == y[held_out]
-            accuracy = right.double().mean().item()
-            if all(accuracy > other for _, other in tried):
+            weight, bias = solver.solve(candidate, ROUGH_TOLERANCE)
+            correct = (x[val] @ weight.T + bias).argmax(dim=1) == y[val]
+            accuracy = correct.double().mean().item()
+            if all(accuracy > earlier for _, earlier in tried):
                 penalty, start = candidate, (weight, bias)
             tried.append((candidate, accuracy))
     solver = _Solver(x, y, num_classes, iterations)
     if start:
         solver.start(*start)
-    weight, bias = solver.solve(penalty, EXACT)
+    weight, bias = solver.solve(penalty, TOLERANCE)
     dtype = torch.promote_types(features.dtype, torch.float32)
     weight, bias = weight.to(features.device, dtype), bias.to(features.device, dtype)
-    return Probe(weight, bias, penalty, tried, unmeasured if tried else 0, time.perf_counter() - began)
+    return Probe(weight, bias, penalty, tried, unmeasured if tried else 0, time.perf_counter() - start_time)
 
 
 class _Solver:
-    """The data on its principal axes; `solve` continues from the previous solution."""
+    """L-BFGS on the principal axes of the data; `solve` starts from the previous solution."""
 
     def __init__(self, x: Tensor, y: Tensor, num_classes: int, iterations: int) -> None:
         self.mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
@@ -91,9 +93,9 @@ class _Solver:
         self.scale = torch.where(constant, 0.0, 1 / torch.where(constant, 1.0, std))  # (D,)
         x = (x - self.mean) * self.scale
         self.basis: Tensor | None = None
-        if x.shape[1] > x.shape[0]:  # more features than images: onto the span of the images
-            self.basis, triangle = torch.linalg.qr(x.T)  # (D, N), (N, N)
-            x = triangle.T
+        if x.shape[1] > x.shape[0]:  # more features than images: project onto their span
+            self.basis, r = torch.linalg.qr(x.T)  # (D, N), (N, N)
+            x = r.T
         variance, self.axes = torch.linalg.eigh(x.T @ x / len(x))  # (R,), (R, R)
         self.variance = variance.clamp(min=0.0)
         self.x, self.y = x @ self.axes, y  # (N, R)
@@ -102,15 +104,15 @@ class _Solver:
         self.bias = x.new_zeros(num_classes)
 
     def start(self, weight: Tensor, bias: Tensor) -> None:
-        """Continue from a (K, D) weight and (K,) bias that were solved for other images."""
+        """Start from a (K, D) weight and (K,) bias that were fitted on other images."""
         standard = torch.where(self.scale > 0, weight / self.scale, 0.0).T  # (D, K)
         self.weight = self.axes.T @ (standard if self.basis is None else self.basis.T @ standard)
         self.bias = bias + weight @ self.mean
 
     def solve(self, penalty: float, tolerance: float) -> tuple[Tensor, Tensor]:
-        """The optimal (K, D) weight and (K,) bias for features as given."""
+        """Return the optimal (K, D) weight and (K,) bias for features that are not standardised."""
         p = (self.x @ self.weight + self.bias).softmax(dim=1)
-        curvature = (p * (1 - p)).mean()  # of the cross-entropy in a logit, at the point we start from
+        curvature = (p * (1 - p)).mean()  # of the cross-entropy per logit, at the starting point
         scale = (curvature * self.variance + penalty).rsqrt()[:, None]  # (R, 1)
         bias_scale = (curvature + penalty).rsqrt()
         x = self.x * scale.T
@@ -136,9 +138,10 @@ class _Solver:
         with torch.enable_grad():
             optimizer.step(closure)
         self.weight, self.bias = (weight * scale).detach(), (bias * bias_scale).detach()
-        return self._unfold()
+        return self._to_features()
 
-    def _unfold(self) -> tuple[Tensor, Tensor]:
+    def _to_features(self) -> tuple[Tensor, Tensor]:
+        """The solution for features that are neither rotated nor standardised."""
         weight = self.axes @ self.weight
         if self.basis is not None:
             weight = self.basis @ weight
@@ -146,23 +149,23 @@ class _Solver:
         return weight, self.bias - weight @ self.mean
 
 
-def _hold_out(labels: Tensor, groups: np.ndarray | None, seed: int) -> tuple[Tensor, int]:
-    """(N,) mask of a fifth of each class; and how many classes with two images or more have none in it."""
-    own = labels.cpu().numpy()
-    mask = stratified_group_mask(np.arange(len(own)) if groups is None else groups, own, HELD_OUT, seed)
-    names, sizes = np.unique(own, return_counts=True)
-    unmeasured = int((~np.isin(names[sizes > 1], own[mask])).sum())
+def _val_mask(labels: Tensor, groups: np.ndarray | None, seed: int) -> tuple[Tensor, int]:
+    """(N,) mask of the validation images, and the number of classes of two or more images that have none."""
+    y = labels.cpu().numpy()
+    mask = stratified_group_mask(np.arange(len(y)) if groups is None else groups, y, VAL_FRACTION, seed)
+    classes, sizes = np.unique(y, return_counts=True)
+    unmeasured = int((~np.isin(classes[sizes > 1], y[mask])).sum())
     return torch.from_numpy(mask).to(labels.device), unmeasured
 
 
-def _check(features: Tensor, labels: Tensor, num_classes: int, penalties: Sequence[float]) -> None:
+def _validate(features: Tensor, labels: Tensor, num_classes: int, penalties: Sequence[float]) -> None:
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"features are {tuple(features.shape)} and labels {tuple(labels.shape)}, not (N, D) and (N,)")
     if len(features) == 0:
         raise UserError("a linear probe needs at least one image")
     if not features.isfinite().all():
-        raise UserError("some features are not finite numbers; the weights or the images they come from are broken")
+        raise UserError("some features are NaN or infinite; check the weights and the images")
     if labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"labels run from {labels.min()} to {labels.max()} but there are {num_classes} classes")
+        raise UserError(f"labels run from {labels.min()} to {labels.max()}, but there are {num_classes} classes")
     if not penalties or min(penalties) <= 0:
-        raise UserError("the probe needs at least one penalty, and each must be above 0")
+        raise UserError(f"probe.penalties needs at least one value, all above 0, not {list(penalties)}")

@@ -1,4 +1,4 @@
-"""What every kind of prediction is judged by."""
+"""Base class of the scores of all tasks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores(ABC):
-    """The scores of a network on `n` images; each task has its own kind, with the numbers that are usual for it."""
+    """Scores of a network on `n` images. Each task has a subclass with its usual metrics."""
 
     n: int
-    per_class: Sequence[Any]  # each with a name and the number of its images
-    reliability: Reliability  # of the stated probabilities
-    tuned: Any = None  # what temperature and thresholds would change
+    per_class: Sequence[Any]  # each with `name` and `count`
+    reliability: Reliability
+    tuned: Any = None  # scores with a fitted temperature and thresholds
 
     @property
     @abstractmethod
     def headline(self) -> float:
-        """The one number that it is judged by."""
+        """The main score of the task."""
 
     @property
     @abstractmethod
     def interval(self) -> Interval:
-        """95 %, of the headline."""
+        """95 % interval of the headline score."""
 
     def numbers(self) -> dict[str, Any]:
-        """Plain values for JSON: those that are single numbers and intervals."""
+        """Scalars and intervals as plain values for JSON."""
         kept = {key: value for key, value in vars(self).items() if key not in ("per_class", "reliability", "tuned")}
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -43,7 +43,7 @@ class Scores(ABC):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """All scores as plain values for JSON."""
         tuned = {"tuned": self.tuned.to_dict()} if self.tuned is not None else {}
         arrays = {key: value.tolist() for key, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return {**self.numbers(), "per_class": [asdict(one) for one in self.per_class], **arrays, **tuned}
+        return {**self.numbers(), "per_class": [asdict(scores) for scores in self.per_class], **arrays, **tuned}

@@ -1,7 +1,7 @@
-"""What can be made better after training without touching a weight: temperature, abstention, thresholds of labels.
+"""Tuning after training without changing weights: temperature, selective prediction, thresholds of labels.
 
-Each is fitted on all images there are, and judged by fits on one half of them measured on the other; what belongs
-together is in one half.
+Each is fitted on all images. Its score comes from cross-fitting: fit on one half, measure on the other, with groups
+kept together.
 """
 
 from __future__ import annotations
@@ -15,26 +15,32 @@ from vitrail.metrics.accuracy import log_softmax, row_chunks
 from vitrail.metrics.calibration import bin_confidence
 from vitrail.metrics.multilabel import best_thresholds, f1_scores, sigmoid
 from vitrail.metrics.selective import RiskCoverageCurve, risk_coverage_curve, selective_threshold
-from vitrail.metrics.temperature import COLDEST, HOTTEST, cross_fitted_temperatures, fit_temperature, split_halves
+from vitrail.metrics.temperature import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    cross_fitted_temperatures,
+    fit_temperature,
+    split_halves,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Abstention:
-    """Answers are given only above a threshold."""
+    """Selective prediction: the network predicts only above a threshold."""
 
-    accuracy: float  # that was asked for
-    threshold: float | None  # none: no threshold reaches it
-    answered: float | None  # share of images, and
-    right: float | None  # share of answers, by thresholds found on the other half of the images
+    accuracy: float  # target accuracy
+    threshold: float | None  # None: no threshold reaches the target
+    answered: float | None  # fraction of images with a prediction, cross-fitted
+    right: float | None  # fraction of these predictions that are correct, cross-fitted
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """For weights that give an image one label."""
+    """Tuning of a classifier with one label per image."""
 
-    temperature: float  # of the network's own logits, whatever those fitted to were divided by already
-    nll: float  # this and the next with temperatures that were fitted on the other half of the images
-    ece: float
+    temperature: float  # for the raw logits of the network
+    nll: float  # cross-fitted
+    ece: float  # cross-fitted
     coverage: RiskCoverageCurve  # at that temperature
     abstention: Abstention | None
 
@@ -46,13 +52,13 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class MultilabelTuning:
-    """For weights that give an image any number of labels."""
+    """Tuning of a multilabel classifier."""
 
-    temperature: float  # of the network's own logits, whatever those fitted to were divided by already
-    nll: float  # this and the next two by what was fitted on the other half of the images
-    micro_f1: float
-    macro_f1: float
-    macro_f1_before: float  # with the thresholds the weights came with
+    temperature: float  # for the raw logits of the network
+    nll: float  # cross-fitted
+    micro_f1: float  # cross-fitted
+    macro_f1: float  # cross-fitted
+    macro_f1_before: float  # with the previous thresholds
     thresholds: list[float]  # probabilities at that temperature
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,19 +73,22 @@ def tune(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> Tuning:
-    """Fit (N, K) logits, divided by `temperature` already, to (N,) labels; `accuracy`: that answers shall have, for the
-    price of giving fewer. Images of equal `groups` are in one half."""
-    found = _fit(logits, labels, temperature)
+    """Fit temperature and, for a target `accuracy`, the threshold of selective prediction.
+
+    (N, K) `logits` are already divided by `temperature`; `labels` are (N,). Images with equal `groups` are in one half
+    of the cross-fit.
+    """
+    new_temperature = _fit_temperature(logits, labels, temperature)
     held_out = cross_fitted_temperatures(logits, labels, seed, groups)
-    parts = split_halves(len(labels), seed, groups)
-    confidence, correct, nll = _answers(logits, labels, held_out)
-    final, _, _ = _answers(logits, labels, np.full(len(labels), found / temperature))
+    halves = split_halves(len(labels), seed, groups)
+    confidence, correct, nll = _predictions(logits, labels, held_out)
+    final, _, _ = _predictions(logits, labels, np.full(len(labels), new_temperature / temperature))
     return Tuning(
-        found,
+        new_temperature,
         nll=float(nll.mean()),
         ece=bin_confidence(confidence, correct).ece,
         coverage=risk_coverage_curve(final, correct),
-        abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, parts),
+        abstention=None if accuracy is None else _abstention(logits, labels, held_out, final, accuracy, halves),
     )
 
 
@@ -89,15 +98,15 @@ def _abstention(
     held_out: np.ndarray,
     final: np.ndarray,
     accuracy: float,
-    parts: list[tuple[np.ndarray, np.ndarray]],
+    halves: list[tuple[np.ndarray, np.ndarray]],
 ) -> Abstention:
-    """`parts`: the halves; `final`: the probabilities of all answers at the temperature that was fitted on all."""
+    """Fit the threshold for `accuracy`. `held_out`: cross-fitted temperatures; `final`: confidence at the final one."""
     correct, answered = logits.argmax(axis=1) == labels, np.zeros(len(labels), bool)
-    for own, other in parts:
-        scale = np.full(len(labels), held_out[own[0]])  # what was fitted on the other half
-        confidence, _, _ = _answers(logits, labels, scale)
-        threshold = selective_threshold(confidence[other], correct[other], accuracy)
-        answered[own] = threshold is not None and confidence[own] >= threshold
+    for half, other_half in halves:
+        temperatures = np.full(len(labels), held_out[half[0]])  # fitted on the other half
+        confidence, _, _ = _predictions(logits, labels, temperatures)
+        threshold = selective_threshold(confidence[other_half], correct[other_half], accuracy)
+        answered[half] = threshold is not None and confidence[half] >= threshold
     return Abstention(
         accuracy,
         selective_threshold(final, correct, accuracy),
@@ -114,36 +123,38 @@ def tune_multilabel(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> MultilabelTuning:
-    """Fit (N, K) logits, divided by `temperature` already, to (N, K) zeros and ones; `thresholds`: those in use until
-    now, (K,)."""
+    """Fit temperature and thresholds of a multilabel classifier.
+
+    (N, K) `logits` are already divided by `temperature`; `truth` is (N, K) zeros and ones; `thresholds` (K,) are the
+    previous ones. Images with equal `groups` are in one half of the cross-fit.
+    """
     truth = truth.astype(bool)
-    found = _fit(logits, truth, temperature)
+    new_temperature = _fit_temperature(logits, truth, temperature)
     held_out = cross_fitted_temperatures(logits, truth, seed, groups)[:, None]
     decided = sigmoid(logits.astype(np.float64)) >= thresholds
     _, before = f1_scores(decided, truth)
     scaled = logits.astype(np.float64) / held_out
-    for own, other in split_halves(len(truth), seed, groups):
-        # The order within a label does not hang on the temperature: only the scale of the numbers does.
-        best = best_thresholds(sigmoid(logits[other] / held_out[own[0]]), truth[other])
-        decided[own] = sigmoid(scaled[own]) >= best
+    for half, other_half in split_halves(len(truth), seed, groups):
+        best = best_thresholds(sigmoid(logits[other_half] / held_out[half[0]]), truth[other_half])
+        decided[half] = sigmoid(scaled[half]) >= best
     micro, macro = f1_scores(decided, truth)
     return MultilabelTuning(
-        found,
+        new_temperature,
         nll=float((np.logaddexp(0, scaled) - scaled * truth).sum(axis=1).mean()),
         micro_f1=micro,
         macro_f1=macro,
         macro_f1_before=before,
-        thresholds=best_thresholds(sigmoid(logits * (temperature / found)), truth).tolist(),
+        thresholds=best_thresholds(sigmoid(logits * (temperature / new_temperature)), truth).tolist(),
     )
 
 
-def _fit(logits: np.ndarray, truth: np.ndarray, temperature: float) -> float:
-    """The temperature that was not divided by yet, times the one that was."""
-    return float(np.clip(temperature * fit_temperature(logits, truth), COLDEST, HOTTEST))
+def _fit_temperature(logits: np.ndarray, truth: np.ndarray, temperature: float) -> float:
+    """The temperature for raw logits, from `logits` that are already divided by `temperature`."""
+    return float(np.clip(temperature * fit_temperature(logits, truth), MIN_TEMPERATURE, MAX_TEMPERATURE))
 
 
-def _answers(logits: np.ndarray, labels: np.ndarray, temperatures: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Probability of the answer, whether it is right, and negative log-likelihood of the truth, (N,) each."""
+def _predictions(logits: np.ndarray, labels: np.ndarray, temperatures: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Confidence of the prediction, whether it is correct, and negative log-likelihood of the label, (N,) each."""
     n = len(labels)
     confidence, nll, correct = np.empty(n), np.empty(n), np.empty(n, bool)
     for rows in row_chunks(*logits.shape):

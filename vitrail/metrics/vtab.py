@@ -1,8 +1,8 @@
-"""VTAB-1k (Zhai et al. 2019): its 19 tasks in one table, and how their scores become one.
+"""VTAB-1k (Zhai et al. 2019): the table of its 19 tasks, and the mean score.
 
-Of each task 800 images train and 200 validate; what is chosen on the 200 is then trained on all 1,000 and measured on
-the whole test split. Splits and rules for classes are those of google-research/task_adaptation; which changes of images
-would change a label, and so are left out in training, is from the appendix of BiT (Kolesnikov et al. 2020).
+Each task trains on 800 images and validates on 200. The best setting is then trained on all 1,000 and measured on the
+whole test split. Splits and class definitions follow google-research/task_adaptation. Which tasks allow flips and crops
+follows the appendix of BiT (Kolesnikov et al. 2020).
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ TRAIN, VAL = 800, 200
 
 @dataclass(frozen=True)
 class VtabTask:
-    key: str  # the folder it lies in
+    """One task of VTAB-1k."""
+
+    key: str  # folder name
     name: str
     group: Group
     classes: int
-    test: int  # images
+    test: int  # number of test images
     rule: str  # what a class is
-    split: str  # where the 800, the 200 and the test images come from
-    missing: str = ""  # why the layout it is published in cannot be read; empty: it can
-    flip: bool = True  # may be mirrored in training
-    crop: bool = True  # may be cut in training
-    parts: tuple[float, float, float] | None = None  # shares of train, val and test where the data has no split
-    learned: float = 0.9  # share of the training images that trains, where the data has no validation split
-    per_class: int = 0  # images of each class that train and validate where the data has no split
+    split: str  # where the training, validation and test images come from
+    missing: str = ""  # why the published files cannot be read; empty if they can
+    flip: bool = True  # whether training may flip images
+    crop: bool = True  # whether training may crop images
+    parts: tuple[float, float, float] | None = None  # fractions of train, val and test if the data has no split
+    learned: float = 0.9  # fraction of the training images to train on if the data has no validation split
+    per_class: int = 0  # training and validation images of each class if the data has no split
 
 
 _BOTH = "train and validation as published"
 _NINE = "90 % and 10 % of the published training images"
 _FOLDERS = (0.6, 0.2, 0.2)
-_SPRITES = "dSprites is one .npz of bitmaps, which is not read"
-_NORB = "Small NORB is .mat files in a format of its own, which is not read"
+_SPRITES = "dSprites is published as one .npz file, which vitrail cannot read"
+_NORB = "Small NORB is published in a special .mat format, which vitrail cannot read"
 
 VTAB_TASKS: tuple[VtabTask, ...] = (
     VtabTask(
@@ -69,8 +71,8 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         397,
         21_750,
         "the scene",
-        "train, validation and test as drawn by TensorFlow Datasets",
-        missing="the lists by which TensorFlow Datasets draws its splits are not part of SUN397",
+        "train, validation and test as in TensorFlow Datasets",
+        missing="the split lists of TensorFlow Datasets are not part of SUN397",
     ),
     VtabTask(
         "svhn",
@@ -78,9 +80,9 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         "natural",
         10,
         26_032,
-        "the digit in the middle",
+        "the digit in the centre",
         _NINE,
-        missing="its pixels lie in train_32x32.mat, which is not read",
+        missing="its images are in train_32x32.mat, which vitrail cannot read",
     ),
     VtabTask(
         "patch_camelyon",
@@ -88,12 +90,12 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         "specialized",
         2,
         32_768,
-        "tumour tissue in the middle, or none",
+        "tumour tissue in the centre, or none",
         _BOTH,
-        missing="PatchCamelyon is HDF5, which needs a library of its own",
+        missing="PatchCamelyon is published as HDF5, which vitrail cannot read",
     ),
     VtabTask(
-        "eurosat", "EuroSAT", "specialized", 10, 5400, "the use of land", "60 %, 20 % and 20 % of all", parts=_FOLDERS
+        "eurosat", "EuroSAT", "specialized", 10, 5400, "the land use", "60 %, 20 % and 20 % of all", parts=_FOLDERS
     ),
     VtabTask(
         "resisc45",
@@ -101,7 +103,7 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         "specialized",
         45,
         6300,
-        "the scene from above",
+        "the aerial scene",
         "60 %, 20 % and 20 % of all",
         parts=_FOLDERS,
     ),
@@ -113,7 +115,7 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         42_670,
         "the degree of disease",
         _BOTH,
-        missing="the images of Kaggle have yet to be cut and scaled as btgraham-300 does",
+        missing="the Kaggle images must first be cropped and resized as in btgraham-300",
     ),
     VtabTask(
         "clevr_count",
@@ -121,7 +123,7 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         "structured",
         8,
         15_000,
-        "how many objects, less 3",
+        "the number of objects, minus 3",
         f"{_NINE}; the validation images test",
         crop=False,
     ),
@@ -141,9 +143,9 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         "structured",
         6,
         22_735,
-        "how far an object is (close, far, very far), and whether it is one to take",
+        "the distance of an object (close, far, very far) and whether it gives a reward",
         _BOTH,
-        missing="DMLab is published as TFRecord files, which are not read",
+        missing="DMLab is published as TFRecord files, which vitrail cannot read",
         crop=False,
     ),
     VtabTask(
@@ -153,8 +155,8 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         4,
         711,
         "the distance of the closest vehicle: up to 8 m, 20 m, beyond, or none",
-        "train, validation and test as drawn by TensorFlow Datasets",
-        missing="the drives by which TensorFlow Datasets draws its splits are not part of KITTI",
+        "train, validation and test as in TensorFlow Datasets",
+        missing="the drive lists by which TensorFlow Datasets splits KITTI are not part of it",
         crop=False,
     ),
     VtabTask(
@@ -207,22 +209,22 @@ GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 @dataclass(frozen=True)
 class VtabSummary:
-    """Means over the tasks that were run."""
+    """Mean accuracies over the tasks that were run."""
 
-    groups: dict[Group, float | None]  # none: no task of it
-    mean: float  # over tasks, as the paper averages
+    groups: dict[Group, float | None]  # None: no task of the group was run
+    mean: float  # over tasks, not groups, as in the paper
     tasks: int
 
     @property
     def complete(self) -> bool:
-        """Whether the mean is a score of VTAB, and not of some of its tasks."""
+        """Whether all tasks of VTAB were run."""
         return self.tasks == len(VTAB_TASKS)
 
 
 def summarize_vtab(accuracies: Mapping[str, float]) -> VtabSummary:
-    """From the accuracy of each task, by its key."""
+    """Average the accuracies of tasks, given by key."""
     groups: dict[Group, float | None] = {}
     for group in GROUPS:
-        own = [accuracies[task.key] for task in VTAB_TASKS if task.group == group and task.key in accuracies]
-        groups[group] = sum(own) / len(own) if own else None
+        values = [accuracies[task.key] for task in VTAB_TASKS if task.group == group and task.key in accuracies]
+        groups[group] = sum(values) / len(values) if values else None
     return VtabSummary(groups, sum(accuracies.values()) / len(accuracies), len(accuracies))

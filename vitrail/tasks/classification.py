@@ -100,8 +100,8 @@ class Classification(CrossEntropy):
         return Examples(
             of(wrong, predicted[wrong]),
             of(unsure, predicted[unsure]),
-            of(suspects.row[:SUSPECTS], suspects.rather[:SUSPECTS]),
-            dict(zip(suspects.row.tolist(), suspects.rather.tolist(), strict=True)),
+            of(suspects.row[:SUSPECTS], suspects.suggested[:SUSPECTS]),
+            dict(zip(suspects.row.tolist(), suspects.suggested.tolist(), strict=True)),
         )
 
     def rows(

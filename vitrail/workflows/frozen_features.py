@@ -60,7 +60,7 @@ def score_least_squares(task: FrozenTask, rows: np.ndarray, penalties: Sequence[
     problem = LeastSquares(features, labels, task.classes)
     correct, tested = np.zeros(len(penalties), np.int64), 0
     for values, truth in task.test.parts():
-        correct += problem.count_right(values, truth, penalties)
+        correct += problem.count_correct(values, truth, penalties)
         tested += len(truth)
     return Counts(correct, tested, len(labels))
 
