@@ -140,7 +140,11 @@ def assert_clean(data: bytes, name: str = "a.jpg") -> None:
     assert len(seen.problem) < 250
     assert 0 <= seen.traits < 512
     if not seen.problem:
-        assert isinstance(seen.look, np.ndarray) and seen.look.dtype == np.int8 and seen.look.shape == (64,)
+        assert (
+            isinstance(seen.descriptor, np.ndarray)
+            and seen.descriptor.dtype == np.int8
+            and seen.descriptor.shape == (64,)
+        )
 
 
 @pytest.mark.slow

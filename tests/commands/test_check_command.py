@@ -76,7 +76,7 @@ def test_training_obeys_the_list_and_so_does_going_on(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     text = output(train, leaky, out=run, quarantine="checked/quarantine.csv", overrides=(*SMALL, "train.steps=2"))
-    assert "Left out 1 image that 'checked/quarantine.csv' lists." in text
+    assert "Skipped 1 image listed in 'checked/quarantine.csv'." in text
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["data"]["quarantine"] == str(tmp_path / "checked" / "quarantine.csv")
     monkeypatch.chdir("/")

@@ -224,7 +224,7 @@ def test_a_corrupt_file_is_left_out_and_named(photos, tmp_path):
     (root / "red" / "003.png").write_bytes(whole[: len(whole) // 2])
     done = vitrail("train", root, "--out", tmp_path / "out", *FEW)
     assert done.returncode == 0, done.stderr
-    assert "Left out 1 image that cannot be used; 'red/003.png'" in done.stdout
+    assert "Skipped 1 image that cannot be used (.png 1); 'red/003.png'" in done.stdout
     assert done.stderr == ""
     assert "red/003.png" in (tmp_path / "out" / "report.html").read_text()
 
@@ -240,7 +240,7 @@ def test_a_class_with_two_images_trains_on_one_and_holds_out_one(photos, tmp_pat
 
 def test_folders_that_cannot_work_stop_with_one_sentence(photos, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "holds no images" in sentence(vitrail("train", tmp_path / "empty"))
+    assert "has no images" in sentence(vitrail("train", tmp_path / "empty"))
     assert "only one class" in sentence(vitrail("train", photos.parent))
     assert "no class folders" in sentence(vitrail("train", photos / "red"))
     draw(tmp_path / "singles" / "a", (1, 2, 3), 1)

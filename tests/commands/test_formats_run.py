@@ -41,7 +41,7 @@ def test_predict_has_a_row_for_every_picture(form: str, inbox: Path, stand_in: P
     assert bad["gone.jpg"].startswith("the file cannot be found")
     assert code == 2
     lines = errors.splitlines()
-    assert "Ignored 3 files without an image: .mp4 2, .txt 1." in lines
+    assert "Ignored 3 non-image files: .mp4 2, .txt 1." in lines
     assert {"1 missing: .jpg 1", "1 broken: .avif 1", "2 in unsupported formats: .cr2 1, .svg 1"} <= set(lines)
 
 
@@ -69,11 +69,11 @@ def test_links_are_left_out_by_every_command_that_reads_data(tmp_path: Path, sta
     for more, links in (([], 3), (["--no-follow"], 0)):
         code, said, errors = typed("predict", stand_in, root, "--csv", *more)
         assert code == 0 and len(said.splitlines()) == 1 + 12 + links
-        assert ("Left out 2 links" if more else "Followed 2 links out of the data") in errors
+        assert ("Skipped 2 links" if more else "Followed 2 links") in errors
         out = tmp_path / f"check{links}"
         _, said, errors = typed("check", root, "--out", out, *more)
         assert json.loads((out / "report.json").read_text())["images"] == 12 + links
-        assert ("Left out 2 links" if more else "Followed 2 links out of the data") in said
+        assert ("Skipped 2 links" if more else "Followed 2 links") in said
         code, said, errors = typed("pack", root, tmp_path / f"packed{links}", *more)
         assert code == 0, errors
         assert json.loads((tmp_path / f"packed{links}/manifest.json").read_text())["shards"][0]["images"] == 12 + links
@@ -89,7 +89,7 @@ def test_train_names_what_it_left_out(tmp_path: Path, typed: Typed) -> None:
     assert code == 0, errors
     rows = list(csv.DictReader(io.StringIO((run / "excluded.csv").read_text())))
     assert [row["name"] for row in rows] == ["a/raw.CR2", "b/cut.png"] and all(row["reason"] for row in rows)
-    assert ".cr2 1, .png 1" in said and "Left out 1 link" in said
+    assert ".cr2 1, .png 1" in said and "Skipped 1 link" in said
     assert tomllib.loads((run / "config.toml").read_text())["data"]["follow_links"] is False
     code, said, errors = typed("evaluate", run, root, "--no-follow", "--json")
     assert code == 0 and json.loads(said)["n"] > 0, errors

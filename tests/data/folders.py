@@ -1,4 +1,4 @@
-"""Folders of images for the tests of this room."""
+"""Folders of small images for the tests of `vitrail.data`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.data.dataset import Dataset
 
 
 def image_bytes(value: int, size: tuple[int, int] = (4, 6), kind: str = "PNG") -> bytes:
-    """A picture no other value gives."""
+    """An encoded image that differs for every value below 65,536."""
     file = io.BytesIO()
     pixels = np.full((*size, 3), value % 256, np.uint8)
     pixels[0, 0] = value // 256 % 256
@@ -22,7 +22,7 @@ def image_bytes(value: int, size: tuple[int, int] = (4, 6), kind: str = "PNG") -
 
 
 def fill(root: Path, names: list[str] | dict[str, bytes]) -> Path:
-    """Write images; without bytes of their own each gets different ones."""
+    """Write images; a list of names gets a different image for each name."""
     contents = names if isinstance(names, dict) else {name: image_bytes(i) for i, name in enumerate(names)}
     for name, data in contents.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -47,3 +47,8 @@ def contents(data: Dataset) -> dict[str, list[tuple[str, str]]]:
 
 def names_of(data: Dataset, split: str) -> set[str]:
     return {name for name, _ in contents(data)[split]}
+
+
+def has_note(notes: list[str], *facts: str) -> bool:
+    """Whether one of the notes has all these facts."""
+    return any(all(fact in note for fact in facts) for note in notes)

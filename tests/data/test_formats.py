@@ -194,7 +194,7 @@ def test_nothing_that_looks_like_a_picture_is_lost(tmp_path: Path, archive: bool
     assert [name for name, _ in data.excluded] == PICTURES_NOT_READ
     assert all(reason.startswith("not read") for _, reason in data.excluded)
     text = " ".join(data.notes)
-    assert "3 files without an image: .mp4 1, .txt 1, no ending 1" in text
+    assert "3 non-image files: .mp4 1, .txt 1, no ending 1" in text
     assert "3 hidden items" in text
     assert ".cr2 1, .nef 1, .svg 1, no ending 1" in text
     found = check_dataset(place)
@@ -214,7 +214,7 @@ def test_files_that_are_missing_are_told_from_broken_ones(tmp_path: Path) -> Non
     cases = cases_of(found)
     assert cases["missing"] == ["p/gone.png", "p/link.png"] and cases["corrupt"] == ["p/cut.png"]
     text = " ".join(open_dataset(tmp_path / "list.csv").notes)
-    assert "Missing: 2 files" in text and "Left out 1 image" in text
+    assert "Missing: 2 files" in text and "Skipped 1 image" in text
 
 
 def test_a_broken_link_to_a_class_folder_is_named(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_mostly_broken_images_stop_a_training(tmp_path: Path) -> None:
     fill(tmp_path, {f"a/cut{i}.jp2": encode(IMAGE, "JPEG2000")[: 200 + i] for i in range(7)})
     with pytest.raises(UserError) as error:
         open_dataset(tmp_path)
-    assert ".jp2 7" in str(error.value) and "6 that can" in str(error.value)
+    assert ".jp2 7" in str(error.value) and "only 6" in str(error.value)
     assert len(next(finding for finding in check_dataset(tmp_path).findings if finding.kind == "corrupt").cases) == 7
 
 
@@ -274,7 +274,7 @@ def test_stray_images_above_the_class_folders_are_no_data_set(tmp_path: Path) ->
 def test_images_beside_a_few_class_folders_stop(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 2, "b": 2}))
     fill(tmp_path, {f"{i}.png": image_bytes(100 + i) for i in range(5)})
-    with pytest.raises(UserError, match="5 images beside the class folders"):
+    with pytest.raises(UserError, match="5 images outside class folders"):
         open_dataset(tmp_path)
 
 
@@ -283,7 +283,7 @@ def test_pages_and_thirty_two_bits_are_told(tmp_path: Path) -> None:
     height = Image.fromarray(np.linspace(-10, 3000, 400, dtype=np.float32).reshape(20, 20))
     fill(tmp_path, {"a/pages.tif": GOLDEN["pages.tif"], "b/height.tif": encode(height, "TIFF")})
     text = " ".join(open_dataset(tmp_path).notes)
-    assert "1 image with several frames or pages" in text and "1 image with 32 bits a pixel" in text
+    assert "1 image with several frames or pages" in text and "1 image with 32 bits per pixel" in text
     kinds = cases_of(check_dataset(tmp_path))
     assert kinds["animated"] == ["a/pages.tif"] and kinds["wide"] == ["b/height.tif"]
 
@@ -312,7 +312,7 @@ def test_links_out_of_the_data_are_followed_counted_and_left_out_on_request(tmp_
     inside = {*numbered({"a": 3, "b": 3})}
     data = open_dataset(root, None)
     assert names_of(data, "all") == inside | {"a/out.png", "b/in.png", "c/1.png", "c/2.png"}
-    assert any("2 links out of the data" in note and "'a/out.png', 'c'" in note for note in data.notes)
+    assert any("Followed 2 links" in note and "'a/out.png', 'c'" in note for note in data.notes)
     data = open_dataset(root, None, follow_links=False)
     assert names_of(data, "all") == inside
     assert any("3 links" in note and "--no-follow" in note for note in data.notes)
@@ -365,7 +365,7 @@ def test_files_that_are_no_pictures_are_ignored_however_many(tmp_path):
                 (tmp_path / label / f"x{n}.{ending}").write_bytes(b"\0\1\2\3" * 9)
     notes: list[str] = []
     found = read_source(tmp_path, notes)
-    assert len(found.entries) == 6 and not found.unreadable and any("24 files" in note for note in notes)
+    assert len(found.entries) == 6 and not found.unreadable and any("24 non-image files" in note for note in notes)
 
 
 @pytest.mark.parametrize("text", [b"P1 34 1\nP2 40 0\n", b"P2 # ids\n", b"P3 1 2\n"])
@@ -390,4 +390,4 @@ def test_what_vitrail_wrote_among_the_images_is_no_data(tmp_path):
     notes: list[str] = []
     found = read_source(tmp_path, notes)
     assert {label for (label,) in found.labels} == {"a", "b"} and not found.unreadable
-    assert any("2 folders that vitrail wrote" in note and "runs/photos" in note for note in notes)
+    assert any("2 folders written by vitrail" in note and "runs/photos" in note for note in notes)

@@ -231,11 +231,11 @@ def test_a_class_emptied_by_the_quarantine_is_noted(tmp_path: Path) -> None:
 def test_notes_of_reading_the_data_are_kept(clean: Path) -> None:
     (clean / "train/a/.hidden").write_bytes(b"")
     (clean / "train/a/readme.txt").write_bytes(b"")
-    assert check_dataset(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 file without an image: .txt 1."]
+    assert check_dataset(clean).notes == ["Ignored 1 hidden item.", "Ignored 1 non-image file: .txt 1."]
 
 
 def test_no_usable_image_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no image that can be used"):
+    with pytest.raises(UserError, match="no usable image"):
         check_dataset(fill(tmp_path, {"a/1.png": b"x", "b/1.png": b"y"}))
 
 

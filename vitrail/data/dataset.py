@@ -1,4 +1,4 @@
-"""Any data at a path -> labelled splits whose images are read by index."""
+"""Open the data at a path as labelled splits whose images are read by index."""
 
 from __future__ import annotations
 
@@ -22,55 +22,54 @@ from vitrail.data.splits import DEFAULT_SPLIT, SplitRule, note_leaks
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError, user_path
 
-# Weights of the first format know no more than this many digests of files, those that sort first.
-SKETCH_SIZE = 65_536  # of their own training images
-EARLIER_SKETCH_SIZE = 8_192  # of those that the starting weights had, and theirs
+# Weights files of the first format store at most this many file digests: the smallest ones (a sketch).
+SKETCH_SIZE = 65_536  # of the training images
+EARLIER_SKETCH_SIZE = 8_192  # of the training images of each earlier training (the starting weights and theirs)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Everything that is known about the data before the first batch."""
+    """The splits of a data set and what is known about it before the first batch."""
 
     root: str
     classes: tuple[str, ...]
-    splits: dict[str, Samples]  # "train", "val", "test"; or "all" when nothing was to be split
+    splits: dict[str, Samples]  # "train", "val", "test"; or "all" for data that is not split
     excluded: list[tuple[str, str]]  # (name, why it cannot be used)
-    notes: list[str]  # sentences for the user: what was ignored, and what is odd
-    fingerprint: str  # of names, classes and content; not of the place or the order of listing
-    given_split: bool  # the data came with its own split folders
+    notes: list[str]  # sentences for the user: what was ignored, and what is unusual
+    fingerprint: str  # of names, classes and content; independent of the folder and of the listing order
+    given_split: bool  # the data came with its own splits
     median_size: tuple[int, int]  # (height, width)
     multilabel: bool = False  # an image can have any number of the classes
 
 
 def content_digests(samples: Samples) -> np.ndarray:
-    """What images are recognised by later, uint64 (n,): a digest of their pixels or, where those are not known, of the
-    file."""
+    """Return the digests that identify the images later, uint64 (n,): of the pixels if known, else of the file."""
     return np.where(samples.pixel_digests != 0, samples.pixel_digests, samples.original_digests)
 
 
 def match_digests(samples: Samples, digests: np.ndarray) -> np.ndarray:
-    """Which samples are among the images of these digests, (n,) bool."""
+    """Return which samples are among the images with these digests, bool (n,)."""
     return (np.isin(samples.pixel_digests, digests) & (samples.pixel_digests != 0)) | np.isin(
         samples.original_digests, digests
     )
 
 
-def match_sketch(samples: Samples, known: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which samples are among the images of a sketch, and of which that cannot be told, (n,) bool each.
+def match_sketch(samples: Samples, sketch: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples are in a sketch, and for which it is unknown, bool (n,) each.
 
-    A full sketch, of `size` digests, holds those that sort first: of what sorts after them nothing is known.
+    A full sketch, of `size` digests, has only the smallest digests: nothing is known about larger ones.
     """
-    digests = np.array([int(digest, 16) for digest in known], np.uint64)
-    beyond = samples.original_digests > digests.max() if len(known) >= size else np.zeros(len(samples), bool)
-    return match_digests(samples, digests), beyond
+    digests = np.array([int(digest, 16) for digest in sketch], np.uint64)
+    unknown = samples.original_digests > digests.max() if len(sketch) >= size else np.zeros(len(samples), bool)
+    return match_digests(samples, digests), unknown
 
 
 def bundled_images() -> Path:
-    """2,000 training and 1,000 test images of CIFAR-10, which come with the package."""
+    """Return the archive of 2,000 training and 1,000 test images of CIFAR-10 that comes with the package."""
     return Path(__file__).parent / "bundled" / "cifar10-3000.zip"
 
 
-RuleChooser = Callable[[str, Set[str]], SplitRule | None]  # by the fingerprint, and the splits that the data has
+RuleChooser = Callable[[str, Set[str]], SplitRule | None]  # (fingerprint, splits in the data) -> rule
 
 
 def open_dataset(
@@ -85,56 +84,69 @@ def open_dataset(
     progress: Progress | None = None,
     read: Callable[[Path, list[str]], ImageList | None] | None = None,
 ) -> Dataset:
-    """The data set at `path`; what it is, is seen from what lies there (see `read_source`).
+    """Open the data set at `path` (see `read_source` for what it can be).
 
-    Every image is decoded once and what cannot be used is listed, not swapped or repaired. Splits that the data does
-    not have are made by `rule`, which can be a function that chooses one; without a rule they stay as they are, and
-    unsplit data is one split "all". With `classes` (those of a weights file) labels follow that order, else the order
-    the data states or that of their code points; unless `labelled`, there is one class of all images. Images that the
-    list `quarantine` names are left out before all this; so are links in the data, unless `follow_links`. `read` is
-    for data that can be read in another way; where it gives nothing, the usual way is taken.
+    Every image is decoded once. Images that cannot be used are listed in `excluded`.
+
+    Parameters
+    ----------
+    rule
+        Makes the splits that the data does not have; or a function that returns such a rule. With None the splits stay
+        as they are, and unsplit data is one split "all".
+    max_pixels
+        Larger images are excluded.
+    classes
+        Class names in label order, as in a weights file. With None the order is that of the data, else sorted.
+    labelled
+        With False all images get one label.
+    quarantine
+        A CSV list of images to skip, as `vitrail check` writes it.
+    follow_links
+        Whether to follow links in the data.
+    progress
+        Called with (images scanned, total).
+    read
+        Reads other kinds of data; where it returns None, `read_source` is used.
     """
     notes: list[str] = []
     source = (read(user_path(path), notes) if read else None) or read_source(path, notes, labelled, follow_links)
     needs_train = source.given_split and isinstance(rule, SplitRule)
-    _check_train(source, needs_train, path)  # before the scan: a wrong layout is told at once
-    fewest = 2 if labelled else 1
-    class_list(source, classes, path, fewest)
-    listed = Quarantine.read(quarantine) if quarantine else None
-    found = scan_source(source, max_pixels, progress)
-    problems = {source.entries[row].name: found.problems[row] for row in sorted(found.problems)}
+    _check_train(source, needs_train, path)  # before the scan, which may take long
+    min_classes = 2 if labelled else 1
+    class_list(source, classes, path, min_classes)
+    quarantined = Quarantine.read(quarantine) if quarantine else None
+    scanned = scan_source(source, max_pixels, progress)
+    problems = {source.entries[row].name: scanned.problems[row] for row in sorted(scanned.problems)}
     excluded = source.unreadable + list(problems.items())
-    usable = _usable(source, found, excluded, path, notes)
-    _note_traits(found, usable, notes)
-    if listed is not None:
-        usable = listed.exclude(source.entries, found.digests, usable, notes)
+    usable = _usable(source, scanned, excluded, path, notes)
+    _note_traits(scanned, usable, notes)
+    if quarantined is not None:
+        usable = quarantined.exclude(source.entries, scanned.digests, usable, notes)
     images = source.keep(usable)
     _check_train(images, needs_train, path)
-    names = class_list(images, classes, path, fewest)
-    seen = found.rows(usable)
-    digests = [digest.tobytes() for digest in seen.digests]
-    fingerprint = _fingerprint(images, digests)  # of what the data says, before anything is held out
+    names = class_list(images, classes, path, min_classes)
+    scanned = scanned.rows(usable)
+    digests = [digest.tobytes() for digest in scanned.digests]
+    fingerprint = _fingerprint(images, digests)  # of the data as it is, before it is split
     if rule is not None and not isinstance(rule, SplitRule):
         rule = rule(fingerprint, set(images.splits))
         _check_train(images, source.given_split and rule is not None, path)
     if rule is not None:
         _check_weights(images, path)
-        firsts = [
-            digest.tobytes() for digest in seen.original_digests
-        ]  # an image keeps its side when it is made smaller
-        images = rule.apply(images, firsts, seen.descriptors, notes)
+        originals = [digest.tobytes() for digest in scanned.original_digests]  # a resized image stays in its split
+        images = rule.apply(images, originals, scanned.descriptors, notes)
     if source.given_split or rule is None:
-        _note_absent(images, names, notes)
+        _note_empty_classes(images, names, notes)
     note_leaks(images, digests, notes)
     return Dataset(
         root=os.path.normpath(user_path(path).absolute()),
         classes=names,
-        splits=_samples(images, names, seen, rule is None or rule.group_similar),
+        splits=_samples(images, names, scanned, rule is None or rule.group_similar),
         excluded=excluded,
         notes=notes,
         fingerprint=fingerprint,
         given_split=source.given_split,
-        median_size=(int(np.median(seen.shapes[:, 0])), int(np.median(seen.shapes[:, 1]))),
+        median_size=(int(np.median(scanned.shapes[:, 0])), int(np.median(scanned.shapes[:, 1]))),
         multilabel=source.multilabel,
     )
 
@@ -142,144 +154,149 @@ def open_dataset(
 def scan_source(
     source: ImageList, max_pixels: int, progress: Progress | None = None, *, verify: bool = False
 ) -> ScanResult:
-    """What a look at every image finds; one that stands in two splits, as ImageNet's "real" has, is looked at once.
+    """Return the scan of every image; an image in two splits, as in ImageNet's "real", is scanned once.
 
-    Of packed data an earlier look is known; to `verify` is to read all of it and compare checksums.
+    Packed data comes with its scan. With `verify=True` all its bytes are read and their checksums compared.
     """
     if source.scan is not None:
         if not verify:
             return source.scan
         return replace(source.scan, problems=find_unreadable(source.files, source.entries, progress))
-    once = {entry.name: entry for entry in source.entries}
-    if len(once) == len(source.entries):
+    unique = {entry.name: entry for entry in source.entries}
+    if len(unique) == len(source.entries):
         return scan(source.files, source.entries, max_pixels, progress)
-    found = scan(source.files, list(once.values()), max_pixels, progress)
-    place = {name: row for row, name in enumerate(once)}
-    return found.rows([place[entry.name] for entry in source.entries])
+    scanned = scan(source.files, list(unique.values()), max_pixels, progress)
+    row_of = {name: row for row, name in enumerate(unique)}
+    return scanned.rows([row_of[entry.name] for entry in source.entries])
 
 
 def _check_train(images: ImageList, needed: bool, path: str | Path) -> None:
     if needed and "train" not in images.splits:
-        others = quoted(dict.fromkeys(images.splits))
+        splits = quoted(dict.fromkeys(images.splits))
         kind = "folder" if images.noun == "class folder" else "split"
-        raise UserError(f"'{path}' has images for {others} but none that can be used in a 'train' {kind}")
+        raise UserError(f"'{path}' has images in {splits} but no usable image in a 'train' {kind}")
 
 
 def _check_weights(images: ImageList, path: str | Path) -> None:
     if images.weights is not None and not any(
         weight for weight, split in zip(images.weights, images.splits, strict=True) if split in ("train", UNSPLIT)
     ):
-        raise UserError(f"'{path}' gives every training image a weight of 0: nothing would be learned")
+        raise UserError(f"'{path}' has a weight of 0 for every training image; give some images a positive weight")
 
 
 def _usable(
-    source: ImageList, found: ScanResult, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
+    source: ImageList, scanned: ScanResult, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
 ) -> list[int]:
-    """The rows of the images that can be decoded; the rest, and classes that have nothing else, are noted."""
-    check_readable(source, found, path)
-    rows = usable_rows(source, found, path)
+    """Return the rows of usable images. Note the other images, and classes without usable images."""
+    check_readable(source, scanned, path)
+    rows = usable_rows(source, scanned, path)
     broken = [(name, reason) for name, reason in excluded if not reason.startswith(NOT_FOUND)]
     missing = [(name, reason) for name, reason in excluded if reason.startswith(NOT_FOUND)]
     if broken:
         name, reason = broken[0]
         kinds = by_extension(name for name, _ in broken)
-        notes.append(f"Left out {counted(len(broken), 'image')} that cannot be used; '{name}': {reason} ({kinds}).")
+        notes.append(f"Skipped {counted(len(broken), 'image')} that cannot be used ({kinds}); '{name}': {reason}.")
     if missing:
         name, reason = missing[0]
         notes.append(f"Missing: {counted(len(missing), 'file')}; '{shorten(name)}': {reason}.")
     lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
     if lost and not source.multilabel:
-        notes.append(f"No image can be used in the {plural(source.noun)} {quoted(labels[0] for labels in lost)}.")
+        notes.append(f"No usable image in the {plural(source.noun)} {quoted(labels[0] for labels in lost)}.")
     return rows
 
 
-def usable_rows(source: ImageList, found: ScanResult, path: str | Path) -> list[int]:
-    """The rows of the images that can be decoded, of which there must be one."""
-    rows = [row for row in range(len(source.entries)) if row not in found.problems]
+def usable_rows(source: ImageList, scanned: ScanResult, path: str | Path) -> list[int]:
+    """Return the rows of the images that can be decoded; raise UserError if there is none."""
+    rows = [row for row in range(len(source.entries)) if row not in scanned.problems]
     if not rows:
-        row, reason = next(iter(found.problems.items()))
+        row, reason = next(iter(scanned.problems.items()))
         name = source.entries[row].name
-        raise UserError(f"'{path}' has no image that can be used, of {len(found.problems):,}; '{name}': {reason}")
+        raise UserError(f"'{path}' has no usable image among {len(scanned.problems):,}; '{name}': {reason}")
     return rows
 
 
-def check_readable(source: ImageList, found: ScanResult, path: str | Path) -> None:
-    """That at least half of the images can be read: what is left of others is hardly the data that was meant."""
+def check_readable(source: ImageList, scanned: ScanResult, path: str | Path) -> None:
+    """Raise UserError if most images cannot be read: then `path` is hardly the data that the user means."""
     bad = {
-        source.entries[row].name: why for row, why in sorted(found.problems.items()) if not why.startswith(NOT_FOUND)
+        source.entries[row].name: reason
+        for row, reason in sorted(scanned.problems.items())
+        if not reason.startswith(NOT_FOUND)
     }
-    left = len(usable_rows(source, found, path))
-    if len(bad) <= left:
+    usable = len(usable_rows(source, scanned, path))
+    if len(bad) <= usable:
         return
     name, reason = next(iter(bad.items()))
     raise UserError(
-        f"'{path}' has {counted(len(bad), 'image')} that cannot be read ({by_extension(bad)}) and {left:,} that can; "
-        f"'{name}': {reason}. vitrail reads {SUPPORTED_FORMATS}: mend, convert or remove them"
+        f"'{path}' has {counted(len(bad), 'image')} that cannot be read ({by_extension(bad)}) and only {usable:,} that "
+        f"can; '{name}': {reason}. Repair, convert or remove them. vitrail reads {SUPPORTED_FORMATS}"
     )
 
 
-def _note_traits(found: ScanResult, usable: Sequence[int], notes: list[str]) -> None:
-    """What is read in part, or in a way that the data does not fix."""
+def _note_traits(scanned: ScanResult, usable: Sequence[int], notes: list[str]) -> None:
+    """Note images of which only a part is read, or whose range of values is a guess."""
     for trait, what in (
-        (Trait.ANIMATED, "with several frames or pages, of which the first is used"),
-        (Trait.WIDE, "with 32 bits a pixel: values beyond the usual range are stretched image by image"),
+        (Trait.ANIMATED, "with several frames or pages; only the first is used"),
+        (Trait.WIDE, "with 32 bits per pixel; values outside the usual range are rescaled per image"),
     ):
-        number = int(np.count_nonzero(found.traits[list(usable)] & trait))
+        number = int(np.count_nonzero(scanned.traits[list(usable)] & trait))
         if number:
-            notes.append(f"There are {counted(number, 'image')} {what}.")
+            notes.append(f"{counted(number, 'image')} {what}.")
 
 
-def _note_absent(images: ImageList, classes: tuple[str, ...], notes: list[str]) -> None:
+def _note_empty_classes(images: ImageList, classes: tuple[str, ...], notes: list[str]) -> None:
     for split in dict.fromkeys(images.splits):
-        sets = {labels for labels, other in zip(images.labels, images.splits, strict=True) if other == split}
+        sets = {labels for labels, name in zip(images.labels, images.splits, strict=True) if name == split}
         present = {name for labels in sets for name in labels}
         absent = [name for name in classes if name not in present]
         if absent:
             notes.append(f"The {split} split has no images of {quoted(absent)}.")
 
 
-def _samples(images: ImageList, classes: tuple[str, ...], seen: ScanResult, alike: bool) -> dict[str, Samples]:
-    """`alike`: whether likeness counts."""
+def _samples(
+    images: ImageList, classes: tuple[str, ...], scanned: ScanResult, keep_descriptors: bool
+) -> dict[str, Samples]:
+    """Return the samples of each split."""
     index = {name: number for number, name in enumerate(classes)}
-    digests, firsts, pixels = map(_first_eight, (seen.digests, seen.original_digests, seen.original_pixel_digests))
-    areas = seen.shapes.astype(np.int64).prod(axis=1)
+    columns = scanned.digests, scanned.original_digests, scanned.original_pixel_digests
+    digests, original_digests, pixel_digests = map(_as_integers, columns)
+    areas = scanned.shapes.astype(np.int64).prod(axis=1)
     splits = {}
     for split in dict.fromkeys(("train", "val", "test", *images.splits)):
-        rows = [row for row, other in enumerate(images.splits) if other == split]
+        rows = [row for row, name in enumerate(images.splits) if name == split]
         if not rows:
             continue
         labels = [[index[name] for name in images.labels[row]] for row in rows]
-        several = images.multilabel or split == "real" or any(len(own) != 1 for own in labels)
+        has_sets = images.multilabel or split == "real" or any(len(numbers) != 1 for numbers in labels)
         weights = np.ones(len(rows)) if images.weights is None else np.array([images.weights[row] for row in rows])
         if weights.any():
-            weights = weights / weights.mean()  # so that the scale of the weights is not one of the learning rate
+            weights = weights / weights.mean()  # their scale would act as a factor of the learning rate
         splits[split] = Samples(
             classes,
             images.files,
             Texts.of(images.entries[row].name for row in rows),
-            np.array([own[0] if own else -1 for own in labels], np.int64),
-            LabelSets.of(labels) if several else None,
+            np.array([numbers[0] if numbers else -1 for numbers in labels], np.int64),
+            LabelSets.of(labels) if has_sets else None,
             weights.astype(np.float32),
             digests[rows],
-            firsts[rows],
-            pixels[rows],
+            original_digests[rows],
+            pixel_digests[rows],
             areas[rows],
             None if images.groups is None else Texts.of(images.groups[row] for row in rows),
-            seen.descriptors[rows] if alike else None,
+            scanned.descriptors[rows] if keep_descriptors else None,
         )
     return splits
 
 
-def _first_eight(digests: np.ndarray) -> np.ndarray:
-    """Of digests in bytes, (n, 8 or more): as numbers, uint64 (n,)."""
+def _as_integers(digests: np.ndarray) -> np.ndarray:
+    """Return the first eight bytes of digests, uint8 (n, >= 8), as uint64 (n,)."""
     return np.ascontiguousarray(digests[:, :8]).view(">u8")[:, 0].astype(np.uint64)
 
 
 def _fingerprint(images: ImageList, digests: list[bytes]) -> str:
-    """Of names, classes, content, and what a table says of splits, groups and weights."""
-    whole = hashlib.blake2b(digest_size=16)
+    """Return a digest of names, classes, content, and the splits, groups and weights that a table gives."""
+    fingerprint = hashlib.blake2b(digest_size=16)
     for row, (entry, labels, digest) in enumerate(zip(images.entries, images.labels, digests, strict=True)):
-        said = [column[row] for column in (images.groups, images.weights) if column is not None]
-        text = "\0".join((entry.name, *labels, images.splits[row], *map(str, said), ""))
-        whole.update(text.encode("utf-8", "surrogateescape") + digest)
-    return whole.hexdigest()
+        values = [column[row] for column in (images.groups, images.weights) if column is not None]
+        text = "\0".join((entry.name, *labels, images.splits[row], *map(str, values), ""))
+        fingerprint.update(text.encode("utf-8", "surrogateescape") + digest)
+    return fingerprint.hexdigest()

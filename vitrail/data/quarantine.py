@@ -1,7 +1,7 @@
-"""The list of images that training leaves out: `vitrail check` writes it, and people may edit it.
+"""The list of images to exclude from training: `vitrail check` writes it, and people may edit it.
 
-A CSV table with the columns name, digest and reason. An image is left out when both its name and its content are
-those of a row, so a file that was mended or replaced is used again; a row without a digest leaves out by name alone.
+A CSV table with the columns name, digest and reason. An image is excluded if both its name and its content match a
+row, so an image that was repaired or replaced is used again. A row without a digest matches by name alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ UNREAD = "0" * 32
 
 
 class QuarantineRow(NamedTuple):
+    """One image to exclude."""
+
     name: str
-    digest: str  # hexadecimal, of the content; UNREAD for what could not be read; empty: whatever the content
+    digest: str  # of the content, hexadecimal; UNREAD if it could not be read; empty: any content
     reason: str
 
 
@@ -38,45 +40,50 @@ def write_quarantine(path: Path, rows: Sequence[QuarantineRow]) -> None:
 
 @dataclass(frozen=True)
 class Quarantine:
+    """The digests of the images to exclude, by name."""
+
     path: str
     digests: dict[str, str]  # name -> digest
 
     @classmethod
     def read(cls, path: str | Path) -> Quarantine:
+        """Read a quarantine list; raise UserError if it is not one."""
         with os_errors_as(f"the quarantine list '{path}' cannot be read"):
             text = read_file(user_path(path)).decode("utf-8-sig", "surrogateescape")
         try:
             rows = list(read_csv_rows(text))
         except csv.Error as error:
-            raise UserError(f"the quarantine list '{path}' is not a proper CSV table: {error}") from None
+            raise UserError(f"the quarantine list '{path}' is not a valid CSV table: {error}") from None
         titles = [title.strip().lower() for title in rows[0]] if rows else []
         if not {"name", "digest"} <= set(titles):
-            raise UserError(f"the quarantine list '{path}' needs the columns name and digest in its first row")
+            raise UserError(f"the quarantine list '{path}' must have the columns 'name' and 'digest' in its first row")
         name, digest = titles.index("name"), titles.index("digest")
-        listed: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for number, row in enumerate(rows[1:], 2):
             if len(row) <= max(name, digest) or not re.fullmatch(r"([0-9a-fA-F]{32})?", row[digest].strip()):
-                raise UserError(f"the quarantine list '{path}' has no name and digest of 32 digits in row {number}")
-            listed[unescape_cell(row[name])] = row[digest].strip().lower()
-        return cls(str(path), listed)
+                raise UserError(
+                    f"the quarantine list '{path}' needs a name and a digest of 32 hexadecimal digits in row {number}"
+                )
+            digests[unescape_cell(row[name])] = row[digest].strip().lower()
+        return cls(str(path), digests)
 
     def exclude(
         self, entries: Sequence[Entry], digests: np.ndarray, rows: Sequence[int], notes: list[str]
     ) -> list[int]:
-        """The `rows` that are not listed; what was done is noted."""
+        """Return the `rows` that are not in the list, and note what was excluded."""
         if not self.digests:
             return list(rows)
-        found = {row for row, entry in enumerate(entries) if entry.name in self.digests}
-        same = {row for row in found if self.digests[entries[row].name] in ("", digests[row].tobytes().hex())}
-        kept = [row for row in rows if row not in same]
+        listed = {row for row, entry in enumerate(entries) if entry.name in self.digests}
+        matches = {row for row in listed if self.digests[entries[row].name] in ("", digests[row].tobytes().hex())}
+        kept = [row for row in rows if row not in matches]
         if not kept:
-            raise UserError(f"'{self.path}' lists every image that can be used: nothing is left")
-        if not found:
-            notes.append(f"'{self.path}' lists no image of this data: was it made for another?")
+            raise UserError(f"'{self.path}' excludes every usable image; remove rows from it")
+        if not listed:
+            notes.append(f"'{self.path}' lists no image of this data; was it made for other data?")
         if len(kept) < len(rows):
-            notes.append(f"Left out {counted(len(rows) - len(kept), 'image')} that '{self.path}' lists.")
-        changed = [entries[row].name for row in sorted(set(rows) & (found - same))]
+            notes.append(f"Skipped {counted(len(rows) - len(kept), 'image')} listed in '{self.path}'.")
+        changed = [entries[row].name for row in sorted(set(rows) & (listed - matches))]
         if changed:
-            which = f"{counted(len(changed), 'image')} that '{self.path}' lists"
-            notes.append(f"Used {which}, since the content is another one now: {quoted(changed)}.")
+            which = f"{counted(len(changed), 'image')} listed in '{self.path}'"
+            notes.append(f"Used {which}, because the content has changed: {quoted(changed)}.")
         return kept

@@ -1,4 +1,4 @@
-"""One split: labels, weights and names beside each other, and the bytes of an image by its index."""
+"""One split: labels, weights and names as arrays, and the bytes of an image by its index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.data.files import Files
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Many texts in one buffer and not a list, so that loader workers share it and stay small."""
+    """Many strings in one buffer, so that loader workers share the memory and stay small."""
 
     buffer: bytes
     starts: np.ndarray  # int64 (n + 1,)
@@ -30,7 +30,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """Any number of labels for each image, one after the other."""
+    """Any number of labels per image, stored one after the other."""
 
     values: np.ndarray  # int64
     starts: np.ndarray  # int64 (n + 1,)
@@ -46,50 +46,53 @@ class LabelSets:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
+    """The images of one split, with one array entry per image."""
+
     classes: tuple[str, ...]
     files: Files
     names: Texts
-    labels: np.ndarray  # int64 (n,): index in classes; where there are sets, their first label or -1
-    sets: LabelSets | None  # none: every image has exactly one label
+    labels: np.ndarray  # int64 (n,): index in `classes`; if there are `sets`, the first label or -1
+    sets: LabelSets | None  # None: every image has exactly one label
     weights: np.ndarray  # float32 (n,)
-    digests: np.ndarray  # uint64 (n,): of the content
-    original_digests: np.ndarray  # uint64 (n,): the same before packing made the images smaller
-    pixel_digests: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0 where that is not known
+    digests: np.ndarray  # uint64 (n,): of the file
+    original_digests: np.ndarray  # uint64 (n,): the same, before `vitrail pack` resized the images
+    pixel_digests: np.ndarray  # uint64 (n,): of the pixels, also before packing; 0: unknown
     areas: np.ndarray  # int64 (n,): height times width
-    groups: Texts | None = None  # names of what belongs together; none: the data has no such column
-    descriptors: np.ndarray | None = None  # int8 (n, 64), see `similar.look`; none: likeness does not count
+    groups: Texts | None = None  # group names; None: the data has no groups
+    descriptors: np.ndarray | None = None  # int8 (n, 64), see `similar.descriptor`; None: similarity is not used
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "descriptors": None}  # other processes read images, and need not compare them
+        return {**self.__dict__, "descriptors": None}  # loader processes read images and do not compare them
 
     def __repr__(self) -> str:
         return f"<{len(self):,} images of {len(self.classes):,} classes>"
 
     def name(self, index: int) -> str:
-        """What the data calls an image: mostly its path under the root."""
+        """Return the name of an image in the data, usually its path under the root."""
         return self.names[range(len(self))[index]]
 
     def read(self, index: int) -> bytes:
-        """The encoded image; raises OSError when it cannot be had."""
+        """Return the encoded image; raise OSError if it cannot be read."""
         return self.files.read(self.name(index))
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
-        """One label each, int64 (B,); or, where an image has any number of them, 0 and 1 for each class, (B, K)."""
+        """Return the labels, int64 (B,); with `sets` a multi-hot matrix, uint8 (B, K)."""
         if self.sets is None:
             return self.labels[indices]
-        marked = np.zeros((len(indices), len(self.classes)), np.uint8)
+        multi_hot = np.zeros((len(indices), len(self.classes)), np.uint8)
         for row, index in enumerate(indices):
-            marked[row, self.sets[index]] = 1
-        return marked
+            multi_hot[row, self.sets[index]] = 1
+        return multi_hot
 
     def weights_of(self, indices: np.ndarray) -> np.ndarray:
-        """How much each image counts in training, float32 (B,)."""
+        """Return the training weights of images, float32 (B,)."""
         return self.weights[indices]
 
     def subset(self, indices: Iterable[int]) -> Samples:
+        """Return the samples at these indices, in this order."""
         chosen = np.array([int(index) for index in indices], np.int64)
         columns = ("labels", "weights", "digests", "original_digests", "pixel_digests", "areas")
         return replace(

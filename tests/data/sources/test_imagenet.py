@@ -24,7 +24,7 @@ scipy_io = pytest.importorskip("scipy.io")
 GOLDFISH, SALAMANDER, SCHOOLBUS = "n01443537", "n01629819", "n04146614"
 NAMES = ("n01443537 goldfish", "n01629819 European fire salamander", "n04146614 school bus")
 WORDS = {GOLDFISH: "goldfish, Carassius auratus", SALAMANDER: "European fire salamander, x", SCHOOLBUS: "school bus"}
-VTAB_1K_LISTS = [f"n{number:08d}" for number in range(1000)]
+WNIDS = [f"n{number:08d}" for number in range(1000)]
 
 
 def read(place: Path) -> tuple[ImageList, list[str]]:
@@ -239,8 +239,8 @@ def test_the_published_real_labels() -> None:
 
 @pytest.mark.slow
 def test_the_split_real_of_a_data_set(tmp_path: Path) -> None:
-    root = imagenet(tmp_path / "x", VTAB_1K_LISTS)
-    solution = "".join(f"ILSVRC2012_val_{number:08d},{VTAB_1K_LISTS[number]} 1 2 3 4\n" for number in (1, 2, 3))
+    root = imagenet(tmp_path / "x", WNIDS)
+    solution = "".join(f"ILSVRC2012_val_{number:08d},{WNIDS[number]} 1 2 3 4\n" for number in (1, 2, 3))
     (root / "LOC_val_solution.csv").write_text(solution)
     (root / "real.json").write_text("[[1, 7], [], [999, 3, 999]]")
     data = open_dataset(root)
@@ -254,7 +254,7 @@ def test_the_split_real_of_a_data_set(tmp_path: Path) -> None:
 
 
 def test_real_labels_of_a_val_alone() -> None:
-    sides = {"real.json": b"[[1, 7]]", "LOC_synset_mapping.txt": "\n".join(f"{w} x, y" for w in VTAB_1K_LISTS).encode()}
+    sides = {"real.json": b"[[1, 7]]", "LOC_synset_mapping.txt": "\n".join(f"{w} x, y" for w in WNIDS).encode()}
     found = read_imagenet(Root(Listed(["val/ILSVRC2012_val_00000001.JPEG"], sides), "x"), [])  # type: ignore[arg-type]
     assert found is not None and found.splits == ["real"]
     assert found.labels == [("n00000001 x", "n00000007 x")]
@@ -269,7 +269,7 @@ def test_real_labels_that_do_not_fit(tmp_path: Path) -> None:
     found, notes = read(root)
     assert "real" not in found.splits
     assert "Ignored 'real.json': its labels are of all 1,000 classes of ImageNet, and here are 3." in notes
-    names = [*(f"train/{wnid}/1.JPEG" for wnid in VTAB_1K_LISTS), "val/ILSVRC2012_val_00000001.JPEG"]
+    names = [*(f"train/{wnid}/1.JPEG" for wnid in WNIDS), "val/ILSVRC2012_val_00000001.JPEG"]
     for data in (b"{}", b"[1]", b"[[1000]]", b"[[true]]", b"[[-1]]", b"[[0.5]]", b"[" * 9999, b"\xff"):
         with pytest.raises(UserError, match=r"'x/real.json' is not a list of lists of class numbers from 0 to 999$"):
             read_imagenet(Root(Listed(names, {"real.json": data}), "x"), [])  # type: ignore[arg-type]

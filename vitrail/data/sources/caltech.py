@@ -1,4 +1,4 @@
-"""Caltech-101 as it is published: class folders, and one of images of no class."""
+"""Caltech-101 in its published layout: class folders, and one folder of background images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKGROUND = "BACKGROUND_Google"
 
 
 def read_caltech(root: Root, notes: list[str]) -> ImageList | None:
-    """101_ObjectCategories/<class>/image_0001.jpg."""
+    """Read 101_ObjectCategories/<class>/image_0001.jpg."""
     folders = root.folders()
     if root.name != CALTECH and not {BACKGROUND, "Faces_easy"} <= set(folders):
         return None
@@ -22,10 +22,10 @@ def read_caltech(root: Root, notes: list[str]) -> ImageList | None:
     notes.append("Read as Caltech-101 in its original layout.")
     listing = root.listing
     images = [entry for entry in listing.images if not entry.name.startswith(f"{BACKGROUND}/")]
-    left = len(listing.images) - len(images)
-    if left:
-        notes.append(f"Left out {counted(left, 'image')} of '{BACKGROUND}', which is no class.")
-    inside = [folder for folder in listing.folders if folder != BACKGROUND]
-    classes = Root(root.files, root.path)
-    classes.listing = replace(listing, images=images, folders=inside)
-    return read_class_folders(classes, {}, notes)
+    skipped = len(listing.images) - len(images)
+    if skipped:
+        notes.append(f"Skipped {counted(skipped, 'image')} in '{BACKGROUND}', which is not a class.")
+    class_root = Root(root.files, root.path)
+    class_folders = [folder for folder in listing.folders if folder != BACKGROUND]
+    class_root.listing = replace(listing, images=images, folders=class_folders)
+    return read_class_folders(class_root, {}, notes)

@@ -1,8 +1,7 @@
-"""Which kind of data lies at a path.
+"""Find out which kind of data is at a path, and read it as an `ImageList`.
 
-A source is a function that looks at a place and gives what it holds, image by image, as an ImageList: how to read the
-bytes, the split, the classes. One that does not find its own kind there gives nothing, and the next one looks. To add
-a data set is to write such a function, and to name it in LAYOUTS.
+Each reader takes a `Root` and returns an ImageList, or None if the data is not of its kind; then the next reader is
+tried. To add a data set, write such a function and list it in LAYOUTS.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from vitrail.data.sources.root import Root
 from vitrail.data.sources.split_lists import read_textures, read_vtab_1k
 from vitrail.errors import UserError, did_you_mean_path, os_errors_as, user_path
 
-Source = Callable[[Root, list[str]], ImageList | None]
-# Standard data sets in the layouts they are published in, seen from what lies in a folder or a .zip archive. The first
-# that knows the place as its own counts; where none does, folders are classes.
-LAYOUTS: tuple[Source, ...] = (
+Reader = Callable[[Root, list[str]], ImageList | None]
+# Readers of standard data sets in their published layouts, in a folder or a .zip archive. The first that returns an
+# ImageList wins; if none does, folders are classes.
+LAYOUTS: tuple[Reader, ...] = (
     read_cifar,
     read_flowers,
     read_pets,
@@ -39,7 +38,7 @@ LAYOUTS: tuple[Source, ...] = (
     read_tiny,
     read_imagenet,
 )
-# What their archives unpack to: one step further in, when a path names the folder around them.
+# Folder names that their archives unpack to. They are also found inside the folder that a path names.
 UNPACKED = frozenset(
     (
         *(version.folder for version in VERSIONS),
@@ -47,64 +46,72 @@ UNPACKED = frozenset(
         *("caltech-101", "caltech101", CALTECH),
     )
 )
-DEEPEST = 2  # caltech-101/101_ObjectCategories
+MAX_DEPTH = 2  # caltech-101/101_ObjectCategories
 
 
 def read_source(path: str | Path, notes: list[str], labelled: bool = True, follow: bool = True) -> ImageList:
-    """What lies at `path`, without decoding an image. Unless `labelled`, all images have one label, and folders need
-    not be classes. Unless `follow`, links in a folder, and rows of a table that lead over links, are left out."""
-    found = _read(path, notes, read_folders if labelled else read_unlabelled, follow)
-    return found if labelled else replace(found, labels=[NO_LABEL] * len(found.entries), classes=None, multilabel=False)
+    """Return the images at `path` without decoding any.
+
+    With `labelled=False` all images get one label, and folders need not be classes. With `follow=False` links in a
+    folder are skipped, and so are table rows that lead over links.
+    """
+    images = _read(path, notes, read_folders if labelled else read_unlabelled, follow)
+    if labelled:
+        return images
+    return replace(images, labels=[NO_LABEL] * len(images.entries), classes=None, multilabel=False)
 
 
-def _read(path: str | Path, notes: list[str], of_folders: Source, follow: bool) -> ImageList:
-    place = user_path(path)
-    _check_there(place, path)
-    if is_packed(place):
-        return read_packed(place, notes)
-    if is_parquet(place):
-        return read_parquet(place, notes)
-    if is_manifest(place):
-        return read_manifest(place, notes, follow)
-    if place.is_dir() or place.suffix.lower() == ".zip":
-        root = Root.at(place, follow)
-        standard = _read_layout(root, notes, DEEPEST)
+def _read(
+    path: str | Path, notes: list[str], read_other: Callable[[Root, list[str]], ImageList], follow: bool
+) -> ImageList:
+    full_path = user_path(path)
+    _check_exists(full_path, path)
+    if is_packed(full_path):
+        return read_packed(full_path, notes)
+    if is_parquet(full_path):
+        return read_parquet(full_path, notes)
+    if is_manifest(full_path):
+        return read_manifest(full_path, notes, follow)
+    if full_path.is_dir() or full_path.suffix.lower() == ".zip":
+        root = Root.at(full_path, follow)
+        standard = _read_layout(root, notes, MAX_DEPTH)
         root.path = str(path)
-        found = standard or of_folders(root, notes)
-    else:
-        found = read_cifar_tar(place, notes) if is_tar(place) else None
-    if found is not None:
-        return found
-    if is_image_name(place.name):
-        raise UserError(f"'{path}' is a single image; give the folder that holds a folder of images for each class")
-    known = "a folder, a .zip archive of class folders, a .csv table, a .parquet file or a .tar.gz archive of CIFAR"
-    raise UserError(f"'{path}' is not a data set; that would be {known}")
+        return standard or read_other(root, notes)
+    if is_tar(full_path) and (images := read_cifar_tar(full_path, notes)):
+        return images
+    if is_image_name(full_path.name):
+        raise UserError(f"'{path}' is a single image; use a folder that has one folder of images per class")
+    raise UserError(
+        f"'{path}' is not a data set; use a folder, a .zip archive of class folders, a .csv table, a .parquet file or "
+        "a .tar.gz archive of CIFAR"
+    )
 
 
-def _check_there(place: Path, path: str | Path) -> None:
+def _check_exists(full_path: Path, path: str | Path) -> None:
     with os_errors_as(f"'{path}' cannot be opened"):
-        if place.is_dir():
-            with os.scandir(place):
+        if full_path.is_dir():
+            with os.scandir(full_path):
                 pass
-        elif not place.exists():
-            raise UserError(f"'{path}' does not exist{did_you_mean_path(place)}")
+        elif not full_path.exists():
+            raise UserError(f"'{path}' does not exist{did_you_mean_path(full_path)}")
 
 
-def read_standard(place: Path, notes: list[str], follow: bool = True) -> ImageList | None:
-    """The standard data set in a folder or an archive, with the split and classes it is known by, or nothing."""
-    if is_tar(place):
-        return read_cifar_tar(place, notes)
-    return _read_layout(Root.at(place, follow), notes, DEEPEST)
+def read_standard(path: Path, notes: list[str], follow: bool = True) -> ImageList | None:
+    """Return the standard data set in a folder or an archive, with its published splits and classes, or None."""
+    if is_tar(path):
+        return read_cifar_tar(path, notes)
+    return _read_layout(Root.at(path, follow), notes, MAX_DEPTH)
 
 
-def _read_layout(root: Root, notes: list[str], steps: int) -> ImageList | None:
+def _read_layout(root: Root, notes: list[str], depth: int) -> ImageList | None:
     for read in LAYOUTS:
-        found = read(root, notes)
-        if found is not None:
-            return found
-    folders = root.folders() if steps else []
-    inner = folders if len(folders) == 1 else [folder for folder in folders if folder in UNPACKED]
-    sets = {name: each for name in inner if (each := _read_layout(root.under(name), notes, steps - 1)) is not None}
-    if len(sets) > 1:
-        raise UserError(f"'{root.path}' holds several data sets, {quoted(sets)}; give the folder of one of them")
-    return next(iter(sets.values()), None)
+        images = read(root, notes)
+        if images is not None:
+            return images
+    folders = root.folders() if depth else []
+    candidates = folders if len(folders) == 1 else [folder for folder in folders if folder in UNPACKED]
+    inner = {name: _read_layout(root.under(name), notes, depth - 1) for name in candidates}
+    data_sets = {name: images for name, images in inner.items() if images is not None}
+    if len(data_sets) > 1:
+        raise UserError(f"'{root.path}' has several data sets, {quoted(data_sets)}; use the folder of one of them")
+    return next(iter(data_sets.values()), None)

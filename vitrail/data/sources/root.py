@@ -1,4 +1,4 @@
-"""The place where a data set lies, and the lists of names, classes and splits that it keeps beside its images."""
+"""The folder or archive of a data set, and its lists of names, classes and splits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Tree = FolderFiles | ZipFiles
 
 
 class Root:
-    """A folder or a .zip archive, or a folder in one, where a data set may lie."""
+    """A folder, a .zip archive, or a folder inside one, that may hold a data set."""
 
     def __init__(self, files: Tree, path: str) -> None:
         self.files = files
-        self.path = path  # as the user knows it
+        self.path = path  # as the user typed it
 
     @classmethod
-    def at(cls, place: Path, follow: bool = True) -> Root:
-        """Of a folder or an archive. Unless `follow`, links in a folder are left out."""
-        full = str(place.absolute())
-        zipped = not place.is_dir() and place.suffix.lower() == ".zip"
-        return cls(ZipFiles(full) if zipped else FolderFiles(full, follow), str(place))
+    def at(cls, path: Path, follow: bool = True) -> Root:
+        """Open a folder or a .zip archive. With `follow=False`, links in a folder are skipped."""
+        full_path = str(path.absolute())
+        zipped = not path.is_dir() and path.suffix.lower() == ".zip"
+        return cls(ZipFiles(full_path) if zipped else FolderFiles(full_path, follow), str(path))
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class Root:
         return Root(self.files.under(folder), f"{self.path}/{folder}") if folder else self
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
         if isinstance(self.files, FolderFiles):
             return (Path(self.files.root) / name).is_file()
         try:
@@ -51,28 +51,27 @@ class Root:
         return True
 
     def has_all(self, title: str, files: Mapping[str, str]) -> bool:
-        """Whether the files lie here that a data set comes with, name -> what each is for. Some without the others are
-        an error."""
-        there = [name for name in files if self.has(name)]
-        for name, use in files.items():
-            if there and name not in there:
-                raise UserError(f"'{self.path}' is {title} without '{name}'{use}")
-        return bool(there)
+        """Whether all of `files` (name -> its purpose, for the message) exist. If only some do, that is an error."""
+        present = [name for name in files if self.has(name)]
+        for name, purpose in files.items():
+            if present and name not in present:
+                raise UserError(f"'{self.path}' looks like {title}, but '{name}' is missing{purpose}")
+        return bool(present)
 
     def folders(self, inside: str = "") -> list[str]:
-        """The names of the folders directly in a folder, which need not exist."""
+        """Return the names of the folders directly inside a folder; none if it does not exist."""
         if isinstance(self.files, FolderFiles):
             return sorted(child.name for child in self._children(inside) if child.is_dir())
         return _direct(self.listing.folders, inside)
 
     def images(self, inside: str) -> list[str]:
-        """The names of the images directly in a folder, which need not exist."""
+        """Return the names of the images directly inside a folder; none if it does not exist."""
         if isinstance(self.files, FolderFiles):
             return sorted(child.name for child in self._children(inside) if is_image_name(child.name))
         return _direct([entry.name for entry in self.listing.images], inside)
 
     def _children(self, inside: str) -> list[os.DirEntry[str]]:
-        """Looked up without the rest of the tree, which may hold a million files and be no standard data set."""
+        """List one folder only: the whole tree may have a million files and be no standard data set."""
         assert isinstance(self.files, FolderFiles)
         try:
             with os.scandir(Path(self.files.root) / inside) as children:
@@ -88,8 +87,12 @@ class Root:
             return self.files.read(name)
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a text file that have something on them."""
-        return text_lines(self.read(name), self.where(name))
+        """Return the non-empty lines of a text file."""
+        try:
+            text = self.read(name).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise UserError(f"{self.where(name)} is not UTF-8 text") from None
+        return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _direct(names: list[str], inside: str) -> list[str]:
@@ -98,51 +101,42 @@ def _direct(names: list[str], inside: str) -> list[str]:
     return [name for name in inner if "/" not in name]
 
 
-def text_lines(data: bytes, where: str) -> list[str]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{where} is not UTF-8 text") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def annotated(
+def annotated_images(
     root: Root,
     folder: str,
-    listed: dict[str, tuple[str, str]],
+    annotations: dict[str, tuple[str, str]],
     classes: tuple[str, ...],
     notes: list[str],
 ) -> ImageList:
-    """The images of `folder` that side files list, as name -> (split, class)."""
+    """Return the images in `folder` that annotation files list, as name -> (split, class)."""
     images = {entry.name: entry for entry in root.listing.images if entry.name.startswith(f"{folder}/")}
-    extra = sorted(images.keys() - listed.keys())
+    extra = sorted(images.keys() - annotations.keys())
     if extra:
-        notes.append(f"Ignored {counted(len(extra), 'image')} that the annotations do not name: {quoted(extra)}.")
+        notes.append(f"Ignored {counted(len(extra), 'image')} not listed in the annotations: {quoted(extra)}.")
     note_links(root.listing, notes)
     label_of = {name: (name,) for name in classes}  # one tuple for all images of a class
-    present = sorted(images.keys() & listed.keys())
+    present = sorted(images.keys() & annotations.keys())
     if not present:
-        raise UserError(f"'{root.path}/{folder}' has none of the {len(listed):,} images that the annotations name")
+        raise UserError(f"'{root.path}/{folder}' has none of the {len(annotations):,} images listed in the annotations")
     return ImageList(
         root.files,
         [images[name] for name in present],
-        [listed[name][0] for name in present],
-        [label_of[listed[name][1]] for name in present],
+        [annotations[name][0] for name in present],
+        [label_of[annotations[name][1]] for name in present],
         classes=classes,
-        unreadable=unreadable_files(root.listing, listed.keys() - images.keys()),
+        unreadable=unreadable_files(root.listing, annotations.keys() - images.keys()),
     )
 
 
-def unreadable_files(listing: Listing, absent: set[str]) -> list[tuple[str, str]]:
-    """What the folder could not give, and what the annotations name and is not in it."""
-    known = dict(listing.unreadable)
-    return sorted({**dict.fromkeys(absent, ANNOTATED_NOT_FOUND), **known}.items())
+def unreadable_files(listing: Listing, missing: set[str]) -> list[tuple[str, str]]:
+    """Return unreadable files, and files listed in the annotations that do not exist."""
+    return sorted({**dict.fromkeys(missing, ANNOTATED_NOT_FOUND), **dict(listing.unreadable)}.items())
 
 
 def note_links(listing: Listing, notes: list[str]) -> None:
     for names, what in (
-        (listing.outside, "Followed {} out of the data (--no-follow leaves them out): {}."),
-        (listing.not_followed, "Left out {}, which --no-follow asked for: {}."),
+        (listing.outside, "Followed {} to files outside the data: {}. To skip links, pass --no-follow."),
+        (listing.not_followed, "Skipped {} because of --no-follow: {}."),
     ):
         if names:
             notes.append(what.format(counted(len(names), "link"), quoted(names)))
