@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing to complain about, nothing asked of the network, every image there."""
+"""The report in a real browser: no errors, no requests, every image loads."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
 QUIET = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-extensions"
-# What the page would tell if it could: images that did not load, how wide it is, what it asked of any network. (A log
-# of the browser's own would have its calls home, too.)
-ASK = """<script>addEventListener("load", async () => {
+# Reports images that did not load, the page width, and requests. (The browser's own log also has its own requests.)
+PROBE = """<script>addEventListener("load", async () => {
   const images = [...document.images];
-  await Promise.all(images.map(one => one.decode().catch(() => 0)));
-  const broken = images.filter(one => !one.naturalWidth).length;
+  await Promise.all(images.map(image => image.decode().catch(() => 0)));
+  const broken = images.filter(image => !image.naturalWidth).length;
   document.querySelector(".classes button").click();
   const first = document.querySelector(".classes tbody td").textContent;
-  const asked = performance.getEntriesByType("resource").map(one => one.name).filter(one => !one.startsWith("data:"));
+  const addresses = performance.getEntriesByType("resource").map(entry => entry.name);
+  const requests = addresses.filter(address => !address.startsWith("data:"));
   const choice = document.querySelector(".decisions tbody td")?.clientWidth;
-  const told = {images: images.length, broken, wide: document.documentElement.scrollWidth, first, asked, choice};
-  document.body.insertAdjacentHTML("beforeend", "<output>" + JSON.stringify(told) + "</output>");
+  const report = {images: images.length, broken, wide: document.documentElement.scrollWidth, first, requests, choice};
+  document.body.insertAdjacentHTML("beforeend", "<output>" + JSON.stringify(report) + "</output>");
 });</script>"""
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not BROWSER, reason="there is no browser here")]
@@ -56,37 +56,37 @@ def everything() -> ReportFacts:
     return replace(facts, **pictures)
 
 
-def opened(page: Path, width: int) -> tuple[dict[str, Any], str]:
-    """What the page tells, and what the browser complains of."""
-    page.write_text(page.read_text(encoding="utf-8").replace("</body>", ASK + "</body>"), encoding="utf-8")
+def open_page(page: Path, width: int) -> tuple[dict[str, Any], str]:
+    """Return the report of the page, and the console messages of the browser."""
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE + "</body>"), encoding="utf-8")
     options = [f"--window-size={width},900", f"--user-data-dir={page.with_suffix('.profile')}"]
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    for budget in (5_000, 30_000, 120_000):  # milliseconds of its clock: on a busy machine the page may need more
+    for budget in (5_000, 30_000, 120_000):  # milliseconds of virtual time: a busy machine may need more
         command = [BROWSER, *fixed, f"--virtual-time-budget={budget}", *QUIET.split(), *options, "--dump-dom"]
         done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
-        told = json.loads(unescape(done.stdout.rpartition("<output>")[2].partition("</output>")[0]))
-        if isinstance(told, dict):  # else it found only the script that is to tell
+        report = json.loads(unescape(done.stdout.rpartition("<output>")[2].partition("</output>")[0]))
+        if isinstance(report, dict):  # else the output is the script itself
             break
     console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    return told, console
+    return report, console
 
 
 @pytest.mark.parametrize("width", [1100, 500])
-def test_the_page_opens(tmp_path: Path, width: int) -> None:
+def test_the_page_loads(tmp_path: Path, width: int) -> None:
     page = tmp_path / "report.html"
     write_report(page, everything())
-    told, console = opened(page, width)
-    assert told["images"] == 5 and told["broken"] == 0
-    assert told["first"] == "cat"  # sorted by its script, on a click
-    assert told["wide"] <= width and told["choice"] > 60  # or it would break between letters
-    assert console == "" and told["asked"] == []
+    report, console = open_page(page, width)
+    assert report["images"] == 5 and report["broken"] == 0
+    assert report["first"] == "cat"  # sorted by its script, on a click
+    assert report["wide"] <= width and report["choice"] > 60  # narrower cells would break inside words
+    assert console == "" and report["requests"] == []
 
 
-def test_a_fault_would_be_seen(tmp_path: Path) -> None:
+def test_faults_are_detected(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(
         '<body class="classes"><button>x</button><table class="classes"><tbody><tr><td>cat</td></tr></tbody></table>'
         '<img src="http://localhost:9/x.png"><script>console.error("oh")</script></body>'
     )
-    told, console = opened(page, 1100)
-    assert told["broken"] == 1 and "oh" in console and told["asked"] == ["http://localhost:9/x.png"]
+    report, console = open_page(page, 1100)
+    assert report["broken"] == 1 and "oh" in console and report["requests"] == ["http://localhost:9/x.png"]

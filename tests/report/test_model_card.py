@@ -1,4 +1,4 @@
-"""The model card says what the report says, in Markdown that survives any name."""
+"""The model card has the numbers of the report, in Markdown that is safe with any name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrail.tasks.result import percent
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """Cells of every table, its head first; a row that a name has torn apart fails."""
+    """Return the cells of every table, header first. Fails if a name breaks a row."""
     found = []
     for block in text.split("\n\n"):
         if block.startswith("|"):
@@ -27,8 +27,8 @@ def tables(text: str) -> list[list[list[str]]]:
     return found
 
 
-def told(facts: ReportFacts) -> dict[str, str]:
-    """Every row of two cells, by its first."""
+def two_column_rows(facts: ReportFacts) -> dict[str, str]:
+    """Return the second cell of every two-column row by the first."""
     return {row[0]: row[1] for table in tables(model_card(facts)) for row in table if len(row) == 2}
 
 
@@ -43,7 +43,7 @@ def test_the_card_has_the_numbers_of_the_report() -> None:
     card, page = model_card(facts), render_report(facts)
     scores = facts.result.scores
     low, high = map(percent, scores.top1_interval)
-    rows = told(facts)
+    rows = two_column_rows(facts)
     assert rows[f"top-1 accuracy, {low} to {high}"] == percent(scores.top1)
     assert rows["data fingerprint"] == "0123abc" and rows["data: test"] == "200 images"
     for value in (percent(scores.top1), low, high, percent(scores.balanced_accuracy), f"{scores.nll:.3f}"):
@@ -56,7 +56,7 @@ def test_the_card_has_the_numbers_of_the_report() -> None:
 
 
 @pytest.mark.parametrize("first", range(len(EVIL)))
-def test_names_stay_names(first: int, tmp_path: Path) -> None:
+def test_names_are_escaped(first: int, tmp_path: Path) -> None:
     names = [*EVIL[first:], *EVIL[:first], "a | b", "*bold* _it_ [x](http://y) `c`", "line\nbreak", "# head"]
     write_model_card(tmp_path / "model_card.md", full(names))
     text = (tmp_path / "model_card.md").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def test_names_stay_names(first: int, tmp_path: Path) -> None:
     assert tables(text)
 
 
-def test_commands_tell_no_folders_of_a_machine() -> None:
+def test_commands_do_not_contain_private_folders() -> None:
     commands = [
         ["vitrail", "evaluate", "/home/anna/my runs/birds/model.safetensors", "/data/birds"],
         ["vitrail", "predict", "hf-hub:owner/name", "photo.jpg"],
@@ -76,24 +76,24 @@ def test_commands_tell_no_folders_of_a_machine() -> None:
     assert "anna" not in text
 
 
-def test_what_tuning_found_is_told() -> None:
+def test_the_result_of_tuning_is_in_the_card() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=400)
     logits = 4 * (rng.normal(size=(400, 3)) + 2 * np.eye(3)[labels])
     facts = bare(["cat", "dog", "owl"], n=400)
-    assert "answering only" not in model_card(facts)
+    assert "coverage" not in model_card(facts)
     found = tune(logits, labels, 0.9)
     result = SINGLE.result(replace(facts.result.scores, tuned=found))
     text = model_card(replace(facts, result=result, label_errors=(), num_label_errors=7))
-    rows = next(table for table in tables(text) if table[0][0] == "answering only")
+    rows = next(table for table in tables(text) if table[0][0] == "coverage")
     assert rows[1][:2] == [percent(1.0), percent(found.coverage.accuracy[-1])]
     shares = [float(row[0].split("\u202f")[0]) for row in rows[1:]]
     assert shares == sorted(shares, reverse=True) and min(shares) * 4 >= 30
     assert found.abstention is not None and f"from a probability of {found.abstention.threshold:.3f}" in text
-    assert "* The network doubts the label of 7 of 400 images." in text
+    assert "* 7 of 400 labels" in text
 
 
-def test_several_labels() -> None:
+def test_multilabel() -> None:
     text = model_card(tags())
     assert "It says of each of 3 labels whether an image has it." in text
     assert "mean average precision" in text and "top-1" not in text

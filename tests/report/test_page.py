@@ -1,4 +1,4 @@
-"""The report is one complete, safe, self-contained page whatever it is told."""
+"""The report is one complete, safe, self-contained page, whatever its contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitrail.metrics.multilabel import score_multilabel
 from vitrail.metrics.selective import risk_coverage_curve
 from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
-from vitrail.report.page import ReportFacts, ReportImage, render_report, suspicion_sentence, write_report
+from vitrail.report.page import ReportFacts, ReportImage, label_error_sentence, render_report, write_report
 from vitrail.tasks.classification import verdict
 from vitrail.tasks.result import coverage_rows, percent
 from vitrail.tasks.table import prediction_task
@@ -75,21 +75,21 @@ def tags() -> ReportFacts:
     return ReportFacts("title", "subtitle", MULTI.result(scores), "Measured on the test split.")
 
 
-def test_a_report_on_several_labels_shows_rankings_and_no_confusions() -> None:
+def test_a_multilabel_report_has_average_precision_and_no_confusion_matrix() -> None:
     facts = tags()
     scores = facts.result.scores
     words = " ".join("\u202f".join(part.split()) for part in Reader(render_report(facts)).words if part.strip())
     words = words.replace("\u202f", " ").replace(" %", "\u202f%")
     assert f"{percent(scores.mean_ap)} mean average precision" in words
     assert f"would score {percent(scores.chance)}" in words
-    assert "average precision recall precision" in words and "Confusions" not in words
+    assert "average precision recall precision" in words and "Confusion matrix" not in words
     assert f"would go from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
     assert "at a probability of one half" in words
     for one in scores.per_class:
         assert f"{one.name} {percent(one.average_precision)} {percent(one.recall)}" in words
 
 
-def test_thresholds_in_use_are_told_and_worse_ones_are_not() -> None:
+def test_thresholds_in_use_are_reported_and_worse_ones_are_not() -> None:
     facts = tags()
     scores = facts.result.scores
     own = [replace(one, threshold=0.3, count=40) for one in scores.per_class]
@@ -123,7 +123,7 @@ def full(classes: list[str]) -> ReportFacts:
         split_used=word,
         history=[{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "val_top1": 0.4, "val_loss": 1.0}],
         confident_errors=[with_map(picture((32, 32, 3), word, word), word), picture((300, 200, 3))],
-        uncertain=[picture((40, 40, 1))],
+        least_confident=[picture((40, 40, 1))],
         label_errors=[picture((32, 32, 3), word, word)],
         num_label_errors=5,
         decisions=[(word, word, word)],
@@ -137,7 +137,7 @@ def full(classes: list[str]) -> ReportFacts:
     )
 
 
-def test_the_page_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_loads_nothing(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", full(["cat", "dog", "owl"]))
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     read = Reader(text)
@@ -151,15 +151,23 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> No
     found = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
     assert len(found) == len(set(found))
     headings = " ".join(read.words)
-    for name in ("Result", "Training", "Confusions", "Classes", "Calibration", "Most confident mistakes", "Data"):
+    for name in (
+        "Accuracy",
+        "Training curves",
+        "Confusion matrix",
+        "Per-class",
+        "Calibration",
+        "Most confident errors",
+        "Data",
+    ):
         assert name in headings
-    assert "Suspected labels" in headings and "doubts the label of 5 of 60 images" in headings
-    assert sum(a.get("alt") == "what spoke for cat" for tag, a in read.tags if tag == "img") == 1
+    assert "Possible label errors" in headings and "5 of 60 labels" in headings
+    assert sum(a.get("alt") == "evidence for cat" for tag, a in read.tags if tag == "img") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(EVIL)))])
-def test_every_word_is_escaped(first: int, tmp_path: Path) -> None:
+def test_all_text_is_escaped(first: int, tmp_path: Path) -> None:
     classes = EVIL[first:] + EVIL[:first]
     write_report(tmp_path / "report.html", full(classes))
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -171,15 +179,15 @@ def test_every_word_is_escaped(first: int, tmp_path: Path) -> None:
         assert not any(key.startswith("on") for key in attributes)
 
 
-def test_sections_without_facts_are_left_out() -> None:
+def test_empty_sections_are_omitted() -> None:
     headings = " ".join(Reader(render_report(bare(["cat", "dog"]))).words)
-    for name in ("Training", "Most confident mistakes", "Least certain", "Cost", "How it was made", "Use it"):
+    for name in ("Training curves", "Most confident errors", "Least confident", "Cost", "Configuration", "Reproduce"):
         assert name not in headings
     assert "top-5" not in headings
 
 
 def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
-    """Of a network that claims far too much."""
+    """A report on an overconfident network."""
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=n)
     logits = 5 * (rng.normal(size=(n, 3)) + 1.5 * np.eye(3)[labels])
@@ -188,13 +196,13 @@ def tuned(n: int, accuracy: float | None = None) -> ReportFacts:
 
 
 @pytest.mark.slow
-def test_what_tuning_found_is_shown() -> None:
+def test_the_result_of_tuning_is_shown() -> None:
     facts = tuned(600, 0.9)
     words = " ".join(" ".join(Reader(render_report(facts)).words).split())
     found = facts.result.scores.tuned
     assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
     assert "Selective prediction" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
-    assert f"that is answered, at a temperature of {found.temperature:.3g}." in words
+    assert f"lowest accepted probability, at temperature {found.temperature:.3g}." in words
     low, high = facts.result.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.result.scores.nll_interval
@@ -203,7 +211,7 @@ def test_what_tuning_found_is_shown() -> None:
     assert "Selective prediction" not in render_report(tuned(20))  # too few to say anything
 
 
-def test_rows_of_answering_less_are_of_the_curve() -> None:
+def test_rows_of_selective_prediction_lie_on_the_curve() -> None:
     confidence, correct = np.linspace(1, 0, 200, endpoint=False), np.arange(200) < 120
     rows = coverage_rows(risk_coverage_curve(confidence, correct), 200)
     assert [row.share for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
@@ -213,15 +221,14 @@ def test_rows_of_answering_less_are_of_the_curve() -> None:
         assert (confidence >= row.threshold).mean() == pytest.approx(row.share)
 
 
-def test_many_suspects_are_blamed_on_the_network() -> None:
-    few, many = (
-        suspicion_sentence(replace(bare(["cat", "dog"], n=1000), num_label_errors=count)) for count in (10, 500)
-    )
-    assert "come first" in few and "trust" not in few
-    assert "trust the count little" in many
+def test_many_possible_label_errors_are_not_to_be_relied_on() -> None:
+    facts = bare(["cat", "dog"], n=1000)
+    few, many = (label_error_sentence(replace(facts, num_label_errors=count)) for count in (10, 500))
+    assert "10 of 1,000" in few and "500 of 1,000" in many
+    assert percent(facts.result.scores.headline) in many and percent(facts.result.scores.headline) not in few
 
 
-def test_an_absent_class_has_a_dash_and_comes_last() -> None:
+def test_a_class_without_images_has_a_dash_and_comes_last() -> None:
     classes = ["cat", "dog", "owl"]
     labels = np.array([0, 0, 1, 1])
     logits = np.array([[2.0, 1, 0], [0, 2, 1], [0, 2, 1], [1, 2, 0]])
@@ -232,17 +239,17 @@ def test_an_absent_class_has_a_dash_and_comes_last() -> None:
 
 
 @pytest.mark.slow
-def test_many_classes_stay_a_small_page() -> None:
+def test_many_classes_make_a_small_page() -> None:
     text = render_report(bare([f"class {i}" for i in range(300)], n=900))
-    assert "The 20 classes in the most frequent confusions, of 300." in text
+    assert "The 20 most often confused of 300 classes." in text
     assert len(text) < 500_000
     perfect = render_report(bare([f"class {i}" for i in range(300)], n=900, strength=60))
-    assert "No class was taken for another." in perfect
+    assert "No image was assigned to a wrong class." in perfect
 
 
-def test_small_pictures_are_kept_exactly_and_large_ones_shrunk() -> None:
+def test_small_images_are_exact_and_large_ones_are_scaled_down() -> None:
     def decode(image: np.ndarray) -> Image.Image:
-        source = page.picture_source(image)
+        source = page.image_data_uri(image)
         return Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
 
     small = picture((32, 24, 3)).image
@@ -254,7 +261,7 @@ def test_small_pictures_are_kept_exactly_and_large_ones_shrunk() -> None:
     assert decode(picture((65, 3, 3)).image).format == "JPEG"
 
 
-def test_the_verdict_says_what_the_numbers_allow() -> None:
+def test_the_verdict_follows_the_intervals() -> None:
     classes = [f"class {i}" for i in range(4)]
     facts = bare(classes, n=200, strength=2.0)
     low, high = facts.result.scores.top1_interval
@@ -268,13 +275,13 @@ def test_the_verdict_says_what_the_numbers_allow() -> None:
     assert high == 1 and 0.95 < low < 0.97  # no mistake in 100 images does not mean that there are none
 
 
-def test_balanced_test_images_are_compared_with_guessing() -> None:
+def test_a_balanced_test_set_is_compared_with_guessing() -> None:
     labels = np.arange(8) % 4
     logits = 3 * np.eye(4)[labels]
     assert f"Guessing would score {percent(0.25)}." in verdict(score_classification(logits, labels, list("abcd")), None)
 
 
-def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
 

@@ -166,4 +166,8 @@ def test_a_report_shows_what_a_task_of_another_kind_gives():
     for text in (page, card):
         assert "mean intersection over union" in text and "It outlines most of it." in text
         assert "overlap" in text and "70.0\u202f%" in text and "recall" not in text.lower()
-    assert "Validation iou" in render_report(facts) and "Confusions" not in page and "Selective prediction" not in page
+    assert (
+        "Validation iou" in render_report(facts)
+        and "Confusion matrix" not in page
+        and "Selective prediction" not in page
+    )

@@ -1,4 +1,4 @@
-"""A model card in Markdown, from the facts of the report: what weights are, what for, how good, and their limits."""
+"""The model card in Markdown, with the contents of the report."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitrail.report.page import ReportFacts, suspicion_sentence, write_whole
+from vitrail.report.page import ReportFacts, label_error_sentence, write_whole
 from vitrail.tasks.result import percent
 
-CLASSES_NAMED = 200
-WEAKEST = 10
+MAX_CLASSES = 200  # class names listed
+MAX_CLASS_ROWS = 10  # classes in the table, lowest scores first
 FRONT = """---
 library_name: vitrail
 pipeline_tag: image-classification
@@ -19,80 +19,83 @@ pipeline_tag: image-classification
 
 
 def write_model_card(path: str | Path, facts: ReportFacts) -> None:
-    """Write the card; an existing file is replaced only by a complete one."""
+    """Write the card. An existing file is replaced only when the new one is complete."""
     write_whole(path, model_card(facts), "the model card")
 
 
 def model_card(facts: ReportFacts) -> str:
-    names = [one.name for one in facts.result.scores.per_class]
+    """Return the card as Markdown."""
+    names = [class_.name for class_ in facts.result.scores.per_class]
     parts = [
         FRONT,
         f"# {_plain(facts.title)}",
         f"{_plain(facts.subtitle)}.",
-        "## What it is for",
-        f"{facts.result.purpose} It is meant for images like those it was measured on; for others, measure it again "
-        "with `vitrail evaluate`.",
+        "## Intended use",
+        f"{facts.result.purpose} Use it on images like those it was evaluated on. For other images, run "
+        "`vitrail evaluate` first.",
         f"Classes: {_list(names)}",
-        "## How good it is",
-        *_measured(facts),
-        "## Limits",
-        _bullets(_limits(facts)),
-        "## How it was made",
+        "## Evaluation",
+        *_evaluation(facts),
+        "## Limitations",
+        _bullets(_limitations(facts)),
+        "## Training and provenance",
         _table(
-            ("what", "value"), [*facts.card, *((f"data: {name}", value) for name, value in facts.data), *facts.cost]
+            ("property", "value"), [*facts.card, *((f"data: {name}", value) for name, value in facts.data), *facts.cost]
         ),
-        *([_table(("choice", "value", "why"), facts.decisions)] if facts.decisions else []),
-        *(["Use it, repeat it:", "\n".join(_command(one) for one in facts.commands)] if facts.commands else []),
+        *([_table(("automatic choice", "value", "reason"), facts.decisions)] if facts.decisions else []),
+        *(["## Reproduce", "\n".join(_command(command) for command in facts.commands)] if facts.commands else []),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _measured(facts: ReportFacts) -> Iterator[str]:
+def _evaluation(facts: ReportFacts) -> Iterator[str]:
     result = facts.result
-    scores, less = result.scores, result.selective
+    scores, selective = result.scores, result.selective
     yield _plain(facts.split_used)
     low, high = map(percent, scores.interval)
-    rows = [(f"{result.what}, {low} to {high}", percent(scores.headline))]
+    headline = (f"{result.what}, {low} to {high}", percent(scores.headline))
     yield _table(
-        ("measure, with its 95 % interval", "value"), [*rows, *((what, value) for value, what in result.stats)]
+        ("metric, with 95 % confidence interval", "value"), [headline, *((what, value) for value, what in result.stats)]
     )
     yield _plain(" ".join([*result.verdict, result.calibration]))
-    if less is not None and len(less.rows) > 1:
-        shown = [(*map(percent, (one.share, one.right, one.at_least)), f"{one.threshold:.3f}") for one in less.rows]
-        yield _table(("answering only", "right", "at least (95 %)", "from"), shown)
-        at = f"From: the lowest probability that is answered, at a temperature of {less.temperature:.3g}."
-        yield f"{at} {_plain(less.sentence)}".rstrip()
-    few = "" if len(scores.per_class) <= WEAKEST else f", the weakest {WEAKEST} of {len(scores.per_class):,}"
-    yield f"By class{few}:"
+    if selective is not None and len(selective.rows) > 1:
+        rows = [(*map(percent, (row.share, row.right, row.at_least)), f"{row.threshold:.3f}") for row in selective.rows]
+        yield _table(("coverage", "accuracy", "lower bound (95 %)", "threshold"), rows)
+        yield (
+            "Coverage: fraction of images with a prediction. Threshold: lowest accepted probability, at temperature "
+            f"{selective.temperature:.3g}. {_plain(selective.sentence)}"
+        ).rstrip()
+    classes = len(scores.per_class)
+    yield f"Per class, lowest {MAX_CLASS_ROWS} of {classes:,}:" if classes > MAX_CLASS_ROWS else "Per class:"
     columns = [column for column in result.columns if column.in_card]
     yield _table(
         ("class", *(column.heading for column in columns), "images"),
         [
-            (one.name, *(percent(getattr(one, column.key)) for column in columns), f"{one.count:,}")
-            for one in result.classes[:WEAKEST]
+            (class_.name, *(percent(getattr(class_, column.key)) for column in columns), f"{class_.count:,}")
+            for class_ in result.classes[:MAX_CLASS_ROWS]
         ],
     )
 
 
-def _limits(facts: ReportFacts) -> list[str]:
-    told = ["Intervals say what other images of the same kind would change, and nothing about images of another kind."]
+def _limitations(facts: ReportFacts) -> list[str]:
+    sentences = ["Confidence intervals hold for images of the same kind, not for images from another source."]
     if facts.num_label_errors:
-        told.append(suspicion_sentence(facts))
-    return [*told, *facts.notes]
+        sentences.append(label_error_sentence(facts))
+    return [*sentences, *facts.notes]
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is, on one line."""
+    """Escape Markdown and join lines."""
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(str(text).splitlines()))
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - CLASSES_NAMED:,} more" if len(names) > CLASSES_NAMED else ""
-    return ", ".join(map(_plain, names[:CLASSES_NAMED])) + more + "."
+    more = f" and {len(names) - MAX_CLASSES:,} more" if len(names) > MAX_CLASSES else ""
+    return ", ".join(map(_plain, names[:MAX_CLASSES])) + more + "."
 
 
 def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"* {_plain(one)}" for one in sentences)
+    return "\n".join(f"* {_plain(sentence)}" for sentence in sentences)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -100,7 +103,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _command(words: Sequence[str]) -> str:
-    """As typed in the folder of the card: of a path its last name, since the rest tells about a machine."""
-    short = [Path(word).name if "/" in word and ":" not in word else word for word in words]
+def _command(arguments: Sequence[str]) -> str:
+    """Return the command as typed in the folder of the card; paths lose their folders, which are private."""
+    short = [Path(argument).name if "/" in argument and ":" not in argument else argument for argument in arguments]
     return "    " + " ".join(shlex.join(short).splitlines())

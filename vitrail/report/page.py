@@ -1,4 +1,4 @@
-"""One self-contained HTML report of a trained or evaluated classifier: no network, light and dark, screen and paper."""
+"""The HTML report of a trained or evaluated classifier: one file that loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from vitrail.report import plots
 from vitrail.tasks.result import THIN_SPACE, Result, SelectivePrediction, percent
 from vitrail.terminal import printable_text
 
-SMALL_PICTURE = 64  # pixels: up to here a picture is kept exactly and enlarged without smoothing
-LARGEST_PICTURE = 256  # pixels
-EXCLUDED_SHOWN = 100
-MANY_SUSPECTS = 0.1  # share of the labels: beyond, the network is likelier wrong than they are
+SMALL_IMAGE = 64  # pixels: images up to this size are embedded exactly and enlarged without smoothing
+MAX_IMAGE = 256  # pixels: larger images are scaled down
+MAX_EXCLUDED = 100  # excluded files listed
+MANY_LABEL_ERRORS = 0.1  # of the labels: beyond this fraction the model is more often wrong than the labels
 
 
 @dataclass(frozen=True, eq=False)
 class ReportImage:
-    """An image the classifier was asked about, with its answer."""
+    """An image with its true label and the model's prediction."""
 
     image: np.ndarray  # (H, W, C) uint8
     name: str
@@ -38,47 +38,49 @@ class ReportImage:
     predicted: str
     probability: float  # of the predicted class
     truth_probability: float
-    map: np.ndarray | None = None  # (h, w, 3) uint8: as the network sees it, glowing where something spoke
-    why: str = ""  # for this
+    map: np.ndarray | None = None  # (h, w, 3) uint8: the model input under a heat map of the evidence
+    why: str = ""  # the class that the heat map supports
 
 
 @dataclass(frozen=True, eq=False)
 class ReportFacts:
-    """What a report says. Sections whose facts are empty are left out."""
+    """The contents of a report. A section without contents is omitted."""
 
     title: str
     subtitle: str
     result: Result
-    split_used: str  # a sentence: on which images the headline was measured
+    split_used: str  # a sentence: the images that the headline was measured on
     history: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
-    val_baseline: float | None = None  # of the headline, on the images of the curves
+    val_baseline: float | None = None  # headline score of the baseline on the validation set
     confident_errors: Sequence[ReportImage] = ()  # most confident first
-    uncertain: Sequence[ReportImage] = ()  # least certain first
-    label_errors: Sequence[ReportImage] = ()  # whose label is probably wrong, most doubtful first
-    num_label_errors: int = 0  # how many of them there are
-    predictions_file: str = ""  # the file beside the page that has the answer to every image
-    decisions: Sequence[tuple[str, str, str]] = ()  # (what, value, why)
-    data: Sequence[tuple[str, str]] = ()  # (what, value)
+    least_confident: Sequence[ReportImage] = ()  # least confident first
+    label_errors: Sequence[ReportImage] = ()  # possible label errors, most doubtful first
+    num_label_errors: int = 0  # including those that are not shown
+    predictions_file: str = ""  # name of the CSV file with the prediction for every image
+    decisions: Sequence[tuple[str, str, str]] = ()  # (setting, value, reason)
+    data: Sequence[tuple[str, str]] = ()  # (name, value)
     excluded: Sequence[tuple[str, str]] = ()  # (file, reason)
     notes: Sequence[str] = ()  # sentences about the data
     cost: Sequence[tuple[str, str]] = ()
     config_toml: str = ""
-    commands: Sequence[Sequence[str]] = ()  # each as its words
+    commands: Sequence[Sequence[str]] = ()  # each as a list of arguments
     card: Sequence[tuple[str, str]] = ()
 
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
-    """Write the page; an existing file is replaced only by a complete one."""
+    """Write the report. An existing file is replaced only when the new one is complete."""
     write_whole(path, render_report(facts), "the report")
 
 
 def write_whole(path: str | Path, text: str, what: str) -> None:
-    text = printable_text(text.replace("\0", "\ufffd"))  # a file name can hold what a page cannot
+    """Write `text` to `path` atomically; `what` names the file in error messages."""
+    text = printable_text(text.replace("\0", "\ufffd"))  # file names may contain NUL
     with os_errors_as(f"cannot write {what} {path}"), atomic_write(Path(path)) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
 def render_report(facts: ReportFacts) -> str:
+    """Return the report as HTML."""
     result = facts.result
     return (
         page_environment()
@@ -86,69 +88,69 @@ def render_report(facts: ReportFacts) -> str:
         .render(
             facts=facts,
             result=result,
-            abstaining=result.selective and _abstaining(result.selective, result.scores.n),
-            suspicion=suspicion_sentence(facts),
+            selective=result.selective and _selective_prediction(result.selective, result.scores.n),
+            label_error_sentence=label_error_sentence(facts),
             curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.val_baseline)],
-            confusion=None if result.confusion is None else _confusions(result),
+            confusion=None if result.confusion is None else _confusion_section(result),
             reliability=Markup(plots.reliability_diagram(result.scores.reliability)),
             classes=result.classes,
-            excluded=facts.excluded[:EXCLUDED_SHOWN],
-            commands=[shlex.join(words) for words in facts.commands],
+            excluded=facts.excluded[:MAX_EXCLUDED],
+            commands=[shlex.join(command) for command in facts.commands],
         )
     )
 
 
-def suspicion_sentence(facts: ReportFacts) -> str:
-    """How many labels are doubted, and what to make of it."""
+def label_error_sentence(facts: ReportFacts) -> str:
+    """Return how many labels are possibly wrong, and how far to trust that number."""
     images, correct = facts.result.scores.n, facts.result.scores.headline
-    begin = f"The network doubts the label of {facts.num_label_errors:,} of {images:,} images. "
-    if facts.num_label_errors <= MANY_SUSPECTS * images:
-        return begin + "Those it doubts most come first."
+    sentence = f"{facts.num_label_errors:,} of {images:,} labels are possibly wrong."
+    if facts.num_label_errors <= MANY_LABEL_ERRORS * images:
+        return sentence
     return (
-        f"{begin}Measured test sets have some 3{THIN_SPACE}% of wrong labels, and a network that is right for "
-        f"{percent(correct)} doubts many that are right: look at the first ones, and trust the count little."
+        f"{sentence} Published test sets have about 3{THIN_SPACE}% wrong labels. A model that is correct for "
+        f"{percent(correct)} also flags many correct labels: check the first ones, and do not rely on the count."
     )
 
 
-def _confusions(result: Result) -> dict[str, Any]:
-    """What the section on confusions shows."""
+def _confusion_section(result: Result) -> dict[str, Any]:
+    """Template variables of the confusion matrix."""
     assert result.confusion is not None
-    names = [one.name for one in result.scores.per_class]
-    shown = plots.most_confused(result.confusion)
+    names = [class_.name for class_ in result.scores.per_class]
+    shown = plots.most_confused_classes(result.confusion)
     return {
         "matrix": Markup(plots.confusion_matrix(result.confusion, names)) if len(shown) else None,
         "shown": len(shown) if len(shown) < len(names) else None,
-        "pairs": _confused_pairs(result),
+        "pairs": _most_confused_pairs(result),
     }
 
 
-def _confused_pairs(result: Result, most: int = 6) -> list[tuple[str, str, int, int]]:
-    """(truth, predicted, how often, of how many) of the commonest confusions."""
+def _most_confused_pairs(result: Result, limit: int = 6) -> list[tuple[str, str, int, int]]:
+    """(true class, predicted class, errors, images of the true class), most frequent error first."""
     assert result.confusion is not None
-    classes, counts = result.scores.per_class, result.confusion
+    classes, confusion = result.scores.per_class, result.confusion
     return [
-        (classes[truth].name, classes[other].name, int(counts[truth, other]), classes[truth].count)
-        for truth, other in plots.confusions(counts)[:most]
+        (classes[truth].name, classes[predicted].name, int(confusion[truth, predicted]), classes[truth].count)
+        for truth, predicted in plots.confused_pairs(confusion)[:limit]
     ]
 
 
-def _abstaining(found: SelectivePrediction, images: int) -> dict[str, Any]:
-    """What the section on answering less shows."""
+def _selective_prediction(selective: SelectivePrediction, images: int) -> dict[str, Any]:
+    """Template variables of selective prediction."""
     return {
-        "curve": Markup(plots.coverage_plot(found.coverage, images, found.accuracy)),
-        "rows": found.rows,
-        "sentence": found.sentence,
-        "temperature": found.temperature,
+        "curve": Markup(plots.coverage_plot(selective.coverage, images, selective.accuracy)),
+        "rows": selective.rows,
+        "sentence": selective.sentence,
+        "temperature": selective.temperature,
     }
 
 
 def breakable(path: str) -> Markup:
-    """A file name that breaks a line after a slash or an underscore rather than anywhere."""
+    """Return a file name that wraps after a slash or an underscore rather than anywhere."""
     return Markup("/<wbr>").join(Markup("_<wbr>").join(part.split("_")) for part in path.split("/"))
 
 
-def picture_source(image: np.ndarray) -> str:
-    """A data URI: PNG of a small picture as it is, JPEG of a large one scaled down."""
+def image_data_uri(image: np.ndarray) -> str:
+    """Return a data URI: the exact image as PNG if it is small, else a scaled-down JPEG."""
     image = np.squeeze(image, axis=2) if image.ndim == 3 and image.shape[2] == 1 else image
     picture = Image.fromarray(np.ascontiguousarray(image)).convert("RGB")
     buffer = io.BytesIO()
@@ -156,19 +158,20 @@ def picture_source(image: np.ndarray) -> str:
         picture.save(buffer, format="PNG", optimize=True)
         kind = "png"
     else:
-        picture.thumbnail((LARGEST_PICTURE, LARGEST_PICTURE), Image.Resampling.LANCZOS)
+        picture.thumbnail((MAX_IMAGE, MAX_IMAGE), Image.Resampling.LANCZOS)
         picture.save(buffer, format="JPEG", quality=85, optimize=True)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def is_small(image: np.ndarray) -> bool:
-    return max(image.shape[:2]) <= SMALL_PICTURE
+    """Return whether an image is embedded exactly and enlarged without smoothing."""
+    return max(image.shape[:2]) <= SMALL_IMAGE
 
 
 @functools.cache
 def page_environment() -> Environment:
-    """Templates of this room, with what they need to show numbers, paths and pictures."""
+    """Return the Jinja environment with the filters of all report templates."""
     environment = Environment(
         loader=PackageLoader("vitrail", "report"),
         autoescape=True,
@@ -176,6 +179,6 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (percent, breakable, picture_source, is_small):
+    for function in (percent, breakable, image_data_uri, is_small):
         environment.filters[function.__name__] = function
     return environment

@@ -1,4 +1,4 @@
-"""Numbers of training and evaluation -> SVG pictures to set inside a page."""
+"""Plots of training and evaluation, as SVG to embed in a page."""
 
 from __future__ import annotations
 
@@ -18,139 +18,146 @@ from vitrail.metrics.calibration import Reliability
 from vitrail.metrics.selective import MIN_ANSWERED, RiskCoverageCurve, clopper_pearson_lower
 from vitrail.report.canvas import BLUE, CELL_BLUE, CELL_RED, GREEN, INK, RED, render_svg, save, short_name, style
 
-COUNTS_UP_TO = 20  # classes: beyond, a count no longer fits its cell
-WHOLE_UP_TO = 40  # classes: beyond, only the most confused are shown
-CELL_SIZES = {4: 64, 12: 38, COUNTS_UP_TO: 30, WHOLE_UP_TO: 18}  # classes shown at most: pixels of a cell
-CURVE_POINTS = 400
-EVENTS_TOLD = 3  # whose text stands under the curves
-METRICS = {"val_top1": "accuracy", "val_accuracy": "accuracy", "val_map": "mean average precision"}  # in words
+MAX_CLASSES_WITH_COUNTS = 20  # with more classes, a count does not fit its cell
+MAX_CLASSES = 40  # with more classes, only the most confused ones are shown
+# Maximum number of classes: cell size in pixels
+CELL_SIZES = {4: 64, 12: 38, MAX_CLASSES_WITH_COUNTS: 30, MAX_CLASSES: 18}
+MAX_CURVE_POINTS = 400
+MAX_EVENTS = 3  # events described under the curves
+METRIC_NAMES = {"val_top1": "accuracy", "val_accuracy": "accuracy", "val_map": "mean average precision"}
 Row = Mapping[str, Any]
 
 
 def learning_curves(history: Sequence[Row], baseline: float | None) -> list[str]:
-    """Loss (with the learning rate in a strip below) and what else was measured on validation images against steps: one
-    SVG per panel, so that a narrow page can stack them. A panel without data is left out."""
+    """Plot loss, learning rate and every validation score against steps.
+
+    Returns one SVG per panel, so that a narrow page can stack them. Panels without data are omitted.
+    """
     panels = []
-    losses, rates, held_out = (_series(history, key) for key in ("loss", "lr", "val_loss"))
-    keys = dict.fromkeys([*METRICS, *(key for row in history for key in row if key.startswith("val_"))])
-    measured = {key: _series(history, key) for key in keys if key != "val_loss"}
-    last = max([1, *(steps[-1] for steps, _ in (losses, held_out, *measured.values()) if steps.size)])
-    if losses[0].size or held_out[0].size:
-        paint = partial(_loss_panel, losses, held_out, rates, last)
+    loss, lr, val_loss = (_series(history, key) for key in ("loss", "lr", "val_loss"))
+    keys = dict.fromkeys([*METRIC_NAMES, *(key for row in history for key in row if key.startswith("val_"))])
+    scores = {key: _series(history, key) for key in keys if key != "val_loss"}
+    last = max([1, *(steps[-1] for steps, _ in (loss, val_loss, *scores.values()) if steps.size)])
+    if loss[0].size or val_loss[0].size:
+        paint = partial(_loss_panel, loss, val_loss, lr, last)
         panels.append(render_svg(paint, 440, 320, "Loss by step"))
-    for key, points in measured.items():
+    for key, points in scores.items():
         if points[0].size:
-            title = f"Validation {METRICS.get(key, key.removeprefix('val_'))}"
+            title = f"Validation {METRIC_NAMES.get(key, key.removeprefix('val_'))}"
             panels.append(
-                render_svg(partial(_accuracy_panel, points, baseline, last, title), 440, 320, f"{title} by step")
+                render_svg(partial(_score_panel, points, baseline, last, title), 440, 320, f"{title} by step")
             )
     return panels
 
 
 def draw_training_curves(history: Sequence[Row], path: Path) -> None:
-    """One picture of a run, by the ending of `path` an .svg or a .png: loss, accuracy, learning rate and speed against
-    steps, with a dotted line wherever something happened. Panels without data are left out; without any, no file."""
+    """Plot loss, accuracy, learning rate and throughput of a run against steps, into an .svg or .png file.
+
+    A dotted line marks each event. Panels without data are omitted; if all are empty, no file is written.
+    """
     panels = {
         "Loss": ("loss", "val_loss"),
-        "Accuracy": ("accuracy", *METRICS),
+        "Accuracy": ("accuracy", *METRIC_NAMES),
         "Learning rate": ("lr",),
-        "Images a second": ("images_per_second",),
+        "Images per second": ("images_per_second",),
     }
-    found = {title: {key: _series(history, key) for key in keys} for title, keys in panels.items()}
-    found = {title: {key: c for key, c in curves.items() if c[0].size} for title, curves in found.items()}
-    found = {title: curves for title, curves in found.items() if curves}
-    if not found:
+    series = {title: {key: _series(history, key) for key in keys} for title, keys in panels.items()}
+    series = {title: {key: c for key, c in curves.items() if c[0].size} for title, curves in series.items()}
+    series = {title: curves for title, curves in series.items() if curves}
+    if not series:
         return
     with style():
-        figure = Figure(figsize=(8.9, 3.1 * math.ceil(len(found) / 2)), layout="constrained")
-        _curves(figure, found, [row for row in history if "event" in row])
+        figure = Figure(figsize=(8.9, 3.1 * math.ceil(len(series) / 2)), layout="constrained")
+        _training_panels(figure, series, [row for row in history if "event" in row])
         save(figure, path)
 
 
 def confusion_matrix(confusion: np.ndarray, classes: Sequence[str]) -> str:
-    """Truth by prediction of the classes in `most_confused`, each row shaded by its shares."""
-    shown = most_confused(confusion)
+    """Plot the confusion matrix of `most_confused_classes`, normalised over each row."""
+    shown = most_confused_classes(confusion)
     totals = np.maximum(1, confusion.sum(axis=1))[shown, None]
     counts = confusion[np.ix_(shown, shown)]
     labels = [short_name(classes[i], 20) for i in shown]
-    cell = next(size for most, size in CELL_SIZES.items() if len(shown) <= most)
+    cell = next(size for limit, size in CELL_SIZES.items() if len(shown) <= limit)
     side = len(shown) * cell
     return render_svg(
         lambda figure: _matrix(figure, counts, counts / totals, labels), side, side, "Confusion matrix", tight=True
     )
 
 
-def most_confused(confusion: np.ndarray) -> np.ndarray:
-    """The classes a matrix is drawn for: all, or with too many those in the most frequent confusions, if any."""
-    if len(confusion) <= WHOLE_UP_TO:
+def most_confused_classes(confusion: np.ndarray) -> np.ndarray:
+    """Return the classes that the confusion matrix shows: all, or those in the most frequent errors."""
+    if len(confusion) <= MAX_CLASSES:
         return np.arange(len(confusion))
-    chosen = dict.fromkeys(int(i) for pair in confusions(confusion) for i in pair)
-    return np.sort(np.array(list(chosen)[:COUNTS_UP_TO], dtype=int))
+    classes = dict.fromkeys(int(i) for pair in confused_pairs(confusion) for i in pair)
+    return np.sort(np.array(list(classes)[:MAX_CLASSES_WITH_COUNTS], dtype=int))
 
 
-def confusions(confusion: np.ndarray) -> np.ndarray:
-    """(truth, predicted) of every kind of mistake, most frequent first, then by its share of the true class."""
+def confused_pairs(confusion: np.ndarray) -> np.ndarray:
+    """Return (true class, predicted class) of every kind of error, by number, then by fraction of the true class."""
     pairs = np.argwhere((confusion > 0) & ~np.eye(len(confusion), dtype=bool))
     count = confusion[pairs[:, 0], pairs[:, 1]]
-    share = count / np.maximum(1, confusion.sum(axis=1))[pairs[:, 0]]
-    return pairs[np.lexsort((-share, -count))]
+    fraction = count / np.maximum(1, confusion.sum(axis=1))[pairs[:, 0]]
+    return pairs[np.lexsort((-fraction, -count))]
 
 
 def reliability_diagram(reliability: Reliability) -> str:
-    """Accuracy against stated probability, with the share of images per bin below."""
+    """Plot accuracy against predicted probability, with the fraction of images per bin below."""
     return render_svg(lambda figure: _reliability(figure, reliability), 380, 420, "Reliability diagram")
 
 
-def coverage_plot(coverage: RiskCoverageCurve, images: int, asked: float | None = None) -> str:
-    """Share of right answers against the share of images that get one, the surest first, shaded down to what it is at
-    least with 95 % confidence; `asked` is a line."""
-    return render_svg(lambda figure: _coverage(figure, coverage, images, asked), 440, 320, "Coverage curve")
+def coverage_plot(coverage: RiskCoverageCurve, images: int, target: float | None = None) -> str:
+    """Plot accuracy against coverage, the fraction of images with a prediction, with its 95 % lower bound.
+
+    `target` is the accuracy that was asked for, drawn as a line.
+    """
+    return render_svg(lambda figure: _coverage(figure, coverage, images, target), 440, 320, "Coverage curve")
 
 
-def _coverage(figure: Figure, coverage: RiskCoverageCurve, images: int, asked: float | None) -> None:
+def _coverage(figure: Figure, coverage: RiskCoverageCurve, images: int, target: float | None) -> None:
     axes = figure.subplots()
     points = coverage.to_dict()
-    share, right = np.array(points["coverage"]), np.array(points["accuracy"])
-    told = share * images >= min(MIN_ANSWERED, images)  # fewer answers say nothing
-    share, right = share[told], right[told]
-    answered = np.rint(share * images).astype(int)
-    pairs = zip(np.rint(right * answered).astype(int).tolist(), answered.tolist(), strict=True)
-    least = np.array([clopper_pearson_lower(one, many) for one, many in pairs])
-    axes.fill_between(share, least, right, color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(share, right, color=BLUE, linewidth=2)
-    levels = [*right, *least, *([] if asked is None else [asked])]
-    room = max(0.02, 0.08 * (max(levels) - min(levels)))
-    axes.set(xlim=(0, 1), ylim=(max(0, min(levels) - room), min(1.005, max(levels) + room)))
-    if asked is not None:
-        above = asked < axes.get_ylim()[1] - 2 * room
-        _level(axes, asked, f"asked for {100 * asked:.1f}\u202f%", above=above, side="right")
-    axes.set_title("Share of answers that are right", loc="left")
-    axes.set_xlabel("share of images that are answered, the surest first")
+    fraction, accuracy = np.array(points["coverage"]), np.array(points["accuracy"])
+    enough = fraction * images >= min(MIN_ANSWERED, images)  # an accuracy over fewer predictions is too uncertain
+    fraction, accuracy = fraction[enough], accuracy[enough]
+    predictions = np.rint(fraction * images).astype(int)
+    pairs = zip(np.rint(accuracy * predictions).astype(int).tolist(), predictions.tolist(), strict=True)
+    lower = np.array([clopper_pearson_lower(correct, total) for correct, total in pairs])
+    axes.fill_between(fraction, lower, accuracy, color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(fraction, accuracy, color=BLUE, linewidth=2)
+    levels = [*accuracy, *lower, *([] if target is None else [target])]
+    margin = max(0.02, 0.08 * (max(levels) - min(levels)))
+    axes.set(xlim=(0, 1), ylim=(max(0, min(levels) - margin), min(1.005, max(levels) + margin)))
+    if target is not None:
+        above = target < axes.get_ylim()[1] - 2 * margin
+        _level(axes, target, f"target {100 * target:.1f}\u202f%", above=above, side="right")
+    axes.set_title("Accuracy", loc="left")
+    axes.set_xlabel("coverage: fraction of images with a prediction")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
 
 
-def _loss_panel(losses: _Points, held_out: _Points, rates: _Points, last: int, figure: Figure) -> None:
-    heights = [5, 1] if rates[0].size else [1]
+def _loss_panel(loss: _Points, val_loss: _Points, lr: _Points, last: int, figure: Figure) -> None:
+    heights = [5, 1] if lr[0].size else [1]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     top = axes[0]
-    _many_points(top, losses, "training")
-    if held_out[0].size:
-        top.plot(*held_out, color=RED, linewidth=1.5, marker="o", markersize=3.5, label="validation")
-        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "borderaxespad": 0.0}  # of the curves
+    _training_curve(top, loss, "training")
+    if val_loss[0].size:
+        top.plot(*val_loss, color=RED, linewidth=1.5, marker="o", markersize=3.5, label="validation")
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "borderaxespad": 0.0}  # above the curves
         top.legend(frameon=False, labelcolor=INK, handlelength=1.4, **above)
-    everything = np.concatenate([losses[1], held_out[1]])
-    top.set_ylim(0, np.quantile(everything, 0.99) * 1.1 or 1)  # a first spike does not flatten the rest
+    values = np.concatenate([loss[1], val_loss[1]])
+    top.set_ylim(0, np.quantile(values, 0.99) * 1.1 or 1)  # so that an initial spike does not flatten the curve
     top.set_title("Loss", loc="left")
-    if rates[0].size:
-        axes[1].plot(*_thinned(rates), color=GREEN, linewidth=1.5)
-        axes[1].set_ylim(0, rates[1].max() * 1.15 or 1)
-        axes[1].set_yticks([rates[1].max()], [f"{rates[1].max():.0e}".replace("e-0", "e-")])
+    if lr[0].size:
+        axes[1].plot(*_thinned(lr), color=GREEN, linewidth=1.5)
+        axes[1].set_ylim(0, lr[1].max() * 1.15 or 1)
+        axes[1].set_yticks([lr[1].max()], [f"{lr[1].max():.0e}".replace("e-0", "e-")])
         axes[1].set_ylabel("lr", rotation=0, ha="right", va="center")
     _step_axis(axes[-1], last)
 
 
-def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events: Sequence[Row]) -> None:
+def _training_panels(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events: Sequence[Row]) -> None:
     ends = [int(steps[-1]) for curves in panels.values() for steps, _ in curves.values()]
     last = max(1, *ends, *(int(row["step"]) for row in events))
     grid = figure.subplots(math.ceil(len(panels) / 2), min(2, len(panels)), squeeze=False)
@@ -159,14 +166,15 @@ def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events:
             if key == "lr":
                 axes.plot(*_thinned(points), color=GREEN, linewidth=2)
             elif key.startswith("val_"):
-                name = "held-out" if key not in METRICS or METRICS[key] == title.lower() else f"held-out {METRICS[key]}"
+                name = METRIC_NAMES.get(key, "")
+                name = "validation" if name in ("", title.lower()) else f"validation {name}"
                 axes.plot(*points, color=RED, linewidth=1.5, marker="o", markersize=3.5, label=name)
             else:
-                _many_points(axes, points, "training")
+                _training_curve(axes, points, "training")
         for step in {int(row["step"]) for row in events}:
             axes.axvline(step, color=INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8, zorder=1)
         values = np.concatenate([values for _, values in curves.values()])
-        axes.set_ylim(0, np.quantile(values, 0.99) * 1.1 or 1)  # a first spike does not flatten the rest
+        axes.set_ylim(0, np.quantile(values, 0.99) * 1.1 or 1)  # so that an initial spike does not flatten the curve
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")
         if title == "Accuracy":
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}\u202f%")
@@ -176,18 +184,18 @@ def _curves(figure: Figure, panels: Mapping[str, Mapping[str, _Points]], events:
         _step_axis(axes, last)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    figure.supxlabel("\n".join(_told(events)), x=0.01, ha="left", fontsize=11)
+    figure.supxlabel("\n".join(_event_lines(events)), x=0.01, ha="left", fontsize=11)
 
 
-def _told(events: Sequence[Row]) -> list[str]:
-    """The first events in words, and how many more there are."""
-    lines = [f"step {int(row['step']):,}: {short_name(row['event'], 90)}" for row in events[:EVENTS_TOLD]]
-    more = len(events) - EVENTS_TOLD
+def _event_lines(events: Sequence[Row]) -> list[str]:
+    """Describe the first events, and count the others."""
+    lines = [f"step {int(row['step']):,}: {short_name(row['event'], 90)}" for row in events[:MAX_EVENTS]]
+    more = len(events) - MAX_EVENTS
     return [*lines, f"and {more:,} more in metrics.jsonl"] if more > 0 else lines
 
 
-def _many_points(axes: Axes, points: _Points, label: str) -> None:
-    """A curve with a point for every few steps: its running mean, and the points themselves faintly behind."""
+def _training_curve(axes: Axes, points: _Points, label: str) -> None:
+    """Draw a training curve. If it has many points, draw its running mean over the faint points."""
     steps, values = _thinned(points)
     if len(steps) > 40:
         axes.plot(steps, values, color=BLUE, linewidth=1, alpha=0.3)
@@ -196,15 +204,15 @@ def _many_points(axes: Axes, points: _Points, label: str) -> None:
         axes.plot(steps, values, color=BLUE, linewidth=2, label=label)
 
 
-def _accuracy_panel(accuracy: _Points, baseline: float | None, last: int, title: str, figure: Figure) -> None:
+def _score_panel(scores: _Points, baseline: float | None, last: int, title: str, figure: Figure) -> None:
     axes = figure.subplots()
-    steps, values = accuracy
+    steps, values = scores
     axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=3.5)
     levels = [*values, *([] if baseline is None else [baseline])]
-    room = max(0.02, (max(levels) - min(levels)) * 0.15)
-    axes.set_ylim(max(0, min(levels) - room), min(1.02, max(levels) + room))
+    margin = max(0.02, (max(levels) - min(levels)) * 0.15)
+    axes.set_ylim(max(0, min(levels) - margin), min(1.02, max(levels) + margin))
     if baseline is not None:
-        above = values[0] <= baseline  # at the left, on the side where the curve is not
+        above = values[0] <= baseline  # keep the label off the start of the curve
         _level(axes, baseline, f"baseline {100 * baseline:.1f}\u202f%", above=above, side="left")
     axes.set_title(title, loc="left")
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
@@ -212,7 +220,7 @@ def _accuracy_panel(accuracy: _Points, baseline: float | None, last: int, title:
 
 
 def _level(axes: Axes, level: float, text: str, *, above: bool, side: Literal["left", "right"]) -> None:
-    """A dashed line across, and what it is."""
+    """Draw a labelled dashed line across the plot."""
     axes.axhline(level, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
     left = side == "left"
     axes.annotate(
@@ -227,21 +235,21 @@ def _level(axes: Axes, level: float, text: str, *, above: bool, side: Literal["l
     )
 
 
-def _matrix(figure: Figure, counts: np.ndarray, shares: np.ndarray, labels: Sequence[str]) -> None:
+def _matrix(figure: Figure, counts: np.ndarray, fractions: np.ndarray, labels: Sequence[str]) -> None:
     axes = figure.add_axes((0, 0, 1, 1))
-    k = len(counts)
+    size = len(counts)
     for row, column in np.argwhere(counts > 0):
-        share = float(shares[row, column])
+        fraction = float(fractions[row, column])
         colour = CELL_BLUE if row == column else CELL_RED
-        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, alpha=max(0.06, share), linewidth=0))
-        if k <= COUNTS_UP_TO:
-            ink = "#ffffff" if share > 0.75 else INK
+        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, alpha=max(0.06, fraction), linewidth=0))
+        if size <= MAX_CLASSES_WITH_COUNTS:
+            ink = "#ffffff" if fraction > 0.75 else INK
             axes.text(column + 0.5, row + 0.52, str(counts[row, column]), ha="center", va="center", color=ink)
-    axes.set(xlim=(0, k), ylim=(k, 0), xlabel="predicted", ylabel="truth")
-    axes.set_xticks(np.arange(k) + 0.5, labels, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(np.arange(k) + 0.5, labels)
-    axes.hlines(np.arange(k + 1), 0, k, color=INK, linewidth=0.5, alpha=0.25)
-    axes.vlines(np.arange(k + 1), 0, k, color=INK, linewidth=0.5, alpha=0.25)
+    axes.set(xlim=(0, size), ylim=(size, 0), xlabel="predicted class", ylabel="true class")
+    axes.set_xticks(np.arange(size) + 0.5, labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(np.arange(size) + 0.5, labels)
+    axes.hlines(np.arange(size + 1), 0, size, color=INK, linewidth=0.5, alpha=0.25)
+    axes.vlines(np.arange(size + 1), 0, size, color=INK, linewidth=0.5, alpha=0.25)
     axes.tick_params(length=0, pad=5)
     axes.spines[:].set_visible(False)
     axes.grid(False)
@@ -254,14 +262,16 @@ def _reliability(figure: Figure, reliability: Reliability) -> None:
     accuracy, confidence = reliability.accuracy[filled], reliability.confidence[filled]
     top.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (2, 3)), alpha=0.7)
     top.bar(left, accuracy, width, align="edge", color=BLUE, alpha=0.35, linewidth=0)
-    top.vlines(confidence, accuracy, confidence, color=RED, linewidth=1.5)  # the gap that the error averages
+    top.vlines(
+        confidence, accuracy, confidence, color=RED, linewidth=1.5
+    )  # the gap that the calibration error averages
     top.plot(confidence, accuracy, color=BLUE, marker="o", markersize=4.5, linestyle="none", clip_on=False)
     top.set(xlim=(0, 1), ylim=(0, 1.02))
-    top.set_title("Share right, by stated probability", loc="left")
-    share = reliability.count[filled] / reliability.count.sum()
-    bottom.bar(left, share, width * 0.9, align="edge", color=INK, alpha=0.45, linewidth=0)
+    top.set_title("Accuracy by predicted probability", loc="left")
+    fraction = reliability.count[filled] / reliability.count.sum()
+    bottom.bar(left, fraction, width * 0.9, align="edge", color=INK, alpha=0.45, linewidth=0)
     bottom.set_ylabel("images", labelpad=4)
-    bottom.set_xlabel("stated probability of the predicted class")
+    bottom.set_xlabel("probability of the predicted class")
     bottom.yaxis.set_major_locator(MaxNLocator(2))
     for axis in (top.yaxis, bottom.yaxis, bottom.xaxis):
         axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))
@@ -271,7 +281,7 @@ _Points = tuple[np.ndarray, np.ndarray]
 
 
 def _series(history: Sequence[Row], key: str) -> _Points:
-    """(steps, values) of one measure, in order; the last row of a step wins, as after a resumed run."""
+    """Return (steps, values) of one metric, in order. A resumed run repeats steps: the last row of a step counts."""
     points: dict[int, float] = {}
     for row in history:
         step, value = row.get("step"), row.get(key)
@@ -281,14 +291,14 @@ def _series(history: Sequence[Row], key: str) -> _Points:
 
 
 def _thinned(points: _Points) -> _Points:
-    """At most CURVE_POINTS points, each the mean of its neighbours."""
+    """Average neighbouring points, down to MAX_CURVE_POINTS."""
     steps, values = points
-    groups = np.array_split(np.arange(len(steps)), min(len(steps), CURVE_POINTS)) if len(steps) else []
+    groups = np.array_split(np.arange(len(steps)), min(len(steps), MAX_CURVE_POINTS)) if len(steps) else []
     return np.array([steps[g].mean() for g in groups]), np.array([values[g].mean() for g in groups])
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """Each value averaged with its neighbours, over a twentieth of the curve."""
+    """Return the moving average over a twentieth of the curve."""
     half = max(1, len(values) // 40)
     total = np.concatenate([[0.0], values.cumsum()])
     low = np.maximum(np.arange(len(values)) - half, 0)

@@ -51,7 +51,7 @@ class Measurement:
             result=self.task.result(self.scores, baseline),
             split_used=self.sentence,
             confident_errors=self.mistakes,
-            uncertain=self.uncertain,
+            least_confident=self.uncertain,
             label_errors=self.suspects,
             num_label_errors=len(self.examples.suggested),
             **facts,
