@@ -485,8 +485,8 @@ def _slow(where: str, begun: Path, *arguments: object) -> None:
         return slowed
 
     place, name = {
-        "scan": (scan, "see"),
-        "check": (scan, "see"),
+        "scan": (scan, "scan_image"),
+        "check": (scan, "scan_image"),
         "probe": (linear_probe, "fit_probe"),
         "workers": (workers, "_serve"),
         "optimizer": (trainer, "build_optimizer"),
