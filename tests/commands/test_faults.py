@@ -63,7 +63,7 @@ def assert_loads(out):
     """The last checkpoint is whole, and all its numbers are numbers."""
     saved, damaged = CheckpointManager(out / "checkpoints", 2).latest()
     assert not damaged
-    assert all(saved.read(name).isfinite().all() for name in saved.where)
+    assert all(saved.read(name).isfinite().all() for name in saved.tensor_parts)
     return saved
 
 

@@ -38,21 +38,21 @@ def files(checkpoints):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_a_restored_run_goes_on_bit_for_bit(tmp_path, name):
+def test_a_restored_run_resumes_bit_for_bit(tmp_path, name):
     checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(3, name=name)
     checkpoints.save(state, {"fingerprint": "x"})
     advance(state, 4)
     saved, damaged = checkpoints.latest()
     other = trained_state(1, seed=5, name=name)
-    other.load(saved.where.keys(), saved.read, saved.facts)
+    other.load(saved.tensor_parts.keys(), saved.read, saved.facts)
     assert other.step == 3 and saved.facts["fingerprint"] == "x" and not damaged
     advance(other, 4)
     for key, value in state.tensors().items():
         assert torch.equal(value, other.tensors()[key]), key
 
 
-def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
+def test_only_the_newest_are_kept_and_a_damaged_one_is_skipped(tmp_path):
     checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
     for _ in range(3):
@@ -66,28 +66,28 @@ def test_only_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
     saved, damaged = checkpoints.latest()
     assert saved.facts["step"] == 2 and "step_000000003" in damaged[0] and "checksum" in damaged[0]
     files(checkpoints)[0].write_bytes(b"cut")
-    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(UserError, match=r"no undamaged checkpoint.*step_000000002"):
         checkpoints.latest()
 
 
-def test_what_can_be_gone_back_to_is_kept(tmp_path):
+def test_checkpoints_to_roll_back_to_are_kept(tmp_path):
     checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
-    for unfit in (0, 0, 0, 1, 2, 3):
-        state.nonfinite_steps.fill_(unfit)
+    for nonfinite_steps in (0, 0, 0, 1, 2, 3):
+        state.nonfinite_steps.fill_(nonfinite_steps)
         checkpoints.save(state, {})
         advance(state, 1)
     assert [step for step, _ in checkpoints.steps()] == [2, 3, 5, 6]
     assert checkpoints.latest()[0].facts["step"] == 6
-    for until, given_up, found in ((6, (), 3), (2, (), 2), (6, (3,), 2), (6, (2, 3), 2)):
-        assert checkpoints.latest_good(until, given_up)[0].facts["step"] == found
-    state.step = 3  # went back to step 2, and came here again
+    for until, rejected, expected in ((6, (), 3), (2, (), 2), (6, (3,), 2), (6, (2, 3), 2)):
+        assert checkpoints.latest_good(until, rejected)[0].facts["step"] == expected
+    state.step = 3  # rolled back to step 2, then trained one step
     state.nonfinite_steps.zero_()
     checkpoints.save(state, {})
     assert [step for step, _ in checkpoints.steps()] == [2, 3]
 
 
-def test_a_step_that_is_saved_again_in_other_parts_leaves_none_of_the_old(tmp_path):
+def test_saving_a_step_again_in_other_parts_deletes_the_old_parts(tmp_path):
     checkpoints = CheckpointManager(tmp_path, keep=2)
     state = trained_state(1)
     checkpoints.save(state, {})
@@ -98,19 +98,19 @@ def test_a_step_that_is_saved_again_in_other_parts_leaves_none_of_the_old(tmp_pa
     assert [path.name for path in files(checkpoints)] == ["step_000000001.safetensors"]
 
 
-def test_a_flipped_bit_in_the_facts_is_found_too(tmp_path):
+def test_a_changed_fact_fails_the_checksum(tmp_path):
     checkpoints = CheckpointManager(tmp_path, keep=2)
     checkpoints.save(trained_state(5), {"mean": 0.5})
     (file,) = files(checkpoints)
-    whole = file.read_bytes()
+    content = file.read_bytes()
     for old, new in ((b'step\\": 5', b'step\\": 4'), (b'mean\\": 0.5', b'mean\\": 0.4')):
-        assert whole.count(old) == 1
-        file.write_bytes(whole.replace(old, new))
+        assert content.count(old) == 1
+        file.write_bytes(content.replace(old, new))
         with pytest.raises(UserError, match="checksum"):
             checkpoints.latest()
 
 
-def test_no_checkpoints_is_not_an_error(tmp_path):
+def test_a_folder_without_checkpoints_is_not_an_error(tmp_path):
     assert CheckpointManager(tmp_path / "none", keep=1).latest() is None
 
 

@@ -1,4 +1,4 @@
-"""Several processes against one: the same steps to float tolerance, and parts of checkpoints to the bit."""
+"""Several processes against one: the same steps within float tolerance, and bit-identical checkpoint parts."""
 
 import json
 
@@ -31,7 +31,7 @@ from vitrail.training.state import TrainState
 from vitrail.training.step import TrainStep
 
 CPU = torch.device("cpu")
-# No size divides by three, and most are odd: parts are uneven, and of the head some have no rows at all.
+# No size is a multiple of three and most are odd, so shards are uneven; some processes have no row of the head.
 NET = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3)
 BATCH, STEPS = 12, 50
 OPTIMIZERS = {
@@ -42,7 +42,7 @@ OPTIMIZERS = {
 
 
 def make(name, how, ranks, micro=0, objective=None):
-    """The same network, whoever asks."""
+    """The same network and training step in every process."""
     torch.manual_seed(1)
     net = build(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
@@ -58,19 +58,19 @@ def make(name, how, ranks, micro=0, objective=None):
 
 
 def batch(step, ranks):
-    """This process's rows of the batch of a step: targets are mixed, images count differently, some nothing at all."""
+    """This process's rows of the batch of a step, with mixed targets and image weights, some of them zero."""
     draw = torch.Generator().manual_seed(step)
     pixels = torch.randn(BATCH, 3, 16, 16, generator=draw)
     targets = torch.rand(BATCH, 3, generator=draw).softmax(-1)
     weights = torch.rand(BATCH, generator=draw).mul(2).where(torch.rand(BATCH, generator=draw) > 0.2, 0.0)
     if step == 3:
-        weights[BATCH // 2 :] = 0  # nothing for the second process of two
+        weights[BATCH // 2 :] = 0  # the second of two processes has no weight
     part = BATCH // ranks.world_size
     return Batch(pixels, targets, weights).micro_batch(ranks.rank * part, (ranks.rank + 1) * part)
 
 
 def go(state, update, ranks, steps=STEPS):
-    """Loss of each step over all processes, and the weights in the end, current and averaged."""
+    """The loss of each step over all processes, and the final tensors of the state."""
     losses = []
     for _ in range(steps):
         done = update(state, batch(state.step, ranks))
@@ -84,7 +84,7 @@ def _together(how, cases):
         return [go(*make(name, how, ranks, micro), ranks) for name, micro in cases]
 
 
-CASES = {  # optimizer and images at a time
+CASES = {  # optimizer and micro-batch size
     "ddp": [("adamw", 0), ("adamw", 4), ("sgd", 5), ("muon", 4)],
     "fsdp": [("adamw", 0), ("adamw", 4), ("sgd", 0)],
 }
@@ -92,8 +92,8 @@ CASES = {  # optimizer and images at a time
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", CASES)
-def test_two_processes_learn_what_one_does(tmp_path, how):
-    """Micro-batches, clipping, averaging and images that count differently, with every optimizer."""
+def test_two_processes_train_like_one(tmp_path, how):
+    """With micro-batches, clipping, EMA and image weights, for every optimizer."""
     cases = CASES[how]
     first, second = processes.start(2, tmp_path, _together, how, cases).results()
     for case, (losses, tensors), (_, theirs) in zip(cases, first, second, strict=True):
@@ -103,15 +103,15 @@ def test_two_processes_learn_what_one_does(tmp_path, how):
         )
         assert tensors.keys() == alone.keys()
         for name in tensors:
-            assert torch.equal(tensors[name], theirs[name]), (case, name)  # no process drifts away
+            assert torch.equal(tensors[name], theirs[name]), (case, name)  # all processes agree
             if name.startswith(("model/", "average/")):
-                # The gradient of a key's bias is nothing but rounding, which Adam makes steps of.
+                # The gradient of a key's bias is pure rounding error, which Adam scales up to full steps.
                 within = 2e-3 if name.endswith("qkv.bias") else 5e-5
                 torch.testing.assert_close(tensors[name], alone[name], rtol=0, atol=within, msg=f"{case} {name}")
 
 
-def _divided(folder):
-    """Write a checkpoint from rows that this process holds; return the whole tensors."""
+def _save_sharded(folder):
+    """Save a sharded checkpoint; return the full tensors."""
     with process_group() as ranks:
         state, update = make("adamw", "fsdp", ranks)
         _, tensors = go(state, update, ranks, 3)
@@ -119,40 +119,40 @@ def _divided(folder):
         return tensors
 
 
-def _taken_up(folder, how):
-    """The whole tensors of a process that goes on from the checkpoint."""
+def _load(folder, how):
+    """The full tensors of a process that resumes from the checkpoint."""
     with process_group() as ranks:
         state, _ = make("adamw", how, ranks)
         saved, damaged = CheckpointManager(folder, 2, ranks).latest()
         assert not damaged
-        state.load(saved.where.keys(), saved.read, saved.facts)
+        state.load(saved.tensor_parts.keys(), saved.read, saved.facts)
         assert state.step == 3
         return {name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}
 
 
 @pytest.mark.slow
-def test_uneven_parts_of_three_processes_read_back_to_the_bit(tmp_path):
+def test_uneven_parts_of_three_processes_load_bit_identically(tmp_path):
     folder = tmp_path / "checkpoints"
-    tensors = processes.start(3, tmp_path, _divided, folder).results()[0]
+    tensors = processes.start(3, tmp_path, _save_sharded, folder).results()[0]
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"step_000000003.part_{number}_of_3.safetensors" for number in (1, 2, 3)]
     saved, damaged = CheckpointManager(folder, 2).latest()
-    assert not damaged and saved.where.keys() == tensors.keys() and saved.facts["seconds"] == 1.0
+    assert not damaged and saved.tensor_parts.keys() == tensors.keys() and saved.facts["seconds"] == 1.0
     for name, tensor in tensors.items():
         assert torch.equal(saved.read(name), tensor), name
         for rows in [(0, len(tensor)), (1, len(tensor) - 1), (len(tensor) // 2, len(tensor))] if tensor.ndim else []:
             assert torch.equal(saved.read(name, rows), tensor[slice(*rows)]), (name, rows)
     for world, how in ((1, "none"), (2, "fsdp"), (2, "ddp")):
-        for taken in processes.start(world, tmp_path, _taken_up, folder, how).results():
-            assert taken.keys() == tensors.keys()
-            assert all(torch.equal(taken[name], tensors[name]) for name in tensors), (world, how)
-    _write_again(folder / "step_000000003.part_2_of_3.safetensors")
-    with pytest.raises(UserError, match="written at another time than its other parts"):
+        for loaded in processes.start(world, tmp_path, _load, folder, how).results():
+            assert loaded.keys() == tensors.keys()
+            assert all(torch.equal(loaded[name], tensors[name]) for name in tensors), (world, how)
+    _change_save_id(folder / "step_000000003.part_2_of_3.safetensors")
+    with pytest.raises(UserError, match=r"step_000000003.*different saves"):
         CheckpointManager(folder, 2).latest()
 
 
-def _write_again(path):
-    """A part that is whole, and of another save of the same step: its process was killed before the others wrote."""
+def _change_save_id(path):
+    """Make an undamaged part of another save of the same step, as if its process was killed before the others saved."""
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()[HEADER])
@@ -161,7 +161,7 @@ def _write_again(path):
     save_file(tensors, path, metadata={HEADER: json.dumps(facts)})
 
 
-def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
+def test_a_checkpoint_with_a_missing_part_is_ignored(tmp_path):
     folder = tmp_path / "checkpoints"
     state, _ = make("sgd", "none", SINGLE_PROCESS)
     CheckpointManager(folder, 2).save(state, {})
@@ -177,25 +177,25 @@ def test_a_checkpoint_without_one_of_its_parts_does_not_count(tmp_path):
 
 
 def _poisoned(how):
-    """One process gets a batch without numbers at step 2; all tensors before and after it, and after one more."""
+    """One process gets a NaN batch at step 2. Returns all tensors before it, after it, and one step later."""
     with process_group() as ranks:
         state, update = make("adamw", how, ranks)
         go(state, update, ranks, 2)
-        found = [{name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+        snapshots = [{name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
         bad = batch(2, ranks)
         if ranks.rank == 1:
             bad.pixels[0, 0, 0, 0] = torch.nan
         done = update(state, bad)
         assert not done.finite and int(state.nonfinite_steps) == 1 and state.step == 3
-        found.append({name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()})
+        snapshots.append({name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()})
         go(state, update, ranks, 1)
         assert int(state.nonfinite_steps) == 0
-        return [*found, {name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
+        return [*snapshots, {name: full_tensor(tensor).detach().clone() for name, tensor in state.tensors().items()}]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_numbers_lost_by_one_process_change_the_weights_of_none(tmp_path, how):
+def test_nan_in_one_process_changes_the_weights_of_none(tmp_path, how):
     for before, after, later in processes.start(2, tmp_path, _poisoned, how).results():
         for name in before:
             if not name.startswith("average/"):
@@ -217,28 +217,28 @@ def _refused():
 
 @pytest.mark.slow
 def test_muon_needs_whole_matrices(tmp_path):
-    sentences = processes.start(2, tmp_path, _refused).results()
-    assert all("train.parallel=ddp" in sentence for sentence in sentences), sentences
+    messages = processes.start(2, tmp_path, _refused).results()
+    assert all("train.parallel=ddp" in message for message in messages), messages
 
 
-def _shares(folder):
-    """What happens to all when the first process fails, or another one does."""
+def _broadcast_errors(folder):
+    """What each process gets when the first process fails in a broadcast."""
     with process_group() as ranks:
         assert ranks.broadcast(lambda: dist.get_rank()) == 0
         assert ranks.all_reduce_max(ranks.rank, -ranks.rank) == (ranks.world_size - 1, 0)
         assert ranks.all_gather(ranks.rank) == list(range(ranks.world_size))
-        told = []
+        errors = []
         for error in (UserError("no such folder"), ValueError("a mistake")):
             try:
                 ranks.broadcast(lambda error=error: (_ for _ in ()).throw(error))
-            except (UserError, ValueError, RuntimeError) as found:
-                told.append((type(found).__name__, str(found), bool(getattr(found, "reported", False))))
-        return told
+            except (UserError, ValueError, RuntimeError) as caught:
+                errors.append((type(caught).__name__, str(caught), bool(getattr(caught, "reported", False))))
+        return errors
 
 
 @pytest.mark.slow
-def test_what_the_first_process_cannot_do_fails_in_all(tmp_path):
-    first, second = processes.start(2, tmp_path, _shares, tmp_path).results()
+def test_an_error_of_the_first_process_is_raised_in_all(tmp_path):
+    first, second = processes.start(2, tmp_path, _broadcast_errors, tmp_path).results()
     assert first == [("UserError", "no such folder", False), ("ValueError", "a mistake", False)]
     assert second == [
         ("UserError", "no such folder", True),
@@ -246,7 +246,7 @@ def test_what_the_first_process_cannot_do_fails_in_all(tmp_path):
     ]
 
 
-def test_how_processes_share_a_network():
+def test_choose_parallel():
     two = Ranks(0, 2)
     net, fsdp = build(NET), TrainConfig(parallel="fsdp")
     assert choose_parallel(net, fsdp, SINGLE_PROCESS, CPU) == "none"
@@ -254,7 +254,7 @@ def test_how_processes_share_a_network():
     assert choose_parallel(net, fsdp, two, CPU) == "fsdp"
 
 
-def test_variables_that_are_no_numbers_are_one_sentence(monkeypatch):
+def test_invalid_environment_variables_are_a_user_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UserError, match="must be numbers"), process_group():
         pass

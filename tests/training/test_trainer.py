@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_stops_at_once_unless_it_repeats_the_first_signal(monkey
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert interrupts.caught == signal.SIGINT
-    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    monkeypatch.setattr(Interrupts, "REPEAT_WINDOW", 0.0)
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -216,7 +216,7 @@ def test_a_second_ctrl_c_stops_at_once_unless_it_repeats_the_first_signal(monkey
 
 
 def test_a_second_ctrl_c_stops_at_once_with_a_closed_stderr(monkeypatch):
-    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    monkeypatch.setattr(Interrupts, "REPEAT_WINDOW", 0.0)
     monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGINT)
@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_stops_at_once_with_a_closed_stderr(monkeypatch):
 
 def test_a_second_ctrl_c_is_ignored_where_the_first_handler_ignores_it(monkeypatch, capfd):
     """As for a background job of a script."""
-    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    monkeypatch.setattr(Interrupts, "REPEAT_WINDOW", 0.0)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:
@@ -238,7 +238,7 @@ def test_a_second_ctrl_c_is_ignored_where_the_first_handler_ignores_it(monkeypat
 
 
 def test_a_second_sigterm_does_not_stop_at_once(monkeypatch):
-    monkeypatch.setattr(Interrupts, "ECHO", 0.0)
+    monkeypatch.setattr(Interrupts, "REPEAT_WINDOW", 0.0)
     with Interrupts() as interrupts:
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)

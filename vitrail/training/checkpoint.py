@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on exactly, in self-checking safetensors files written atomically.
+"""Checkpoints: all state needed for a bit-identical resume, in safetensors files with checksums, written atomically.
 
-What is not here needs no saving: order, crops, mixup and dropout are functions of (seed, step). Where weights are
-divided among processes each writes its own rows, and any number of processes can read them again. No pickle.
+The order of images, crops, mixup and dropout are functions of (seed, step) and need no saving. With sharded weights
+each process saves a part, and any number of processes can load the parts. No pickle.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vitrail.errors import UserError, error_reason
 from vitrail.training.parallel import local_shard, shard_rows
 from vitrail.training.state import Rows, TrainState
 
-NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
+FILE_NAME = re.compile(r"step_(\d{9})(?:\.part_(\d+)_of_(\d+))?\.safetensors")
 HEADER = "vitrail-checkpoint"
-ABOUT = "about/"  # before the names of arrays among the facts, which are too long for a header
-SEEN_WITHIN = 30.0  # seconds, until a shared disk shows what other machines wrote
+ARRAY_PREFIX = "about/"  # tensor names of facts that are arrays, which are too large for the header
+SHARED_DISK_SECONDS = 30.0  # until a shared disk must show the files that other machines wrote
 
 
 class _Facts(BaseModel):
-    """What every checkpoint says of itself. Runs add their own."""
+    """The facts in the header of every checkpoint file. Runs add more. The keys are part of the file format."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     step: int = Field(ge=0)
@@ -51,20 +51,20 @@ class _Facts(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint on disk, known to be whole."""
+    """A checkpoint on disk whose files passed their checksums."""
 
-    parts: list[Path]
+    parts: list[Path]  # one file, or one of each process for sharded weights
     facts: dict[str, Any]  # of the first part, which has those of the run
-    rows: list[dict[str, Rows]]  # of each part: which rows it has of what is divided
-    where: dict[str, list[int]]  # parts that hold a tensor
+    rows: list[dict[str, Rows]]  # for each part: the rows it has of each sharded tensor
+    tensor_parts: dict[str, list[int]]  # for each tensor: the parts that have it
 
     def load_into(self, state: TrainState) -> None:
-        state.load(self.where.keys(), self.read, self.facts)
+        state.load(self.tensor_parts.keys(), self.read, self.facts)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """A tensor, or some of its rows, whatever the parts are."""
-        found = []
-        for part in self.where[name]:
+        """Read a tensor, or some of its rows."""
+        slices = []
+        for part in self.tensor_parts[name]:
             first, last = self.rows[part].get(name, (0, 0))
             low, high = (first, last) if rows is None else (max(first, rows[0]), min(last, rows[1]))
             if name in self.rows[part] and low >= high:
@@ -73,149 +73,166 @@ class Checkpoint:
                 if name not in self.rows[part]:
                     tensor = file.get_tensor(name)
                     return tensor if rows is None else tensor[slice(*rows)]
-                found.append(file.get_slice(name)[low - first : high - first])
-        if found:
-            return torch.cat(found)
-        with safe_open(self.parts[self.where[name][0]], framework="pt") as file:  # no rows are this process's
+                slices.append(file.get_slice(name)[low - first : high - first])
+        if slices:
+            return torch.cat(slices)
+        with safe_open(self.parts[self.tensor_parts[name][0]], framework="pt") as file:  # this process has no rows
             return file.get_tensor(name)[:0]
 
 
 class CheckpointManager:
-    """The checkpoint files of one run."""
+    """Saves, finds and deletes the checkpoints of a run.
+
+    Parameters
+    ----------
+    folder
+        Where the checkpoint files are.
+    keep
+        How many regular checkpoints to keep. The newest checkpoint is always kept.
+    ranks
+        The processes that train together.
+    every
+        Regular checkpoints are those whose step is a multiple of this. Timed ones are not regular.
+    """
 
     def __init__(self, folder: Path, keep: int, ranks: Ranks = SINGLE_PROCESS, every: int = 1):
-        """Kept are the newest, and of those at every so manieth step the `keep` newest: one that was written because
-        time had passed takes the place of none of these."""
         self.folder, self.keep, self.ranks, self.every = folder, keep, ranks, every
 
     def steps(self) -> list[tuple[int, list[Path]]]:
-        """Step and parts of what is complete, oldest first; unfinished writes do not count."""
-        found: dict[tuple[int, int], dict[int, Path]] = {}
+        """The checkpoints that have all of their parts, as (step, files), oldest first."""
+        parts_of: dict[tuple[int, int], dict[int, Path]] = {}
         try:
             paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
         except PermissionError as error:
             raise UserError(f"cannot read {self.folder}: {error_reason(error)}") from error
         for path in paths:
-            match = NAME.fullmatch(path.name)
+            match = FILE_NAME.fullmatch(path.name)
             if match:
                 step, part, count = int(match[1]), int(match[2] or 1), int(match[3] or 1)
-                found.setdefault((step, count), {})[part] = path
-        whole = {key: parts for key, parts in found.items() if len(parts) == key[1]}
-        return [(step, [parts[number] for number in sorted(parts)]) for (step, _), parts in sorted(whole.items())]
+                parts_of.setdefault((step, count), {})[part] = path
+        complete = {key: parts for key, parts in parts_of.items() if len(parts) == key[1]}
+        return [(step, [parts[number] for number in sorted(parts)]) for (step, _), parts in sorted(complete.items())]
 
     def facts(self) -> dict[str, Any]:
-        """What the newest says of its run, without looking whether it is whole; nothing where there is none."""
+        """The facts of the newest checkpoint, without verifying its checksum; empty if there is no checkpoint."""
         steps = self.steps()
         return _facts(steps[-1][1][0]) if steps else {}
 
-    def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
-        """Write a checkpoint, then remove the oldest beyond those to keep. All processes call this together."""
+    def save(self, state: TrainState, run_facts: Mapping[str, Any]) -> None:
+        """Save a checkpoint, then delete the old ones that are not kept. All processes must call this."""
         tensors = state.tensors()
-        divided = {name: rows for name, tensor in tensors.items() if (rows := shard_rows(tensor)) is not None}
-        count = self.ranks.world_size if divided else 1
+        sharded = {name: rows for name, tensor in tensors.items() if (rows := shard_rows(tensor)) is not None}
+        count = self.ranks.world_size if sharded else 1
         failure = ""
         path = self.folder / f"step_{state.step:09d}.safetensors"
         if count > 1:
             path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
         if self.ranks.rank < count:
-            own = {n: t for n, t in tensors.items() if n in divided or self.ranks.is_first}
-            told = about if self.ranks.is_first else {}
-            arrays = {key: value for key, value in told.items() if isinstance(value, np.ndarray)}
-            own |= {f"{ABOUT}{key}": torch.from_numpy(value) for key, value in arrays.items()}
-            facts = {key: value for key, value in told.items() if key not in arrays}
-            facts |= {"step": state.step, "passed": state.skipped_batches}
-            facts |= {"rollbacks": state.rollbacks, "evaluated": state.validated_step}
-            facts |= {"unfit": int(state.nonfinite_steps), "rows": divided}
+            # The first process also saves the tensors that are not sharded and the facts of the run.
+            part_tensors = {n: t for n, t in tensors.items() if n in sharded or self.ranks.is_first}
+            part_facts = run_facts if self.ranks.is_first else {}
+            arrays = {key: value for key, value in part_facts.items() if isinstance(value, np.ndarray)}
+            part_tensors |= {f"{ARRAY_PREFIX}{key}": torch.from_numpy(value) for key, value in arrays.items()}
+            facts = {key: value for key, value in part_facts.items() if key not in arrays}
+            facts |= {
+                "step": state.step,
+                "passed": state.skipped_batches,
+                "rollbacks": state.rollbacks,
+                "evaluated": state.validated_step,
+                "unfit": int(state.nonfinite_steps),
+                "rows": sharded,
+            }
             if count > 1:
                 facts["save"] = self.ranks.broadcast(lambda: secrets.token_hex(8))
-            failure = self._write(path, own, facts)
-        failures = [sentence for sentence in self.ranks.all_gather(failure) if sentence]
+            failure = self._write(path, part_tensors, facts)
+        failures = [message for message in self.ranks.all_gather(failure) if message]
         if failures:
             if not failure and self.ranks.rank < count:
-                path.unlink(missing_ok=True)  # a part alone is of no use
+                path.unlink(missing_ok=True)  # without the other parts it is useless
             raise UserError(f"cannot write the checkpoint {failures[0]}")
-        self.ranks.broadcast(lambda: self._clear(state.step, count))
+        self.ranks.broadcast(lambda: self._delete_old(state.step, count))
 
-    def _clear(self, newest: int, count: int) -> None:
-        """Remove the oldest, what is of a course that the run went back from, and what killed processes left behind;
-        nothing, before the newest, of so many parts, is seen to be whole."""
-        deadline = time.monotonic() + SEEN_WITHIN
+    def _delete_old(self, newest: int, count: int) -> None:
+        """Delete checkpoints that are not kept, those after the newest (from before a rollback) and partial files of
+        killed processes. Waits first until all `count` parts of the newest are visible."""
+        deadline = time.monotonic() + SHARED_DISK_SECONDS
         while not (written := [parts for step, parts in self.steps() if step == newest and len(parts) == count]):
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{self.folder} does not show the parts of step {newest} that other processes wrote: --out must be "
-                    "on a disk that all machines share"
+                    f"not all {count} checkpoint files of step {newest} appeared in {self.folder}: --out must be on a "
+                    "disk that all machines share"
                 )
             time.sleep(0.2)
-        earlier = [one for one in self.steps() if one[0] < newest]
-        lasting = [one for one in (*earlier, (newest, written[0])) if one[0] % self.every == 0][-self.keep :]
-        # Two to go back to, since the step before the trouble may have made it.
-        good = [] if _is_good(written[0]) else [one for one in earlier if _is_good(one[1])][-2:]
-        kept = {*written[0], *(path for _, parts in (*lasting, *good) for path in parts)}
+        newest_parts = written[0]
+        earlier = [(step, parts) for step, parts in self.steps() if step < newest]
+        regular = [(step, parts) for step, parts in (*earlier, (newest, newest_parts)) if step % self.every == 0]
+        # Keep two good ones, since the last good step may be what made training diverge.
+        good = [] if _is_good(newest_parts) else [(step, parts) for step, parts in earlier if _is_good(parts)][-2:]
+        kept = {*newest_parts, *(path for _, parts in (*regular[-self.keep :], *good) for path in parts)}
         for path in self.folder.iterdir():
-            unfinished = path.suffix == ".partial" and NAME.match(path.name.removeprefix("."))
-            if unfinished or (NAME.fullmatch(path.name) and path not in kept):
+            unfinished = path.suffix == ".partial" and FILE_NAME.match(path.name.removeprefix("."))
+            if unfinished or (FILE_NAME.fullmatch(path.name) and path not in kept):
                 path.unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
-        """Why it could not be written; nothing, if it could."""
+        """Write one part. Returns an error message, or an empty string."""
         try:
-            held = {name: local_shard(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
-            for name in _shared(held):  # as layers of somebody's network may, and a file may not
-                held[name] = held[name].clone()
-            facts["digest"] = digest(held, facts)
-            self.folder.mkdir(exist_ok=True)  # without its parents: a run whose folder was removed is over
+            shards = {name: local_shard(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+            for name in _memory_duplicates(shards):  # safetensors cannot save tied weights
+                shards[name] = shards[name].clone()
+            facts["digest"] = digest(shards, facts)
+            self.folder.mkdir(exist_ok=True)  # not its parents: if the run folder was deleted, the run ends
             with atomic_write(path) as temporary:
-                save_file(held, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
-        except Exception as error:  # whatever it is, the other processes must hear of it
+                save_file(shards, temporary, metadata={HEADER: json.dumps(facts, sort_keys=True)})
+        except Exception as error:  # of any kind: the other processes must stop, too
             return f"{path}: {error}"
         return ""
 
     def latest(self) -> tuple[Checkpoint, list[str]] | None:
-        """The newest checkpoint that is whole, and a sentence for each damaged one passed over."""
-        return self._first_whole(list(reversed(self.steps())))
+        """The newest undamaged checkpoint, and a warning for each damaged one that was skipped."""
+        return self._first_undamaged(list(reversed(self.steps())))
 
-    def latest_good(self, until: int, given_up: Collection[int]) -> tuple[Checkpoint, list[str]] | None:
-        """The same to go back to: no later than a step, after a finite gradient, and not given up; where there is none,
-        the oldest."""
+    def latest_good(self, until: int, rejected: Collection[int]) -> tuple[Checkpoint, list[str]] | None:
+        """The newest undamaged checkpoint to roll back to: not later than step `until`, not rejected, and saved after a
+        finite gradient. If there is none, the oldest checkpoint."""
         steps = self.steps()
-        good = [one for one in steps if one[0] <= until and one[0] not in given_up and _is_good(one[1])]
-        return self._first_whole([*reversed(good), *(one for one in steps if one not in good)])
+        good = [(step, parts) for step, parts in steps if step <= until and step not in rejected and _is_good(parts)]
+        return self._first_undamaged([*reversed(good), *(checkpoint for checkpoint in steps if checkpoint not in good)])
 
-    def _first_whole(self, steps: Sequence[tuple[int, list[Path]]]) -> tuple[Checkpoint, list[str]] | None:
-        damaged: list[str] = []
+    def _first_undamaged(self, steps: Sequence[tuple[int, list[Path]]]) -> tuple[Checkpoint, list[str]] | None:
+        warnings: list[str] = []
         for _, parts in steps:
-            found = [sentence for part in parts if (sentence := _damage(part))]
-            if not found:
-                saved = _open(parts)
-                if saved is not None:
-                    return saved, damaged
-                found = [f"{parts[0].name} was written at another time than its other parts and was passed over"]
-            damaged += found
-        if damaged:
-            raise UserError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}")
+            problems = [problem for part in parts if (problem := _find_damage(part))]
+            if not problems:
+                checkpoint = _open(parts)
+                if checkpoint is not None:
+                    return checkpoint, warnings
+                problems = [f"skipped checkpoint {parts[0].name}: its parts are from different saves of this step"]
+            warnings += problems
+        if warnings:
+            raise UserError(f"no undamaged checkpoint in {self.folder}: {'; '.join(warnings)}")
         return None
 
 
-def _shared(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that lie where one before them does."""
-    found: dict[int, str] = {}
-    places = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
-    return [name for name, place in places.items() if found.setdefault(place, name) != name]
+def _memory_duplicates(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that share the memory of an earlier one."""
+    first_name: dict[int, str] = {}
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
+    return [name for name, address in addresses.items() if first_name.setdefault(address, name) != name]
 
 
 def _is_good(parts: list[Path]) -> bool:
-    """Whether the last step before it had a finite gradient."""
+    """Whether the gradient of its last step was finite."""
     return _facts(parts[0]).get("unfit") == 0
 
 
 def _step_of(path: Path) -> int:
-    match = NAME.fullmatch(path.name)
+    match = FILE_NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What the file of a checkpoint says; nothing, if it cannot be read."""
+    """The facts in the header of a file; empty if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})[HEADER]))
@@ -223,25 +240,25 @@ def _facts(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _damage(path: Path) -> str:
-    """What is wrong with a file of a checkpoint; nothing, if nothing is."""
+def _find_damage(path: Path) -> str:
+    """A warning if a checkpoint file is damaged, else an empty string."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})[HEADER])
-            if digest(_Lazy(file), facts) != facts["digest"]:
-                raise ValueError("its contents do not match their checksum")
+            if digest(_LazyTensors(file), facts) != facts["digest"]:
+                raise ValueError("its contents do not match its checksum")
             if _Facts.model_validate(facts).step != _step_of(path):
-                raise ValueError("it says another step than its name")
+                raise ValueError("the step in its header is not that of its name")
     except ValidationError as error:
         first = error.errors()[0]
-        return f"{path.name} is damaged and was passed over ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        return f"skipped damaged checkpoint {path.name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        return f"{path.name} is damaged and was passed over ({error})"
+        return f"skipped damaged checkpoint {path.name}: {error}"
     return ""
 
 
-class _Lazy(Mapping[str, Tensor]):
-    """The tensors of a file, read one at a time."""
+class _LazyTensors(Mapping[str, Tensor]):
+    """The tensors of a file, each read on access."""
 
     def __init__(self, file: Any):
         self.file, self.names = file, list(file.keys())
@@ -257,24 +274,24 @@ class _Lazy(Mapping[str, Tensor]):
 
 
 def _open(parts: list[Path]) -> Checkpoint | None:
-    """None if the parts do not belong together, as where a process was killed between two of them."""
-    every, where = [], dict[str, list[int]]()
+    """None if the parts are from different saves, as after a process was killed between saving them."""
+    part_facts, tensor_parts = [], dict[str, list[int]]()
     for number, path in enumerate(parts):
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()[HEADER])
             for name in file.keys():  # noqa: SIM118
-                if name.startswith(ABOUT):
-                    facts[name.removeprefix(ABOUT)] = file.get_tensor(name).numpy()
+                if name.startswith(ARRAY_PREFIX):
+                    facts[name.removeprefix(ARRAY_PREFIX)] = file.get_tensor(name).numpy()
                 else:
-                    where.setdefault(name, []).append(number)
-            every.append(facts)
-    if len({facts.get("save") for facts in every}) > 1:
+                    tensor_parts.setdefault(name, []).append(number)
+            part_facts.append(facts)
+    if len({facts.get("save") for facts in part_facts}) > 1:
         return None
-    return Checkpoint(parts, every[0], [facts["rows"] for facts in every], where)
+    return Checkpoint(parts, part_facts[0], [facts["rows"] for facts in part_facts], tensor_parts)
 
 
 def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """A checksum of names, shapes, types and every byte of the tensors, and of the facts beside them."""
+    """A checksum of the facts and of the names, shapes, dtypes and bytes of the tensors."""
     total = hashlib.blake2b(digest_size=16)
     others = {key: value for key, value in facts.items() if key != "digest"}
     total.update(json.dumps(others, sort_keys=True).encode())

@@ -17,7 +17,7 @@ from vitrail.atomic import atomic_write, fsync_folder
 from vitrail.data.formats import is_image_name
 from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.spreadsheet import csv_bytes
-from vitrail.training.checkpoint import NAME, CheckpointManager
+from vitrail.training.checkpoint import FILE_NAME, CheckpointManager
 from vitrail.training.run_context import LockId
 from vitrail.training.tensorboard import MARK
 from vitrail.weights.names import local_path
@@ -50,7 +50,7 @@ FILES = (
     "config.toml",
 )
 # Folders, and which files in them are a run's.
-FOLDERS = {"checkpoints": NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(MARK)}")}
+FOLDERS = {"checkpoints": FILE_NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(MARK)}")}
 PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # what a killed process leaves of a file it was writing
 LOCK = ".lock"
 NEW = ".vitrail-new"  # where a run lies until it has saved for the first time

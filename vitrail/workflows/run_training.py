@@ -81,13 +81,13 @@ class RunCheckpoints(CheckpointManager):
         )
         self.run, self.new = run, new
 
-    def save(self, state: TrainState, about: Mapping[str, Any]) -> None:
+    def save(self, state: TrainState, run_facts: Mapping[str, Any]) -> None:
         folder, ranks = self.run.folder, self.run.ranks
         if not self.new:
             ranks.broadcast(lambda: check_not_replaced(folder, self.run.lock))
-            super().save(state, about)
+            super().save(state, run_facts)
             return
-        CheckpointManager(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, about)
+        CheckpointManager(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, run_facts)
         if ranks.broadcast(lambda: move_into_place(folder)):
             self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
         self.new = False
