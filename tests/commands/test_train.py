@@ -280,9 +280,9 @@ def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
             train(photos, from_=trained[0].weights, overrides=[setting], console=quiet)
     with pytest.raises(UserError, match="not a S/16: their width is 48, not 384"):
         train(photos, from_=trained[0].weights, model="S/16", console=quiet)
-    with pytest.raises(UserError, match="say which images"):
+    with pytest.raises(UserError, match="vitrail train DATA"):
         train(recipe="scratch", console=quiet)
-    with pytest.raises(UserError, match=r"the probe recipe does not use optimizer\.lr"):
+    with pytest.raises(UserError, match=r"optimizer\.lr .*probe recipe"):
         train(photos, from_=trained[0].weights, recipe="probe", overrides=["optimizer.lr=1"], console=quiet)
     with pytest.raises(UserError, match=r"set model\.image_size, not preprocess\.size"):
         train(photos, overrides=[*SMALL, "preprocess.size=[8, 8]"], console=quiet)
@@ -329,9 +329,9 @@ def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos
 
 def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
     for setting in ("model.dropout=0.1", "model.positions=2d"):
-        with pytest.raises(UserError, match="is for Vision Transformers, and R26x1 is a ResNet"):
+        with pytest.raises(UserError, match=rf"{setting.partition('=')[0]} .*R26x1"):
             train(photos, model="R26x1", out=tmp_path / "run", overrides=(setting,), console=quiet)
-    with pytest.raises(UserError, match=r"model\.representation is for Vision Transformers"):
+    with pytest.raises(UserError, match=r"model\.representation .*ResNet"):
         train(photos, model="R26x1", out=tmp_path / "run", overrides=("model.representation=true",), console=quiet)
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,8 @@
-"""From what the user asked to a complete plan: data, network, preprocessing and every setting resolved."""
+"""From the options of `vitrail train` to a `Plan`: data, network, preprocessing and every setting resolved.
+
+In: the settings that the user gave, as nested dictionaries, and the recipe. Out: a `Plan`. Settings that the user gave
+win over the recipe's; what neither sets is chosen automatically (`choose.py`, `starting_weights.py`).
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ from vitrail.training.precision import choose_precision, has_triton
 from vitrail.weights.names import whole_spec
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import (
+    Choice,
     ChoiceInputs,
     Decision,
     choose_batch,
@@ -53,100 +58,104 @@ if TYPE_CHECKING:
     import torch
 
 
-SMALL_STEP = 1.5e13  # FLOP: about 50 ms of a fast GPU; its host takes as long to launch the kernels of a step
+SMALL_STEP = 1.5e13  # FLOP: about 50 ms on a fast GPU, and launching the kernels of a step takes the CPU as long
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs; all of it can be written down and read back."""
+    """Everything that a run needs, resolved. A checkpoint stores it, and `resume.py` reads it back."""
 
     config: RunConfig
     model: NetworkConfig
     preprocess: Preprocess
     dataset: Dataset
     device: torch.device
-    weights: Weights | None  # none after a resume: the checkpoint holds what they gave
+    weights: Weights | None  # starting weights; none when a run resumes, since its checkpoint has the tensors
     decisions: list[Decision] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        return self.config.train.steps or 0  # a probe takes none
+        return self.config.train.steps or 0  # 0 for a linear probe
 
     @property
     def facts(self) -> ChoiceInputs:
-        return _facts(self.dataset, self.device, self.weights)
+        return _choice_inputs(self.dataset, self.device, self.weights)
 
 
 def make_plan(
-    given: dict[str, Any],
+    settings: dict[str, Any],
     recipe: str | None,
     scanned: Callable[[int, int], None] | None = None,
     world: int = 1,
     message: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Every setting of a run on `world` processes. What is `given` stands; the rest comes from the recipe or is chosen
-    from the data and the machine. `message` hears of what takes a while."""
-    # The data needs settings before a recipe can be chosen from it; and what is wrong is told before a long scan.
-    early = validate(RunConfig, merge(read_recipe(recipe) if recipe else {}, given), "settings")
+    """Resolve every setting of a run.
+
+    Parameters
+    ----------
+    settings
+        What the user set, as nested settings. It wins over the recipe.
+    recipe
+        A recipe by name, or a .toml file; chosen automatically if not given.
+    scanned
+        Called with the progress of the scan of the images.
+    world
+        The number of processes.
+    message
+        Prints a line before something slow, such as a download.
+    """
+    # Settings are checked once before the recipe is chosen: opening the data needs some of them, and an error should
+    # come before a long scan.
+    early = validate(RunConfig, merge(read_recipe(recipe) if recipe else {}, settings), "settings")
     if early.kind == "custom":
-        raise UserError("settings of a network of your own are for vitrail.fit(model, task, batches)")
+        raise UserError("kind=custom is for training your own module with vitrail.fit(model, task, batches)")
     if not early.data.path:
-        raise UserError("say which images to train on: vitrail train DATA")
+        raise UserError("no training images: pass their folder, vitrail train DATA")
     if early.model.name:
         parse(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
-    left_open = starts_automatically(early, recipe)
-    check_requirements(early, weights, left_open)
+    automatic_start = starts_automatically(early, recipe)
+    check_requirements(early, weights, automatic_start)
     dataset = read_data(early, scanned)
-    facts = _facts(dataset, device, weights)
+    facts = _choice_inputs(dataset, device, weights)
 
-    settings, start = _Settings(given), early.model.weights
-    if left_open:
+    resolver, start = _Resolver(settings), early.model.weights
+    if automatic_start:
         weights, start, decision = choose_start(facts, message)
-        settings.decisions.append(decision)
-        facts = _facts(dataset, device, weights)
+        resolver.decisions.append(decision)
+        facts = _choice_inputs(dataset, device, weights)
     elif weights is None:
-        settings.decisions.append(random_start_decision(early, recipe))
-    settings.take_recipe(recipe, facts)
-    settings.set("model.weights", start)
-    if weights is None and not settings.config.model.name:
-        settings.choose(choose_model(facts, settings.config.model.image_size))
-    model, preprocess = resolve_network(settings.config, dataset, weights)
-    settings.set("model.image_size", model.image_size)
-    settings.config = settings.config.model_copy(update={"preprocess": preprocess.model_dump()})
-    settings.set("train.device", str(device))
-    settings.set("data.path", dataset.root)  # whole paths: a run can be resumed and repeated from another folder
-    if settings.config.data.quarantine:
-        settings.set("data.quarantine", str(user_path(settings.config.data.quarantine).absolute()))
-    settings.set("model.weights", whole_spec(settings.config.model.weights))
-    settings.set("objective.teacher", whole_spec(settings.config.objective.teacher))
-    check_requirements(settings.config, weights)  # the recipe may have been chosen since
-    if dataset.multilabel and settings.config.kind != "masked":
-        if settings.config.kind == "probe":
-            raise UserError("the probe recipe is for images with one label each: use another recipe (--recipe)")
-        settings.choose(choose_loss(settings.config.objective))
-        if settings.config.objective.loss != "sigmoid":
-            raise UserError("images with several labels need objective.loss=sigmoid: softmax is for one label each")
-    if settings.config.kind != "probe":
-        settings.choose(choose_batch(facts, settings.config.train))
-        if settings.config.train.steps is None and settings.config.train.epochs is None:
-            settings.choose(choose_length(facts, settings.config.train, model))
-        settings.fix_precision(device)
-        settings.fix_compile(device, 6.0 * macs(model) * settings.config.train.batch_size)
-        settings.fix_steps(facts.images)
-        settings.choose(choose_warmup(settings.config.schedule, settings.config.train.steps or 0))
-        check_resolved(settings.config, device.type, world)
-    check_no_unused(leaves(given), settings.config)
-    config = validate(RunConfig, settings.config.model_dump(), "settings")  # with all that was chosen
-    return Plan(config, model, preprocess, dataset, device, weights, settings.decisions)
+        resolver.decisions.append(random_start_decision(early, recipe))
+    resolver.take_recipe(recipe, facts)
+    resolver.set("model.weights", start)
+    if weights is None and not resolver.config.model.name:
+        resolver.choose(choose_model(facts, resolver.config.model.image_size))
+    model, preprocess = resolve_network(resolver.config, dataset, weights)
+    resolver.set("model.image_size", model.image_size)
+    resolver.config = resolver.config.model_copy(update={"preprocess": preprocess.model_dump()})
+    resolver.set("train.device", str(device))
+    resolver.set("data.path", dataset.root)  # absolute, so that a run can be resumed from another working directory
+    if resolver.config.data.quarantine:
+        resolver.set("data.quarantine", str(user_path(resolver.config.data.quarantine).absolute()))
+    resolver.set("model.weights", whole_spec(resolver.config.model.weights))
+    resolver.set("objective.teacher", whole_spec(resolver.config.objective.teacher))
+    check_requirements(resolver.config, weights)  # again, because the recipe may have been chosen automatically
+    if dataset.multilabel and resolver.config.kind != "masked":
+        resolver.fix_multilabel_loss()
+    if resolver.config.kind != "probe":
+        resolver.fix_training(facts, model, device)
+        check_resolved(resolver.config, device.type, world)
+    check_no_unused(leaves(settings), resolver.config)
+    config = validate(RunConfig, resolver.config.model_dump(), "settings")  # the settings together, with all choices
+    return Plan(config, model, preprocess, dataset, device, weights, resolver.decisions)
 
 
-class _Settings:
-    """The settings of a run while they are resolved, and the decisions taken on the way."""
+class _Resolver:
+    """The settings of a run while they are resolved, and the decisions so far."""
 
-    def __init__(self, given: dict[str, Any]):
-        self.given = given
+    def __init__(self, settings: dict[str, Any]):
+        self.given = settings  # by the user; `choose` never changes them
         self.config = RunConfig()
         self.decisions: list[Decision] = []
 
@@ -158,54 +167,74 @@ class _Settings:
         typed = self.given
         self.given = with_recipe_file(name, self.given)
         values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
-        if "epochs" in typed.get("train", {}):  # what was typed wins over what the recipe says
+        if "epochs" in typed.get("train", {}):  # --epochs wins over the steps of the recipe
             values["train"].pop("steps", None)
         self.config = validate(RunConfig, values, "settings")
         if self.config.kind == "probe":
-            _refuse_unused(typed)
+            _check_probe_settings(typed)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
-        own = getattr(self.config, section).model_copy(update={key: value})
-        self.config = self.config.model_copy(update={section: own})
+        updated = getattr(self.config, section).model_copy(update={key: value})
+        self.config = self.config.model_copy(update={section: updated})
 
-    def choose(self, choices: Sequence[tuple[str, Any, Decision]]) -> None:
-        """Take choices for what the user did not set."""
+    def choose(self, choices: Sequence[Choice]) -> None:
+        """Apply the automatic choices, except for what the user set."""
         for path, value, decision in choices:
             section, key = path.split(".")
             if key not in self.given.get(section, {}):
                 self.set(path, value)
                 self.decisions.append(decision)
 
+    def fix_multilabel_loss(self) -> None:
+        if self.config.kind == "probe":
+            raise UserError(
+                "the probe recipe needs images with one label each, and these are multilabel: choose another --recipe"
+            )
+        self.choose(choose_loss(self.config.objective))
+        if self.config.objective.loss != "sigmoid":
+            raise UserError("multilabel images need objective.loss=sigmoid: softmax is for one label per image")
+
+    def fix_training(self, facts: ChoiceInputs, model: NetworkConfig, device: torch.device) -> None:
+        """Batch size, length, precision, compilation and warm-up."""
+        self.choose(choose_batch(facts, self.config.train))
+        if self.config.train.steps is None and self.config.train.epochs is None:
+            self.choose(choose_length(facts, self.config.train, model))
+        self.fix_precision(device)
+        self.fix_compile(device, 6.0 * macs(model) * self.config.train.batch_size)
+        self.fix_steps(facts.images)
+        self.choose(choose_warmup(self.config.schedule, self.config.train.steps or 0))
+
     def fix_precision(self, device: torch.device) -> None:
-        asked = self.config.precision.compute
-        precision, why = choose_precision(asked, device)
+        setting = self.config.precision.compute
+        precision, why = choose_precision(setting, device)
         self.set("precision.compute", precision)
-        if asked == "auto":
+        if setting == "auto":
             self.decisions.append(Decision("precision", precision, why))
 
     def fix_compile(self, device: torch.device, flops: float) -> None:
-        """`flops` are those of a step."""
+        """`flops`: FLOP of a training step."""
         if self.config.train.compile != "auto":
             return
         how = "off" if device.type != "cuda" or not has_triton() else "graphs" if flops < SMALL_STEP else "network"
         self.set("train.compile", how)
         if how != "off":
-            why = "steps are too short to launch their kernels one by one" if how == "graphs" else "there is a GPU"
+            why = "CUDA graphs, because the steps are short" if how == "graphs" else "there is a GPU"
             self.decisions.append(Decision("compile", how, why))
 
     def fix_steps(self, images: int) -> None:
-        """Epochs become steps, so that the written settings say exactly what ran."""
+        """Convert epochs to steps, so that config.toml has the exact length of the run."""
         self.set("train.steps", total_steps(self.config.train, images))
         self.set("train.epochs", None)
 
 
 def total_steps(train: TrainConfig, images: int) -> int:
+    """The number of steps: `train.steps`, or `train.epochs` over so many images."""
     return train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
 
 
 def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> Dataset:
-    """Open the data and make sure there are images to train on and images held out to measure on."""
+    """Open the dataset. Raise UserError if there are no images to measure on."""
     data = config.data
     dataset = open_dataset(
         data.path,
@@ -218,74 +247,79 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
     )
     if data.val_fraction == 0 and config.kind == "masked":
         raise UserError(
-            "masked-patch pre-training is measured on watched images alone: use a data.val_fraction above 0"
+            "masked-patch pre-training is measured on validation images only: set data.val_fraction above 0"
         )
     if not data.use_test and "test" in dataset.splits:
-        dataset = replace(dataset, splits={name: part for name, part in dataset.splits.items() if name != "test"})
+        dataset = replace(dataset, splits={name: samples for name, samples in dataset.splits.items() if name != "test"})
     if data.val_fraction == 0 and not dataset.splits.keys() & {"val", "test"}:
         raise UserError("data.val_fraction=0 and data.use_test=false leave nothing to measure on: set one of them")
     if data.val_fraction > 0 and "val" not in dataset.splits:
-        needed = "every class needs two images or more that do not belong together"
-        raise UserError(f"{data.path} has no images to hold out for measuring: {needed}")
+        raise UserError(
+            f"{data.path} has no images for a validation split: each class needs at least two images from different "
+            "groups"
+        )
     return dataset
 
 
 def resolve_network(config: RunConfig, dataset: Dataset, weights: Weights | None) -> tuple[NetworkConfig, Preprocess]:
-    """The network for this data, and how its pixels are made: from the starting weights where there are some."""
+    """The config of the network for this data, and its preprocessing; both follow the starting weights, if any."""
     choice = config.model
-    count = len(dataset.classes) if config.kind != "masked" else 0  # nothing is classified
+    count = len(dataset.classes) if config.kind != "masked" else 0  # no classification head
     overrides = dict(config.preprocess)
     if weights is None:
         base, model = None, new_network(choice, count)
     else:
         base, model = weights.card.preprocess, network_from_weights(weights.card.model, choice, count)
-    asked = overrides.pop("size", None)
-    if asked is not None and tuple(asked) != model.image_size:
-        raise UserError("the network and its preprocessing have one size: set model.image_size, not preprocess.size")
+    size = overrides.pop("size", None)
+    if size is not None and tuple(size) != model.image_size:
+        raise UserError("preprocess.size is the image size of the network: set model.image_size, not preprocess.size")
     preprocess = resolve_preprocess(model.image_size, base, overrides, model.channels)
     if preprocess.channels != model.channels:
-        raise UserError(f"preprocess.mean has {preprocess.channels} values, and the network {model.channels} channels")
+        raise UserError(
+            f"preprocess.mean has {preprocess.channels} values, but the network has {model.channels} channels"
+        )
     return model, preprocess
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
-    """config.toml: every setting of the run; `--recipe config.toml` repeats it."""
+    """Write config.toml with every setting of the run; `--recipe config.toml` repeats the run."""
     with atomic_write(path) as temporary:
         temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 
-def _facts(dataset: Dataset, device: torch.device, weights: Weights | None) -> ChoiceInputs:
+def _choice_inputs(dataset: Dataset, device: torch.device, weights: Weights | None) -> ChoiceInputs:
     start = weights.card.model if weights else None
     images, classes = len(dataset.splits["train"]), len(dataset.classes)
     return ChoiceInputs(images, classes, dataset.median_size, device.type, start, dataset.multilabel)
 
 
 def parse_settings(overrides: Sequence[str]) -> dict[str, Any]:
-    """Settings as "section.key=value", if there are such keys."""
-    given = parse_overrides(overrides)
+    """Parse settings given as "section.key=value" into a nested dictionary; unknown keys raise UserError."""
+    settings = parse_overrides(overrides)
     known = key_paths(RunConfig)
-    for path in leaves(given):
+    for path in leaves(settings):
         if path not in known:
             raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
-    if {"steps", "epochs"} <= given.get("train", {}).keys():
-        raise UserError("train.steps and train.epochs both say how long to train: set one of them")
-    return given
+    if {"steps", "epochs"} <= settings.get("train", {}).keys():
+        raise UserError("train.steps and train.epochs both set the length of training: set one of them")
+    return settings
 
 
-def with_recipe_file(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed upon what stands in a recipe file of the user's own, which was said as much."""
+def with_recipe_file(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Merge the user's settings over those of a recipe file. What a file sets counts as set by the user, so it is not
+    chosen automatically. For a recipe by name, return the settings as they are."""
     if not recipe.endswith(".toml"):
-        return given
-    own = read_recipe_file(recipe)
-    own.pop("base", None)
-    if "epochs" in given.get("train", {}):
-        own.get("train", {}).pop("steps", None)
-    return merge(own, given)
+        return settings
+    from_file = read_recipe_file(recipe)
+    from_file.pop("base", None)
+    if "epochs" in settings.get("train", {}):
+        from_file.get("train", {}).pop("steps", None)
+    return merge(from_file, settings)
 
 
-def _refuse_unused(given: dict[str, Any]) -> None:
-    """A probe trains no network: settings of training would be promises that nothing keeps."""
+def _check_probe_settings(given: dict[str, Any]) -> None:
+    """Raise UserError for a training setting: a linear probe does not train the network."""
     used = ("data.", "model.", "preprocess", "probe.", "train.seed", "train.device")
     for path in leaves(given):
         if not path.startswith(used):
-            raise UserError(f"the probe recipe does not use {path}: leave it out")
+            raise UserError(f"{path} has no effect with the probe recipe: leave it out")

@@ -1,4 +1,7 @@
-"""What a run starts from when the user names no weights."""
+"""The starting weights of a run when the user passes none: pretrained ones from the Hub, the bundled ones, or random.
+
+In: the settings and the facts that choices depend on. Out: the weights, with a `Decision` that states the reason.
+"""
 
 from __future__ import annotations
 
@@ -12,63 +15,66 @@ from vitrail.weights.hub import WITHOUT
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import START, ChoiceInputs, Decision, choose_backbone
 
-# Settings of a network that any starting weights can have.
+# Settings that can be combined with any starting weights.
 NEUTRAL = {"weights", "start", "image_size", "dropout", "drop_path", "head_init", "head_bias", "resample"}
 
 
 def starts_automatically(config: RunConfig, recipe: str | None) -> bool:
-    """Whether it is left to the run which weights to start from."""
+    """Whether vitrail chooses the starting weights (`choose_start`)."""
     start, name = config.model.start, config.model.name
     if config.model.weights or start == "random":
         return False
-    further = f"the recipe {recipe} trains given weights further" if recipe else f"model.start={start} needs weights"
+    needs = f"the recipe {recipe} needs starting weights" if recipe else f"model.start={start} needs starting weights"
     if start == "required":
-        raise UserError(f"{further}: add --from WEIGHTS")
+        raise UserError(f"{needs}: add --from WEIGHTS")
     if start == "auto" and name:
-        raise UserError(f"{further}, and {name} alone names none: add --from WEIGHTS, or leave the network out")
-    return start == "auto" or (config.kind == "train" and not _own(config.model))
+        raise UserError(f"{needs}, and --model {name} selects none: add --from WEIGHTS, or leave --model out")
+    return start == "auto" or (config.kind == "train" and not _architecture_settings(config.model))
 
 
 def random_start_decision(config: RunConfig, recipe: str | None) -> Decision:
-    """For a run that is not open and has no weights: that it starts at random, and why."""
+    """The decision to start from random weights, with the setting that causes it."""
     if recipe is not None:
-        why = f"the recipe {recipe} starts there"
+        why = f"the recipe {recipe} trains from random weights"
     elif config.model.start == "random" or config.kind != "train":
-        why = "model.start=random asks for them" if config.model.start else f"kind={config.kind} starts there"
+        why = "model.start=random" if config.model.start else f"kind={config.kind} trains from random weights"
     else:
-        key = _own(config.model)[0]
-        why = f"model.{key}={getattr(config.model, key)} asks for a new network"
-    return Decision(START, "random weights", f"because {why}; --from WEIGHTS starts from trained ones")
+        key = _architecture_settings(config.model)[0]
+        why = f"model.{key}={getattr(config.model, key)} selects a new network"
+    return Decision(START, "random weights", f"{why}; pass --from WEIGHTS to start from pretrained ones")
 
 
-def _own(model: ModelChoice) -> list[str]:
-    """Settings that describe a network of its own, for which there are no weights."""
+def _architecture_settings(model: ModelChoice) -> list[str]:
+    """The settings that describe a new network, for which there are no pretrained weights."""
     fields = ModelChoice.model_fields.items()
     return [key for key, field in fields if key not in NEUTRAL and getattr(model, key) != field.default]
 
 
-def choose_start(facts: ChoiceInputs, tell: Callable[[str], None]) -> tuple[Weights, str, Decision]:
-    """The weights to start from with the name to write down, and the reason. Random ones are only for who asks."""
-    backbone, fitting = choose_backbone(facts)
+def choose_start(facts: ChoiceInputs, message: Callable[[str], None]) -> tuple[Weights, str, Decision]:
+    """Choose pretrained weights: a network from the Hub, or the bundled one if the Hub cannot be reached.
+
+    Returns the weights, their name for config.toml (with the commit), and the decision. Random weights are never chosen
+    automatically. `message` prints a line before a download."""
+    backbone, reason = choose_backbone(facts)
     size = f"{backbone.megabytes} MB, {backbone.licence}"
-    missing = why_not(backbone, lambda: tell(f"fetching {backbone.repository} ({size}) from the Hub"))
+    missing = why_not(backbone, lambda: message(f"downloading {backbone.repository} ({size}) from the Hub"))
     if missing:
         return _bundled(missing)
     try:
         weights = read_weights(backbone.spec)
-    except UserError as error:  # the Hub knows it, and yet it does not come
+    except UserError as error:  # the Hub lists it, but the download failed
         return _bundled(str(error).removesuffix(WITHOUT))
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
-    why = f"{backbone.network}, {fitting}; it learned from {backbone.learned}; --recipe scratch does without"
+    why = f"{backbone.network}: {reason}; pretrained on {backbone.learned}; --recipe scratch starts from random weights"
     return weights, spec, Decision(START, f"{backbone.repository} ({size})", why)
 
 
 def _bundled(missing: str) -> tuple[Weights, str, Decision]:
-    own = bundled()
+    backbone = bundled()
     why = (
-        f"because {missing}; it learned from {own.learned}; --from WEIGHTS names others; "
-        "--recipe scratch starts from random weights"
+        f"{missing}; pretrained on {backbone.learned}; pass --from WEIGHTS for other weights, "
+        "--recipe scratch for random ones"
     )
-    value = f"{own.spec} {own.network} ({own.megabytes} MB, {own.licence})"
-    return read_weights(own.spec), own.spec, Decision(START, value, why)
+    value = f"{backbone.spec} {backbone.network} ({backbone.megabytes} MB, {backbone.licence})"
+    return read_weights(backbone.spec), backbone.spec, Decision(START, value, why)

@@ -1,4 +1,4 @@
-"""What a kind of run needs beside its settings: weights to start from, a teacher, installed libraries."""
+"""Check the requirements of a run beyond its settings: starting weights, a teacher, installed libraries."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
 
 
-def check_requirements(config: RunConfig, weights: Weights | None, found: bool = False) -> None:
-    """What a kind of run needs, and what would be of no use to it; known before the data is read. `found`: weights to
-    start from will be, once the data is known."""
-    bare = weights is None and not found
+def check_requirements(config: RunConfig, weights: Weights | None, automatic_start: bool = False) -> None:
+    """Raise UserError if something that the run needs is missing, or a setting has no effect on it.
+
+    `automatic_start`: starting weights will be chosen once the data has been read."""
+    bare = weights is None and not automatic_start
     if config.kind == "probe" and bare:
-        raise UserError("the probe recipe needs the features of trained weights: add --from WEIGHTS")
+        raise UserError("the probe recipe needs pretrained weights: add --from WEIGHTS")
     if config.train.tensorboard:
         require_tensorboard()
     _check_teacher(config)
     if config.lora.rank and config.optimizer.freeze:
-        raise UserError("lora.rank and optimizer.freeze both say what is not trained: set one of them")
+        raise UserError("lora.rank and optimizer.freeze both freeze parameters: set one of them")
     if bare and (config.lora.rank or config.optimizer.freeze):
         what = "lora.rank" if config.lora.rank else "optimizer.freeze"
-        raise UserError(f"{what} leaves weights as they are, and random ones are of no use: add --from WEIGHTS")
+        raise UserError(f"{what} freezes weights, so it needs pretrained ones: add --from WEIGHTS")
     start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
     if config.model.init == "mimetic" and (weights is not None or start.get("kind") == "resnet"):
-        why = "these weights are trained already" if weights is not None else "a ResNet has no attention"
-        raise UserError(f"model.init=mimetic is for attention from random weights, and {why}: leave it out")
+        why = "these weights are already trained" if weights is not None else "a ResNet has no attention"
+        raise UserError(f"model.init=mimetic is for attention with random weights, and {why}: leave it out")
     if config.train.gradient_checkpointing and start.get("kind") == "resnet":
-        raise UserError("train.gradient_checkpointing is for the blocks of a Transformer: leave it out for a ResNet")
+        raise UserError("train.gradient_checkpointing has no effect on a ResNet: leave it out")
     if config.kind == "masked":
         _check_masked(config, resnet=start.get("kind") == "resnet" or bool(start.get("axial")))
 
@@ -42,19 +43,19 @@ def _check_teacher(config: RunConfig) -> None:
         if path is not None and not path.exists():
             raise UserError(f"there are no weights at objective.teacher '{name}'")
         return
-    for key, given in (
+    for key, is_set in (
         ("teacher_weight", objective.teacher_weight is not None),
         ("teacher_targets", objective.teacher_targets != "soft"),
         ("temperature", objective.temperature != 1.0),
     ):
-        if given:
-            raise UserError(f"objective.{key} needs a teacher: add --set objective.teacher=WEIGHTS")
+        if is_set:
+            raise UserError(f"objective.{key} has no effect without a teacher: add --set objective.teacher=WEIGHTS")
 
 
 def _check_masked(config: RunConfig, resnet: bool) -> None:
     if resnet:
-        raise UserError("masked patches are for Vision Transformers and hybrids: choose another --model")
+        raise UserError("masked-patch pre-training needs a Vision Transformer or a hybrid: choose another --model")
     if config.objective.teacher or config.objective.class_weights != "none":
-        raise UserError("masked-patch pre-training classifies nothing: leave out the settings of objective")
+        raise UserError("masked-patch pre-training has no classification loss: leave out the settings of objective")
     if config.optimizer.freeze or config.lora.rank:
         raise UserError("masked-patch pre-training trains the whole network: leave out optimizer.freeze and lora.rank")
