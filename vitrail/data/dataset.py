@@ -217,11 +217,8 @@ def usable_rows(source: ImageList, scanned: ScanResult, path: str | Path) -> lis
 
 def check_readable(source: ImageList, scanned: ScanResult, path: str | Path) -> None:
     """Raise UserError if most images cannot be read: then `path` is hardly the data that the user means."""
-    bad = {
-        source.entries[row].name: reason
-        for row, reason in sorted(scanned.problems.items())
-        if not reason.startswith(NOT_FOUND)
-    }
+    problems = sorted(scanned.problems.items())
+    bad = {source.entries[row].name: why for row, why in problems if not why.startswith(NOT_FOUND)}
     usable = len(usable_rows(source, scanned, path))
     if len(bad) <= usable:
         return

@@ -1,4 +1,4 @@
-"""ImageNet, its ReaL labels and Tiny-ImageNet in the layouts they are published in."""
+"""ImageNet, its ReaL labels and Tiny-ImageNet in their published layouts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.folders import fill, image_bytes, zipped
+from tests.data.folders import fill, has_note, image_bytes, zipped
 from vitrail.data.dataset import open_dataset
-from vitrail.data.files import Entry, Listing
+from vitrail.data.files import ANNOTATED_NOT_FOUND, Entry, Listing
 from vitrail.data.sources.image_list import ImageList
 from vitrail.data.sources.imagenet import read_imagenet
 from vitrail.data.sources.read import read_source, read_standard
@@ -27,18 +27,18 @@ WORDS = {GOLDFISH: "goldfish, Carassius auratus", SALAMANDER: "European fire sal
 WNIDS = [f"n{number:08d}" for number in range(1000)]
 
 
-def read(place: Path) -> tuple[ImageList, list[str]]:
+def read(path: Path) -> tuple[ImageList, list[str]]:
     notes: list[str] = []
-    found = read_standard(place, notes)
-    assert found is not None
-    assert [entry.name for entry in found.entries] == sorted(entry.name for entry in found.entries)
-    return found, notes
+    images = read_standard(path, notes)
+    assert images is not None
+    assert [entry.name for entry in images.entries] == sorted(entry.name for entry in images.entries)
+    return images, notes
 
 
-def rows(found: ImageList) -> dict[tuple[str, str], tuple[str, ...]]:
+def rows(images: ImageList) -> dict[tuple[str, str], tuple[str, ...]]:
     """(name, split) -> classes."""
-    each = zip(found.entries, found.splits, found.labels, strict=True)
-    return {(entry.name, split): labels for entry, split, labels in each}
+    columns = zip(images.entries, images.splits, images.labels, strict=True)
+    return {(entry.name, split): labels for entry, split, labels in columns}
 
 
 # Tiny-ImageNet
@@ -62,37 +62,35 @@ def tiny(root: Path) -> Path:
 def test_tiny_imagenet_in_a_folder_and_in_its_archive(tmp_path: Path) -> None:
     root = tiny(tmp_path / "tiny-imagenet-200")
     archive = zipped(root, tmp_path.parent / f"{tmp_path.name}.zip", "tiny-imagenet-200/")
-    prints = set()
-    for place in (root, tmp_path, archive):
-        found, notes = read(place)
-        assert notes == [
-            "Read as Tiny-ImageNet in its original layout.",
-            "Ignored 5 images of 'test' without a label.",
-        ]
-        assert found.classes == NAMES
-        assert Counter(found.splits) == {"train": 6, "val": 3}
-        labels = rows(found)
+    fingerprints = set()
+    for path in (root, tmp_path, archive):
+        images, notes = read(path)
+        assert "Tiny-ImageNet" in notes[0]
+        assert len(notes) == 2 and has_note(notes, "Ignored 5 images of 'test' without a label")
+        assert images.classes == NAMES
+        assert Counter(images.splits) == {"train": 6, "val": 3}
+        labels = rows(images)
         assert labels["val/images/val_0.JPEG", "val"] == (NAMES[2],)
         assert labels[f"train/{SALAMANDER}/images/{SALAMANDER}_1.JPEG", "train"] == (NAMES[1],)
-        prints.add(open_dataset(place).fingerprint)
-    assert len(prints) == 1
+        fingerprints.add(open_dataset(path).fingerprint)
+    assert len(fingerprints) == 1
 
 
-def test_tiny_imagenet_with_missing_pieces(tmp_path: Path) -> None:
+def test_tiny_imagenet_with_missing_files(tmp_path: Path) -> None:
     root = tiny(tmp_path)
     (root / "val/images/val_1.JPEG").unlink()
     (root / "words.txt").unlink()
     fill(root, ["val/images/odd.JPEG", "stray.png"])
-    found, notes = read(root)
-    assert found.classes == (GOLDFISH, SALAMANDER, SCHOOLBUS)
-    assert found.unreadable == [("val/images/val_1.JPEG", "the annotations name it, and there is no such file")]
-    assert "Classes go by their ids alone: 'words.txt' is missing." in notes
-    assert "Ignored 1 image of 'val' without a label: 'val/val_annotations.txt' does not name them." in notes
-    assert "Ignored 1 image outside 'train' and 'val': 'stray.png'." in notes
+    images, notes = read(root)
+    assert images.classes == (GOLDFISH, SALAMANDER, SCHOOLBUS)
+    assert images.unreadable == [("val/images/val_1.JPEG", ANNOTATED_NOT_FOUND)]
+    assert has_note(notes, "WordNet ids", "'words.txt' is missing")
+    assert has_note(notes, "Ignored 1 image of 'val'", "not in 'val/val_annotations.txt'")
+    assert has_note(notes, "Ignored 1 image", "'stray.png'")
     (root / "val/val_annotations.txt").unlink()
-    found, notes = read(root)
-    assert set(found.splits) == {"train"}
-    assert any("of 'val' without a label: 'val/val_annotations.txt' is missing." in note for note in notes)
+    images, notes = read(root)
+    assert set(images.splits) == {"train"}
+    assert has_note(notes, "of 'val'", "'val/val_annotations.txt' is missing")
 
 
 def test_tiny_imagenet_whose_val_was_sorted_into_folders(tmp_path: Path) -> None:
@@ -100,9 +98,9 @@ def test_tiny_imagenet_whose_val_was_sorted_into_folders(tmp_path: Path) -> None
     for number, wnid in enumerate((SCHOOLBUS, GOLDFISH, SALAMANDER)):
         (root / f"val/{wnid}/images").mkdir(parents=True)
         (root / f"val/images/val_{number}.JPEG").rename(root / f"val/{wnid}/images/val_{number}.JPEG")
-    found, notes = read(root)
-    assert Counter(found.splits) == {"train": 6, "val": 3} and found.unreadable == []
-    assert rows(found)[f"val/{GOLDFISH}/images/val_1.JPEG", "val"] == (NAMES[0],)
+    images, notes = read(root)
+    assert Counter(images.splits) == {"train": 6, "val": 3} and images.unreadable == []
+    assert rows(images)[f"val/{GOLDFISH}/images/val_1.JPEG", "val"] == (NAMES[0],)
     assert len(notes) == 2
 
 
@@ -127,21 +125,20 @@ def devkit(folder: Path, truth: list[int]) -> None:
     (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{number}\n" for number in truth))
 
 
-@pytest.mark.parametrize("place", ["ILSVRC2012_devkit_t12/data", "devkit/data", ""])
-def test_a_flat_val_is_labelled_by_the_development_kit(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("folder", ["ILSVRC2012_devkit_t12/data", "devkit/data", ""])
+def test_a_flat_val_is_labelled_by_the_development_kit(tmp_path: Path, folder: str) -> None:
     root = imagenet(tmp_path / "imagenet")
     kit = tmp_path / "kit"
     devkit(kit, [1, 3, 1, 2])
-    (root / place).mkdir(parents=True, exist_ok=True)
+    (root / folder).mkdir(parents=True, exist_ok=True)
     for file in kit.iterdir():
-        file.rename(root / place / file.name)
-    found, notes = read(root)
-    assert notes == ["Read as ImageNet (ILSVRC2012) in its original layout."]
-    assert found.classes == NAMES
-    labels = rows(found)
+        file.rename(root / folder / file.name)
+    images, notes = read(root)
+    assert len(notes) == 1 and "ImageNet (ILSVRC2012)" in notes[0]
+    assert images.classes == NAMES
+    labels = rows(images)
     assert [labels[f"val/ILSVRC2012_val_{n:08d}.JPEG", "val"] for n in (1, 2, 3)] == [(NAMES[i],) for i in (2, 1, 2)]
-    absent = ("val/ILSVRC2012_val_00000004.JPEG", "the annotations name it, and there is no such file")
-    assert found.unreadable == [absent]
+    assert images.unreadable == [("val/ILSVRC2012_val_00000004.JPEG", ANNOTATED_NOT_FOUND)]
 
 
 def test_the_layout_of_kaggle(tmp_path: Path) -> None:
@@ -153,46 +150,46 @@ def test_the_layout_of_kaggle(tmp_path: Path) -> None:
     mapping = "".join(f"{wnid} {text}\n" for wnid, text in WORDS.items())
     (tmp_path / "LOC_synset_mapping.txt").write_text(mapping)
     archive = zipped(tmp_path, tmp_path.parent / f"{tmp_path.name}.zip")
-    for place in (tmp_path, archive):
-        found, notes = read(place)
-        assert notes[1:] == ["Ignored 1 image of 'test' without a label."]
-        assert found.classes == NAMES and Counter(found.splits) == {"train": 3, "val": 3}
-        assert rows(found)["val/ILSVRC2012_val_00000003.JPEG", "val"] == (NAMES[2],)
-        assert len(found.files.read("val/ILSVRC2012_val_00000003.JPEG")) == found.entries[-1].size
+    for path in (tmp_path, archive):
+        images, notes = read(path)
+        assert len(notes) == 2 and has_note(notes, "Ignored 1 image of 'test' without a label")
+        assert images.classes == NAMES and Counter(images.splits) == {"train": 3, "val": 3}
+        assert rows(images)["val/ILSVRC2012_val_00000003.JPEG", "val"] == (NAMES[2],)
+        assert len(images.files.read("val/ILSVRC2012_val_00000003.JPEG")) == images.entries[-1].size
     (tmp_path / "LOC_val_solution.csv").unlink()
-    _, notes = read(tmp_path / "ILSVRC")  # its side files are out of reach from here
-    assert notes[1] == "Classes go by their ids alone: 'words.txt' is missing."
+    _, notes = read(tmp_path / "ILSVRC")  # its side files are outside this folder
+    assert has_note(notes[1:2], "'words.txt' is missing")
 
 
-def test_a_flat_val_without_labels_is_ignored_with_what_is_missing(tmp_path: Path) -> None:
+def test_a_flat_val_without_labels_is_ignored_and_the_note_names_the_missing_files(tmp_path: Path) -> None:
     root = imagenet(tmp_path)
     notes = read(root)[1]
-    kit = "'ILSVRC2012_validation_ground_truth.txt', 'meta.mat' of the development kit"
-    reason = f"without a label: {kit}, or 'LOC_val_solution.csv', is missing."
-    assert f"Ignored 3 images of 'val' {reason}" in notes
+    files = "'ILSVRC2012_validation_ground_truth.txt'", "'meta.mat'", "'LOC_val_solution.csv'"
+    assert has_note(notes, "Ignored 3 images of 'val'", *files)
     (root / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n")
-    assert any("without a label: 'meta.mat' of the development kit, or" in note for note in read(root)[1])
+    notes = read(root)[1]
+    assert has_note(notes, "'meta.mat'") and not has_note(notes, "ground_truth.txt")
 
 
 def test_wrong_development_kits(tmp_path: Path) -> None:
     root = imagenet(tmp_path)
     devkit(root / "devkit/data", [1, 4])
-    with pytest.raises(UserError, match=r"has the label '4' in line 2, which 'devkit/data/meta.mat' does not$"):
+    with pytest.raises(UserError, match=r"label '4' in line 2.*'devkit/data/meta\.mat'"):
         read_source(root, [])
-    for synsets, reason in (([1.0, 2.0], "has a synset without its number and id"), ([], "has no synsets")):
+    for synsets, fact in (([1.0, 2.0], "synset without a number or an id"), ([], "no synsets")):
         scipy_io.savemat(root / "devkit/data/meta.mat", {"synsets": np.array(synsets)})
-        with pytest.raises(UserError, match=reason):
+        with pytest.raises(UserError, match=f"meta.mat' .*{fact}"):
             read_source(root, [])
 
 
 def test_a_val_in_class_folders_gets_the_names_of_a_mapping(tmp_path: Path) -> None:
     fill(tmp_path, [f"{split}/{wnid}/{wnid}_{split}.JPEG" for split in ("train", "val") for wnid in WORDS])
     (tmp_path / "synset_words.txt").write_text("".join(f"{wnid} {text}\n" for wnid, text in WORDS.items()))
-    found, _ = read(tmp_path)
-    assert found.classes == NAMES and Counter(found.splits) == {"train": 3, "val": 3}
+    images, _ = read(tmp_path)
+    assert images.classes == NAMES and Counter(images.splits) == {"train": 3, "val": 3}
 
 
-def test_a_val_alone_can_be_measured_on(tmp_path: Path) -> None:
+def test_a_val_alone_can_be_evaluated(tmp_path: Path) -> None:
     fill(tmp_path, [f"val/ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2, 3)])
     devkit(tmp_path / "devkit/data", [1, 2, 3])
     data = open_dataset(tmp_path, None)
@@ -203,7 +200,7 @@ def test_a_val_alone_can_be_measured_on(tmp_path: Path) -> None:
 
 
 class Listed:
-    """What an archive would give, without fifty thousand files."""
+    """Stands in for an archive of fifty thousand files."""
 
     def __init__(self, names: list[str], sides: dict[str, bytes]) -> None:
         self.names, self.sides = names, sides
@@ -228,13 +225,13 @@ def test_the_published_real_labels() -> None:
     names = [f"train/{wnid}/1.JPEG" for wnid in wnids]
     names += [f"val/ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 50_001)]
     notes: list[str] = []
-    found = read_imagenet(Root(Listed(names, {"real.json": real}), "x"), notes)  # type: ignore[arg-type]
-    assert found is not None and found.classes == tuple(wnids)
-    assert Counter(found.splits) == {"train": 1000, "real": 46_837}
-    sets = {entry.name: labels for entry, labels in zip(found.entries, found.labels, strict=True)}
+    images = read_imagenet(Root(Listed(names, {"real.json": real}), "x"), notes)  # type: ignore[arg-type]
+    assert images is not None and images.classes == tuple(wnids)
+    assert Counter(images.splits) == {"train": 1000, "real": 46_837}
+    sets = {entry.name: labels for entry, labels in zip(images.entries, images.labels, strict=True)}
     for number, expected in enumerate(json.loads(real), 1):
         assert sets.get(f"val/ILSVRC2012_val_{number:08d}.JPEG", ()) == tuple(wnids[label] for label in expected)
-    assert "The split 'real' has the ReaL labels of 46,837 validation images; 3,163 have none." in notes
+    assert has_note(notes, "'real'", "46,837", "3,163")
 
 
 @pytest.mark.slow
@@ -255,21 +252,21 @@ def test_the_split_real_of_a_data_set(tmp_path: Path) -> None:
 
 def test_real_labels_of_a_val_alone() -> None:
     sides = {"real.json": b"[[1, 7]]", "LOC_synset_mapping.txt": "\n".join(f"{w} x, y" for w in WNIDS).encode()}
-    found = read_imagenet(Root(Listed(["val/ILSVRC2012_val_00000001.JPEG"], sides), "x"), [])  # type: ignore[arg-type]
-    assert found is not None and found.splits == ["real"]
-    assert found.labels == [("n00000001 x", "n00000007 x")]
+    images = read_imagenet(Root(Listed(["val/ILSVRC2012_val_00000001.JPEG"], sides), "x"), [])  # type: ignore[arg-type]
+    assert images is not None and images.splits == ["real"]
+    assert images.labels == [("n00000001 x", "n00000007 x")]
     del sides["real.json"]
-    with pytest.raises(UserError, match=r"^'x' has no image with a label: .* is missing$"):
+    with pytest.raises(UserError, match=r"'x' has no image with a label: .*ground_truth\.txt"):
         read_imagenet(Root(Listed(["val/ILSVRC2012_val_00000001.JPEG"], sides), "x"), [])  # type: ignore[arg-type]
 
 
 def test_real_labels_that_do_not_fit(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "few")
     (root / "real.json").write_text("[[1]]")
-    found, notes = read(root)
-    assert "real" not in found.splits
-    assert "Ignored 'real.json': its labels are of all 1,000 classes of ImageNet, and here are 3." in notes
+    images, notes = read(root)
+    assert "real" not in images.splits
+    assert has_note(notes, "Ignored 'real.json'", "1,000 classes", "has 3.")
     names = [*(f"train/{wnid}/1.JPEG" for wnid in WNIDS), "val/ILSVRC2012_val_00000001.JPEG"]
     for data in (b"{}", b"[1]", b"[[1000]]", b"[[true]]", b"[[-1]]", b"[[0.5]]", b"[" * 9999, b"\xff"):
-        with pytest.raises(UserError, match=r"'x/real.json' is not a list of lists of class numbers from 0 to 999$"):
+        with pytest.raises(UserError, match=r"'x/real\.json' is not .*0 to 999"):
             read_imagenet(Root(Listed(names, {"real.json": data}), "x"), [])  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Pickles of the Python version of CIFAR, opened so that they can hold its arrays, numbers and names, and run nothing.
+"""Load the pickles of the Python version of CIFAR without running any code in them.
 
-What they ask NumPy to build is only written down here, by classes that stand in for NumPy's.
+A pickle can only build lists, dicts, numbers and strings, and the stand-ins below that record what NumPy would build.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vitrail.errors import UserError
 
 
 class _Array:
-    """In place of an array: what it would be built of."""
+    """Stands in for a NumPy array; keeps its state."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -24,18 +24,18 @@ class _Array:
         self.state = state
 
 
-class _Kind:
-    """In place of a dtype."""
+class _DType:
+    """Stands in for a NumPy dtype."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = code
 
     def __setstate__(self, _: Any) -> None:
-        """Byte order and the like, which single bytes have no use for."""
+        """Ignore byte order and alignment: only single bytes are read."""
 
 
 class _Bytes:
-    """In place of _codecs.encode, by which old pickles write bytes."""
+    """Stands in for _codecs.encode, which old pickles use for bytes."""
 
     def __new__(cls, text: str, coding: str | bytes) -> Any:
         if coding not in ("latin1", b"latin1"):
@@ -50,16 +50,16 @@ _STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
+    ("numpy", "dtype"): _DType,
     ("_codecs", "encode"): _Bytes,
 }
 
 
 class _Refused(Exception):
-    """What a pickle wanted."""
+    """A function that a pickle asks to call."""
 
 
-# The one written in Python: it keeps what it remembers in a dict, where the other takes memory for any index it reads.
+# The unpickler in Python keeps its memo in a dict. The one in C would allocate memory for any index in the file.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
@@ -67,16 +67,16 @@ class _Unpickler(pickle._Unpickler):
         return _STAND_INS[module, name]
 
 
-def plain_values(data: bytes, where: str) -> dict[str, Any]:
-    """The dict that such a pickle holds."""
+def load_pickle(data: bytes, where: str) -> dict[str, Any]:
+    """Return the dict in a pickle; `where` is the file name for messages."""
     try:
         values = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except _Refused as wanted:
-        raise UserError(f"{where} wants to run '{wanted}' when opened, so it stays closed") from None
-    except Exception:  # whatever a damaged or hostile pickle makes of the unpickler
+    except _Refused as function:
+        raise UserError(f"{where} is not safe to open: the pickle calls '{function}'") from None
+    except Exception:  # damaged or hostile pickles make the unpickler raise nearly every kind
         raise UserError(f"{where} is not a pickle of CIFAR, or it is damaged") from None
     if not isinstance(values, dict):
-        raise UserError(f"{where} is not a pickle of CIFAR: it holds no dict")
+        raise UserError(f"{where} is not a pickle of CIFAR: it has no dict")
     return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in values.items()}
 
 
@@ -93,17 +93,17 @@ def numbers_in(values: dict[str, Any], key: str, where: str) -> list[int]:
 
 
 def byte_rows(values: dict[str, Any], key: str, width: int, where: str) -> np.ndarray:
-    """An array of bytes (n, width)."""
+    """Return the array `key`, uint8 (n, width)."""
     state = getattr(values.get(key), "state", None)
     match state:
-        case (_, (int(rows), int(columns)), _Kind(code="u1" | b"u1" | "|u1" | b"|u1"), by_columns, bytes(data)):
+        case (_, (int(rows), int(columns)), _DType(code="u1" | b"u1" | "|u1" | b"|u1"), by_columns, bytes(data)):
             if columns == width and rows * columns == len(data) and not by_columns:
                 return np.frombuffer(data, np.uint8).reshape(rows, columns)
-    raise UserError(f"{where} has no array of {width:,} bytes an image called '{key}'")
+    raise UserError(f"{where} has no array '{key}' with {width:,} bytes per image")
 
 
 def _list(values: dict[str, Any], key: str, kinds: tuple[type, ...], what: str, where: str) -> list[Any]:
-    found = values.get(key)
-    if not isinstance(found, list) or not all(type(value) in kinds for value in found):
-        raise UserError(f"{where} has no list of {what} called '{key}'")
-    return found
+    items = values.get(key)
+    if not isinstance(items, list) or not all(type(item) in kinds for item in items):
+        raise UserError(f"{where} has no list of {what} '{key}'")
+    return items
