@@ -21,8 +21,8 @@ def test_a_recipe_is_laid_over_its_base(tmp_path):
         ({"train": {"steps": 0}}, "'train.steps' Input should be greater than 0"),
         ({"optimizer": {"name": "adam"}}, "'optimizer.name' Input should be 'adamw', 'sgd' or 'muon'"),
         ({"optimizer": {"betas": [2, 3]}}, "'optimizer.betas.0' Input should be less than 1"),
-        ({"augment": {"ratio": [0, 0]}}, "ratio is a range [low, high] with 0 < low <= high, not [0, 0]"),
-        ({"augment": {"scale": [0.9, 0.1]}}, "scale is a range"),
+        ({"augment": {"ratio": [0, 0]}}, "ratio must be a range [low, high] with 0 < low <= high, not [0, 0]"),
+        ({"augment": {"scale": [0.9, 0.1]}}, "scale must be a range [low, high] with 0 < low <= high, not [0.9, 0.1]"),
         ({"model": {"image_size": [0, 16]}}, "'model.image_size.0' Input should be greater than 0"),
         (
             {"objective": {"class_weights": "even"}},
@@ -95,9 +95,9 @@ def test_a_wrong_model_name_is_explained(name, hint):
 def test_an_impossible_network_is_refused():
     with pytest.raises(UserError, match="224x224 is not a multiple of the patch 15x15"):
         configure("S/15", 10)
-    with pytest.raises(ValueError, match="does not divide into 5 heads"):
+    with pytest.raises(ValueError, match="is not divisible by 5 heads"):
         ModelConfig(width=16, depth=1, mlp_dim=8, heads=5, patch=(4, 4), image_size=(8, 8), num_classes=2)
-    with pytest.raises(UserError, match="needs a class token"):
+    with pytest.raises(UserError, match="needs class_token"):
         configure("S/16", 10, class_token=False)
 
 

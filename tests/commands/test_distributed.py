@@ -343,7 +343,10 @@ def test_torchrun_starts_a_killed_process_again_and_the_run_goes_on(photos, tiny
 def test_what_the_user_can_fix_is_told_once(photos, tiny, tmp_path):
     for command, sentence in (
         (["train", tmp_path / "nowhere"], "nowhere"),
-        (arguments(photos, tiny, tmp_path / "run", "train.batch_size=7"), "does not divide among 2 processes"),
+        (
+            arguments(photos, tiny, tmp_path / "run", "train.batch_size=7"),
+            "train.batch_size=7 is not divisible by 2 processes",
+        ),
         (arguments(photos, tiny, tmp_path / "x", "optimizer.name=muon", "train.parallel=fsdp"), "whole matrices"),
         (arguments(photos, tiny, tmp_path / "y", "optimizer.name=mouon"), "optimizer.name"),
     ):

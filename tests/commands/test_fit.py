@@ -357,7 +357,7 @@ def test_processes_that_do_not_agree(tmp_path):
         (("optimizer.lrr=1",), "did you mean 'optimizer.lr'"),
         (("data.test_fraction=0.5",), "data.test_fraction has no effect where the network and the data are your own"),
         (("train.batch_size=4",), "train.batch_size has no effect"),
-        (("optimizer.momentum=0.8",), "nothing would read optimizer.momentum: it needs optimizer.name=sgd or muon"),
+        (("optimizer.momentum=0.8",), "optimizer.momentum has no effect without optimizer.name=sgd or muon"),
         (("optimizer.name=muon",), "no matrix of a Transformer block"),
         (("optimizer.layer_decay=0.5",), "no Transformer blocks"),
         (("train.compile=graphs",), "use off or network"),

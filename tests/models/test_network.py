@@ -145,8 +145,8 @@ def test_another_image_size_is_refused_with_both_sizes_named():
     ("options", "words"),
     [
         ({"image_size": (8, 10)}, "8x10 is not a multiple of the patch 4x4"),
-        ({"heads": 5}, "width 24 does not divide into 5 heads"),
-        ({"class_token": False}, "'token' needs a class token"),
+        ({"heads": 5}, "width 24 is not divisible by 5 heads"),
+        ({"class_token": False}, "'token' needs class_token"),
     ],
 )
 def test_configs_that_make_no_network(options, words):

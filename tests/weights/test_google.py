@@ -177,7 +177,7 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
             "'MAPHead_0/MultiHeadDotProductAttention_0/query/kernel' is missing",
         ),
         ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, "stem|positions for 4 patches|gn_root"),
-        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 does not divide into 32 groups"),
+        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 is not divisible by 32 groups"),
         ({"Transformer/posembed_input/pos_embedding": None}, "no table of positions"),
         ({"Transformer/posembed_input/pos_embedding": np.zeros((5, 48), "f")}, r"has shape \(5, 48\), not"),
         ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer/encoderblock_1/LayerNorm_0/bias'"),

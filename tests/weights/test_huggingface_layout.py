@@ -139,7 +139,7 @@ def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told
     [
         ("config.json", {"model_type": "deit"}, "is a 'deit' model of transformers, and vitrail reads vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
-        ("config.json", {"num_attention_heads": 5}, "48 does not divide into 5 heads"),
+        ("config.json", {"num_attention_heads": 5}, "48 is not divisible by 5 heads"),
         ("config.json", {"image_size": "big"}, "'big' is not a size"),
         ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "does not scale pixels by 1/255"),
         ("preprocessor_config.json", {"do_rescale": False}, "does not scale pixels by 1/255"),

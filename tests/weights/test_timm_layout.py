@@ -185,7 +185,7 @@ def test_what_a_plain_network_cannot_express(tmp_path, randomise, args, words):
         ("pretrained_cfg", {"mean": 3}, "3 is not a value for each channel"),
         ("pretrained_cfg", {"mean": [0.1, 0.2]}, "2 channels and its network 3"),
         ("model_args", {"img_size": "large"}, "'large' is not a size"),
-        ("model_args", {"num_heads": 5}, "48 does not divide into 5 heads"),
+        ("model_args", {"num_heads": 5}, "48 is not divisible by 5 heads"),
         ("", {"model_args": 3}, "not as timm writes it"),
         (
             "",

@@ -1,4 +1,4 @@
-"""The schema: everything a run, a network or a weights file can be told. No torch here."""
+"""Schemas of runs, networks and preprocessing, and reading of recipes. Imports no torch."""
 
 from vitrail.config.consistency import check_no_unused, check_resolved, check_training
 from vitrail.config.network import (

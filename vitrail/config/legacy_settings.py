@@ -1,4 +1,4 @@
-"""Names and values of settings in earlier versions, which recipes, overrides and weights files may still use."""
+"""Former names and values of settings, which recipes, overrides and weights files may still contain."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ VALUES: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def current_settings(values: Any, warn: Callable[[str, str], None] | None = None) -> Any:
-    """Nested settings under their present names and values. `warn` gets (old, new) for each that was replaced."""
+    """Return nested settings with current names and values. Calls `warn(old, new)` for each replaced one."""
     if not isinstance(values, Mapping):
         return values
     return {key: current_section(key, section, warn) for key, section in values.items()}
 
 
 def current_section(section: str, settings: Any, warn: Callable[[str, str], None] | None = None) -> Any:
-    """The same for one section. Both names of one setting at once are an error."""
+    """Return one section with current names and values. Raises a UserError if both names of a setting are present."""
     if not isinstance(settings, Mapping):
         return settings
     renamed = RENAMED.get(section, {})
@@ -61,17 +61,17 @@ def current_section(section: str, settings: Any, warn: Callable[[str, str], None
     for old, value in settings.items():
         new = str(renamed.get(old, old))
         if new in current or (new != old and new in settings):
-            raise UserError(f"{section}.{old} and {section}.{new} are the same setting: leave one out")
-        replaced = VALUES.get((section, new), {})
-        current_value = replaced[value] if isinstance(value, str) and value in replaced else value
+            raise UserError(f"{section}.{old} and {section}.{new} are the same setting: keep one of them")
+        renamed_values = VALUES.get((section, new), {})
+        current_value = renamed_values[value] if isinstance(value, str) and value in renamed_values else value
         current[new] = current_value
         if warn is not None and (new != old or current_value is not value):
-            warn(*_shown(section, (old, value), (new, current_value)))
+            warn(*_describe(section, (old, value), (new, current_value)))
     return current
 
 
-def _shown(section: str, old: tuple[str, Any], new: tuple[str, Any]) -> tuple[str, str]:
-    """Only the name where only the name changed."""
+def _describe(section: str, old: tuple[str, Any], new: tuple[str, Any]) -> tuple[str, str]:
+    """Return both names, with values if the value changed."""
     if old[1] is new[1]:
         return f"{section}.{old[0]}", f"{section}.{new[0]}"
     value = str(new[1]).lower() if isinstance(new[1], bool) else new[1]

@@ -1,4 +1,4 @@
-"""Settings from the command line: `--set section.key=value`, and options for those that people reach for every day."""
+"""Settings from the command line: `--set section.key=value`, and the options for common settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from vitrail.config.legacy_settings import current_settings
 from vitrail.config.values import merge
 from vitrail.errors import UserError, warn_once
 
-# Settings that people reach for every day have options of their own, under the names they type.
 OPTIONS = {
     "epochs": "train.epochs",
     "steps": "train.steps",
@@ -25,7 +24,7 @@ OPTIONS = {
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
-    """`["train.steps=500", "model.name=S/16"]` as nested values; a value is TOML, or a plain word."""
+    """Parse ["train.steps=500", "model.name=S/16"] into nested values. A value is TOML, or a string without quotes."""
     nested: dict[str, Any] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -42,14 +41,14 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def with_options(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """`overrides` and the options that were given, as `section.key=value`."""
-    given = [f"{OPTIONS[name]}={_toml(value)}" for name, value in options.items() if value is not None]
+    """Return `overrides` and the options that are not None, as `section.key=value`."""
+    assignments = [f"{OPTIONS[name]}={_toml(value)}" for name, value in options.items() if value is not None]
     for setting in overrides:
         path = setting.partition("=")[0].strip()
-        for name, own in OPTIONS.items():
-            if own == path and options.get(name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} and --set {path} are the same setting: leave one out")
-    return [*overrides, *given]
+        for name, option_path in OPTIONS.items():
+            if option_path == path and options.get(name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} and --set {path} are the same setting: pass one of them")
+    return [*overrides, *assignments]
 
 
 def _toml(value: Any) -> str:

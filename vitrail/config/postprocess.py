@@ -1,4 +1,4 @@
-"""How the logits of trained weights become predictions."""
+"""Schema of the postprocessing of logits into predictions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from vitrail.config.network import Schema
 
 
 class Postprocess(Schema):
-    """What was found after training, and is no weight."""
+    """Temperature and thresholds, fitted after training."""
 
-    temperature: float = Field(default=1.0, gt=0)  # logits are divided by it
-    threshold: float = Field(default=0.0, ge=0, le=1)  # of one label: below this probability, none of these
-    thresholds: tuple[float, ...] = ()  # of any number of labels: one each; empty: a half
+    temperature: float = Field(default=1.0, gt=0)  # divides the logits
+    threshold: float = Field(
+        default=0.0, ge=0, le=1
+    )  # single label: below this probability the prediction is "none of these"
+    thresholds: tuple[float, ...] = ()  # multilabel: one per class; empty: 0.5
     measured_on: str = ""
-    fitted_on: str = ""  # tells the very images it was found with, whatever their names
+    fitted_on: str = ""  # fingerprint of the images it was fitted on, independent of their names

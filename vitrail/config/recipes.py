@@ -1,4 +1,4 @@
-"""Recipes: settings under a name, laid over those of the recipe they are based on."""
+"""Reading of recipes: TOML files of settings, each merged over its base recipe."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ def recipe_folder() -> Any:
     return resources.files("vitrail") / "recipes"
 
 
-def read_recipe(name: str, over: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The values of a named recipe or a TOML file, laid over the recipe its `base` names; `over`: those above it."""
+def read_recipe(name: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the settings of a recipe, by name or .toml file, merged over its base.
+
+    `derived` are the recipes that led here by their `base`.
+    """
     values = read_recipe_file(name)
     if isinstance(values.get("train"), dict) and {"steps", "epochs"} <= values["train"].keys():
-        raise UserError(f"recipe '{name}': train.steps and train.epochs both say how long to train: leave one out")
+        raise UserError(f"recipe '{name}': train.steps and train.epochs exclude each other: keep one of them")
     base = values.pop("base", None)
     if base is None:
         return values
-    if base not in recipe_names() or base in (name, *over):
+    if base not in recipe_names() or base in (name, *derived):
         hint = did_you_mean(str(base), recipe_names()) or "; `vitrail recipes` lists them"
         raise UserError(f"recipe '{name}': base must be the name of another recipe, not '{base}'{hint}")
-    under = read_recipe(base, (name, *over))
+    base_values = read_recipe(base, (name, *derived))
     train = values.get("train")
-    if isinstance(train, dict) and "epochs" in train:  # what the recipe says itself wins over the steps of its base
-        under.get("train", {}).pop("steps", None)
-    return merge(under, values)
+    if isinstance(train, dict) and "epochs" in train:  # takes precedence over the steps of the base
+        base_values.get("train", {}).pop("steps", None)
+    return merge(base_values, values)
 
 
 def read_recipe_file(name: str) -> dict[str, Any]:
-    """What the file of a recipe itself says, without its base."""
+    """Return the settings in a recipe's own file, without its base."""
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
@@ -52,12 +55,10 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         raise UserError(f"no recipe '{name}'{did_you_mean(name, known) or '.'} `vitrail recipes` lists them.")
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables within tables without end
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested tables
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
     renamed: list[str] = []
-    values = current_settings(values, lambda old, new: renamed.append(f"{old} is {new}"))
+    values = current_settings(values, lambda old, new: renamed.append(f"{old} -> {new}"))
     if renamed:
-        note_once(
-            f"recipe '{name}' uses setting names of an earlier version, which still work. Now {', '.join(renamed)}."
-        )
+        note_once(f"recipe '{name}' uses former setting names, which still work. Rename them: {', '.join(renamed)}")
     return values

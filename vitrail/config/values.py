@@ -1,4 +1,4 @@
-"""From plain values to a schema, with errors of one sentence; and plain values merged, or by dotted keys."""
+"""Validation of plain values against a schema, and merging and flattening of nested values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TABLES = ("preprocess", "objective.class_weights")  # settings whose value is a 
 
 
 def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
-    """Build a schema from plain values; the first problem becomes one sentence that names the key."""
+    """Build a schema from plain values. Raises a UserError that names the key of the first problem."""
     if not isinstance(values, Mapping):
-        raise UserError(f"{where}: a table of settings is needed here, not {values!r:.60}")
+        raise UserError(f"{where}: expected a table of settings, not {values!r:.60}")
     try:
         return schema.model_validate(dict(values))
     except ValidationError as error:
@@ -26,29 +26,28 @@ def validate(schema: type[S], values: Mapping[str, Any], where: str) -> S:
         if problems[0]["type"] == "extra_forbidden":
             known = key_paths(schema)
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(key, known)}") from None
-        # A key that takes values of several kinds has a problem with each of them. Where one lies within the value, the
-        # kind that was meant is known.
+        # A key with a union type has one problem per type. A problem inside the value tells which type was meant.
         key = next((deep for p in problems if (deep := _key(p["loc"])).startswith(f"{key}.")), key)
-        said = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in problems if _key(p["loc"]) == key)
-        about = f"'{key}' " if key else ""
-        raise UserError(f"{where}: {about}{', or '.join(said)}") from None
+        messages = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in problems if _key(p["loc"]) == key)
+        prefix = f"'{key}' " if key else ""
+        raise UserError(f"{where}: {prefix}{', or '.join(messages)}") from None
 
 
-def _key(place: tuple[int | str, ...]) -> str:
-    """The dotted key of a problem, without pydantic's words for the kinds of value it tried."""
-    tried = ("vit", "resnet", "int", "float", "bool", "str")
-    return ".".join(str(part) for part in place if part not in tried and "[" not in str(part))
+def _key(location: tuple[int | str, ...]) -> str:
+    """Return the dotted key of a problem, without the names of union members that pydantic inserts."""
+    union_members = ("vit", "resnet", "int", "float", "bool", "str")
+    return ".".join(str(part) for part in location if part not in union_members and "[" not in str(part))
 
 
 def network_config(values: Mapping[str, Any], where: str) -> NetworkConfig:
-    """The config of any network from plain values."""
+    """Build the config of a network from plain values."""
     if values.get("kind") == "resnet":
         return validate(ResNetConfig, values, where)
     return validate(ModelConfig, values, where)
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key a schema takes: model.name, train.steps, ..."""
+    """Return the dotted keys of a schema: model.name, train.steps, ..."""
     paths: list[str] = []
     for name, field in schema.model_fields.items():
         kind = field.annotation
@@ -60,24 +59,24 @@ def key_paths(schema: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def flatten(nested: Mapping[str, Any], tables: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted keys, {"train.steps": 500}; the value of one of `tables` stays a table."""
-    found: dict[str, Any] = {}
+    """Flatten nested values to dotted keys, as {"train.steps": 500}. Keys in `tables` keep their table."""
+    flattened: dict[str, Any] = {}
     for key, value in nested.items():
         path = prefix + key
         inner = isinstance(value, Mapping) and path not in tables
-        found |= flatten(value, tables, f"{path}.") if inner else {path: value}
-    return found
+        flattened |= flatten(value, tables, f"{path}.") if inner else {path: value}
+    return flattened
 
 
 def leaves(nested: dict[str, Any]) -> list[str]:
-    """Dotted keys of all settings; one whose value is a table, such as preprocess, is one setting."""
+    """Return the dotted keys of all settings. A setting with a table as its value, such as preprocess, is one key."""
     return list(flatten(nested, TABLES))
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, section by section."""
-    result = dict(under)
-    for key, value in over.items():
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with `overrides`, section by section."""
+    result = dict(base)
+    for key, value in overrides.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merge(result[key], value) if both else value
     return result

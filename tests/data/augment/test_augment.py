@@ -222,8 +222,11 @@ def test_a_sample_comes_out_the_same_in_any_company(config):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"three_augment": True, "randaugment_layers": 2}, "two policies: choose one"),
-        ({"randaugment_style": "timm", "randaugment_magnitude": 15}, "timm's magnitudes end at 10, not 15"),
+        ({"three_augment": True, "randaugment_layers": 2}, "three_augment and randaugment_layers"),
+        (
+            {"randaugment_style": "timm", "randaugment_magnitude": 15},
+            "randaugment_magnitude is at most 10 with randaugment_style=timm, not 15",
+        ),
         ({"hue": 0.6}, "less than or equal to 0.5"),
         ({"erasing": 25}, "less than or equal to 1"),
         ({"color_jitter": -0.1}, "greater than or equal to 0"),

@@ -1,5 +1,6 @@
-"""Settings that do not go together: one sentence, and nothing lost."""
+"""Settings that contradict each other are rejected before a run changes any file."""
 
+import re
 import shutil
 import tomllib
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from vitrail.workflows.validate import check_requirements
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         (["kind=probe"], "probe .*--from WEIGHTS"),
         (["objective.teacher_weight=0.3"], r"teacher_weight .*objective\.teacher=WEIGHTS"),
@@ -30,37 +31,37 @@ from vitrail.workflows.validate import check_requirements
         (["kind=masked", "objective.class_weights=balanced"], "settings of objective"),
     ],
 )
-def test_what_a_run_cannot_be_for(settings, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_requirements_of_a_run(settings, message):
+    with pytest.raises(UserError, match=message):
         check_requirements(RunConfig.model_validate(parse_overrides(settings)), None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
-        (["train.compile=graphs"], "for NVIDIA GPUs"),
+        (["train.compile=graphs"], r"train\.compile=graphs needs an NVIDIA GPU"),
         (["precision.parameters=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
         (["precision.residual=bf16", "precision.compute=fp32"], "needs precision.compute=bf16"),
-        (["precision.reduce=bf16"], "for GPUs"),
-        (["train.batch_size=9"], "does not divide among 2 processes: start as many as do divide it"),
-        (["augment.repeats=16", "train.batch_size=8"], "more than the batch of 8 images"),
-        (["schedule.end_lr=1.0"], "above the learning rate"),
-        (["schedule.warmup=60", "schedule.cooldown=50"], "longer than the run of 100 steps"),
+        (["precision.reduce=bf16"], r"precision\.reduce=bf16 needs a GPU"),
+        (["train.batch_size=9"], r"train\.batch_size=9 is not divisible by 2 processes"),
+        (["augment.repeats=16", "train.batch_size=8"], r"augment\.repeats=16 is larger than train\.batch_size=8"),
+        (["schedule.end_lr=1.0"], r"schedule\.end_lr=1 is larger than optimizer\.lr"),
+        (["schedule.warmup=60", "schedule.cooldown=50"], r"schedule\.warmup and schedule\.cooldown .* 100 steps"),
     ],
 )
-def test_what_cannot_be_once_all_is_chosen(settings, sentence):
+def test_resolved_settings_that_contradict_each_other(settings, message):
     config = RunConfig.model_validate(parse_overrides(["train.steps=100", *settings]))
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         check_resolved(config, "cpu", 2)
 
 
 @pytest.mark.parametrize(
     ("recipe", "setting", "needs"),
     [
-        ("masked", "objective.label_smoothing=0.1", "images with labels"),
+        ("masked", "objective.label_smoothing=0.1", "labels"),
         ("scratch", "masked.mask_ratio=0.3", "--recipe masked"),
         ("scratch", "model.head_init=probe", "weights to start from"),
-        ("scratch", "lora.alpha=8", "a lora.rank above 0"),
+        ("scratch", "lora.alpha=8", "lora.rank > 0"),
         ("scratch", "schedule.milestones=[0.5]", "schedule.shape=staircase"),
         ("scratch", "augment.crop_fraction=0.5", "augment.crop=part or resmall"),
         ("scratch", "optimizer.momentum=0.8", "optimizer.name=sgd or muon"),
@@ -71,16 +72,16 @@ def test_what_cannot_be_once_all_is_chosen(settings, sentence):
         ("scratch", "objective.class_weights.red=2", ""),
     ],
 )
-def test_what_nothing_would_read_is_refused(recipe, setting, needs):
-    typed = parse_overrides([setting])
-    config = RunConfig.model_validate(merge(read_recipe(recipe), typed))
-    sentence = rf"nothing would read {setting.partition('=')[0]}: it needs {needs}"
-    with pytest.raises(UserError, match=sentence) if needs else nullcontext():
-        check_no_unused(leaves(typed), config)
+def test_a_setting_without_effect_is_rejected(recipe, setting, needs):
+    overrides = parse_overrides([setting])
+    config = RunConfig.model_validate(merge(read_recipe(recipe), overrides))
+    message = re.escape(f"{setting.partition('=')[0]} has no effect without {needs}")
+    with pytest.raises(UserError, match=message) if needs else nullcontext():
+        check_no_unused(leaves(overrides), config)
 
 
 @pytest.mark.slow
-def test_a_run_is_replaced_only_by_one_that_begins(photos, tmp_path, quiet):
+def test_overwrite_keeps_the_old_run_if_the_new_one_is_rejected(photos, tmp_path, quiet):
     out = tmp_path / "run"
     first = [*SMALL, "train.steps=2"]
     train(photos, out=out, overrides=first, console=quiet)
@@ -104,19 +105,19 @@ def test_a_run_is_replaced_only_by_one_that_begins(photos, tmp_path, quiet):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    ("old", "new", "message"),
     [
         ('name = "adamw"', 'name = "sgd"', "optimizer.name cannot change"),
         ("ema = 0.0", "ema = 0.5", "train.ema cannot change"),
         ('name = "Toy/8"', 'name = "S/8"', "model.name cannot change"),
     ],
 )
-def test_what_a_checkpoint_depends_on_is_not_accepted_as_a_change(photos, tmp_path, quiet, old, new, sentence):
+def test_accept_changes_rejects_settings_that_the_checkpoint_depends_on(photos, tmp_path, quiet, old, new, message):
     out = tmp_path / "run"
     train(photos, out=out, overrides=[*SMALL, "train.steps=2"], console=quiet)
-    (out / "model.safetensors").unlink()  # as if it had been stopped before the end
+    (out / "model.safetensors").unlink()  # as if the run had been stopped
     text = (out / "config.toml").read_text()
     assert old in text
     (out / "config.toml").write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         train(out=out, resume=True, accept_changes=True, console=quiet)
