@@ -36,4 +36,4 @@ def test_maps_and_distances(kind):
 def test_positions_and_pasted_pictures():
     net = random_net().to("cuda")
     assert np.allclose(position_similarity(net), position_similarity(random_net()), atol=1e-5)
-    assert paste_images(net, noise(8).to("cuda"), wanted=4).pixels.device.type == "cuda"
+    assert paste_images(net, noise(8).to("cuda"), number=4).pixels.device.type == "cuda"

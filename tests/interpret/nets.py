@@ -1,4 +1,4 @@
-"""Small networks of every kind that explanations have to work for."""
+"""Small networks of every kind that explanations must support, and networks with known maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "token": {},
     "mean": {"pool": "gap", "class_token": False},
-    "mean beside a class token": {"pool": "gap"},
+    "mean with class token": {"pool": "gap"},
     "map": {"pool": "map", "class_token": False},
     "registers": {"registers": 2, "layer_scale": 0.3},
     "relative": {"positions": "relative"},
@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def random_net(seed: int = 0, **options: Any) -> VisionTransformer:
-    """Weights that all matter."""
+    """A network with random weights, none of them zero."""
     net = VisionTransformer(ModelConfig(**{**SMALL, **options}))
     generator = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():
@@ -42,7 +42,7 @@ def noise(count: int = 2, size: tuple[int, int] = (8, 12)) -> Tensor:
 
 
 def brightness_net() -> VisionTransformer:
-    """Two classes: the second has the mean pixel as its logit, the first has 0. Every patch counts by itself."""
+    """Two classes: the second logit is the mean pixel, the first is 0. Every patch contributes its own brightness."""
     shape: dict[str, Any] = {"width": 2, "depth": 1, "mlp_dim": 2, "heads": 1, "patch": (2, 2), "channels": 1}
     net = VisionTransformer(ModelConfig(**shape, image_size=(8, 8), num_classes=2, pool="gap", class_token=False))
     for parameter in net.parameters():
@@ -54,18 +54,18 @@ def brightness_net() -> VisionTransformer:
 
 
 def attending_net() -> VisionTransformer:
-    """The class token looks at bright patches, and their brightness is the second logit: attention is its reason."""
+    """The class token attends to bright patches, and their brightness is the second logit."""
     shape: dict[str, Any] = {"width": 2, "depth": 1, "mlp_dim": 2, "heads": 1, "patch": (2, 2), "channels": 1}
     net = VisionTransformer(ModelConfig(**shape, image_size=(8, 8), num_classes=2))
     for parameter in net.parameters():
         parameter.data.zero_()
-    one = net.blocks[0]
-    one.norm1 = one.norm2 = net.norm = nn.Identity()
+    block = net.blocks[0]
+    block.norm1 = block.norm2 = net.norm = nn.Identity()
     net.cls_token.data[..., 0] = 1
     net.patch_embed.proj.weight.data[1] = 1 / 4  # a patch of brightness p is (0, p)
     query, key, value = [[1.0, 0.0], [0.0, 0.0]], [[0.0, 4.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]
-    one.attn.qkv.weight.data = torch.tensor([*query, *key, *value])
-    one.attn.proj.weight.data = torch.eye(2)
+    block.attn.qkv.weight.data = torch.tensor([*query, *key, *value])
+    block.attn.proj.weight.data = torch.eye(2)
     net.head.weight.data[1, 1] = 1
     return net.eval()
 

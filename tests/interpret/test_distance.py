@@ -20,7 +20,7 @@ def test_uniform_attention(grid, patch, pixels):
 
 
 def test_uniform_attention_with_a_class_token():
-    """It takes its share where nothing is renormalised, and none where it is."""
+    """It counts as distance 0, and is excluded after renormalisation."""
     apart = torch.from_numpy(grid_distances((14, 14), (16, 16)))
     uniform = torch.full((2, 3, 197, 197), 1 / 197, dtype=torch.float64)
     plain, renormalised, elsewhere = head_distances(uniform, apart)
@@ -30,26 +30,26 @@ def test_uniform_attention_with_a_class_token():
     assert elsewhere[0, 1].item() == pytest.approx(1 / 197)
 
 
-def test_attention_to_oneself_reaches_nowhere():
+def test_attention_to_itself_has_distance_zero():
     apart = torch.from_numpy(grid_distances((14, 14), (16, 16)))
     assert all(value.abs().max() == 0 for value in head_distances(torch.eye(196).expand(1, 2, -1, -1), apart))
 
 
-def test_attention_to_the_class_token_alone_reaches_nowhere():
+def test_attention_to_the_class_token_only_has_distance_zero():
     attention = torch.zeros(1, 1, 5, 5)
     attention[..., 0] = 1
     plain, renormalised, elsewhere = head_distances(attention, torch.ones(4, 4))
     assert plain == renormalised == 0 and elsewhere == 1
 
 
-def test_cells_need_not_be_square():
+def test_cells_that_are_not_square():
     apart = grid_distances((2, 3), (8, 4))
     assert apart[0].tolist() == [0, 4, 8, 8, pytest.approx(80**0.5), pytest.approx(128**0.5)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_of_every_kind_of_network(kind):
-    """Against sums over pairs, in float64, of the traced attention; batches of different sizes count by image."""
+    """Against float64 sums over pairs of the traced attention. Batches of different sizes are weighted by images."""
     net = random_net(**KINDS[kind])
     pixels = noise(5)
     found = attention_distances(net, [pixels[:4], pixels[4:]])

@@ -1,4 +1,4 @@
-"""Maps of weights from transformers against transformers itself, whose eager path forms the matrix."""
+"""Maps of weights from transformers against transformers with eager attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """transformers' own network on a picture that is not square, and ours from the folder it writes."""
+    """A network of transformers for non-square images, and vitrail's from the folder it saves."""
     config = transformers.ViTConfig(
         hidden_size=48,
         num_hidden_layers=3,
@@ -55,5 +55,5 @@ def test_rollout_and_relevance(pair):
         product = (attention.mean(1) + torch.eye(11)) / 2 @ product
         total = total + (attention * gradient).clamp_min(0).mean(1) @ total
     for found, expected in ((rollout(net, pixels), product), (relevance(net, pixels, [2, 2], [0, 0]), total)):
-        wanted = expected[:, 0, 1:].unflatten(1, (2, 5)).detach().numpy()
-        assert wanted.max() > 0.01 and np.allclose(found, wanted, rtol=1e-3, atol=1e-5)
+        reference = expected[:, 0, 1:].unflatten(1, (2, 5)).detach().numpy()
+        assert reference.max() > 0.01 and np.allclose(found, reference, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Rollout and relevance against the same computed plainly in float64, with every matrix formed."""
+"""Rollout and relevance against a plain float64 computation that forms every attention matrix."""
 
 import copy
 
@@ -19,7 +19,7 @@ from vitrail.models.vit import VisionTransformer
 
 
 def pool_attention(net, tokens):
-    """Of the attention pool, by the formula."""
+    """Attention of the attention pool, by the formula."""
     size = net.config.width // net.config.heads
     q = net.attn_pool.q(net.attn_pool.latent).view(net.config.heads, size)
     k = net.attn_pool.kv(tokens)[..., : net.config.width].unflatten(-1, (net.config.heads, size))
@@ -37,7 +37,7 @@ def read(net, total, tokens):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rollout_is_a_product(kind):
+def test_rollout_equals_the_product_of_matrices(kind):
     net = random_net(**KINDS[kind])
     pixels = noise()
     found = rollout(net, pixels)
@@ -55,8 +55,8 @@ def test_rollout_is_a_product(kind):
         assert np.allclose(found.sum((1, 2)), 1, atol=1e-5)
 
 
-class Formed(nn.Module):
-    """Attention that forms its matrix, and keeps it."""
+class ExplicitAttention(nn.Module):
+    """Attention that forms its matrix and keeps it."""
 
     def __init__(self, attention):
         super().__init__()
@@ -71,13 +71,13 @@ class Formed(nn.Module):
 
 @pytest.mark.parametrize("against", [None, [4, 0]])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "map"])
-def test_relevance_is_that_of_formed_matrices(kind, against):
+def test_relevance_equals_explicit_matrices(kind, against):
     net = random_net(**KINDS[kind])
     pixels = noise()
     found = relevance(net, pixels, [1, 3], against)
     formed = copy.deepcopy(net).double().requires_grad_()
     for block in formed.blocks:
-        block.attn = Formed(block.attn)
+        block.attn = ExplicitAttention(block.attn)
     logits = formed(pixels.double())
     target = logits[0, 1] + logits[1, 3]
     if against:
@@ -100,7 +100,7 @@ def test_relevance_of_an_attention_pool():
     net = net.double().requires_grad_()
     plain = net(pixels.double())
     for block in net.blocks:
-        block.attn = Formed(block.attn)
+        block.attn = ExplicitAttention(block.attn)
     tokens = every_token(net, pixels.double())
     matrix = pool_attention(net, tokens)
     matrix.retain_grad()
@@ -128,13 +128,13 @@ def test_two_tokens_by_hand():
     )
     for parameter in net.parameters():
         parameter.data.zero_()
-    one = net.blocks[0]
-    one.norm1 = one.norm2 = net.norm = nn.Identity()
+    block = net.blocks[0]
+    block.norm1 = block.norm2 = net.norm = nn.Identity()
     net.cls_token.data = torch.tensor([[[1.0, 0.0]]])
     net.patch_embed.proj.weight.data = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)  # a patch of value p is (0, p)
     query_, key, value = torch.eye(2), torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 3.0], [0.0, 1.0]])
-    one.attn.qkv.weight.data = torch.cat([query_, key, value])
-    one.attn.proj.weight.data = torch.eye(2)
+    block.attn.qkv.weight.data = torch.cat([query_, key, value])
+    block.attn.proj.weight.data = torch.eye(2)
     net.head.weight.data = torch.tensor([[1.0, 0.5], [2.0, -1.0]])
     pixels = torch.full((1, 1, 1, 1), 2.0)  # k1 = (2, 0), v1 = (6, 2), s = 2 / sqrt(2)
     share = np.exp(2**0.5) / (1 + np.exp(2**0.5))
@@ -155,8 +155,8 @@ def test_maps_of_blocks(kind):
     assert np.allclose(found[:, 1], row.unflatten(2, net.config.grid).numpy())
 
 
-def test_nothing_is_left_behind_in_the_network():
-    """Neither hooks, nor gradients, nor another mode."""
+def test_the_network_is_unchanged_afterwards():
+    """No hooks, no gradients, the same mode."""
     net = random_net(dropout=0.5).train().requires_grad_()
     pixels = noise()
     first, again = relevance(net, pixels, [0, 1]), relevance(net, pixels, [0, 1])
@@ -167,14 +167,14 @@ def test_nothing_is_left_behind_in_the_network():
     assert net.training and torch.is_grad_enabled()
 
 
-def test_what_cannot_be_explained_says_so():
+def test_networks_without_classifier_or_attention_are_errors():
     with pytest.raises(UserError, match="no classifier"):
         relevance(random_net(num_classes=0), noise(), [0, 0])
     with pytest.raises(UserError, match="ResNet"):
         require_vit(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
 
 
-def test_the_query_is_stated():
+def test_map_query_in_words():
     assert [map_query(random_net(**KINDS[kind]).config) for kind in ("token", "mean", "map")] == [
         "the class token",
         "the mean of the patch tokens",

@@ -1,4 +1,4 @@
-"""What the weights alone show: filters and positions, against scikit-learn and closed forms."""
+"""Filters and position similarity against scikit-learn and closed forms."""
 
 import numpy as np
 import pytest
@@ -21,18 +21,18 @@ def test_filters_are_the_principal_components_of_scikit_learn(patch, channels):
     oracle = PCA(10, svd_solver="full").fit(rows)
     assert found.components.shape == (10, *patch, channels)
     assert np.allclose(found.components.reshape(10, -1), oracle.components_, atol=1e-9)
-    assert np.allclose(found.share, oracle.explained_variance_ratio_)
+    assert np.allclose(found.explained_variance_ratio, oracle.explained_variance_ratio_)
 
 
-def test_the_filters_of_a_hybrid_are_those_that_see_pixels():
+def test_the_filters_of_a_hybrid_are_those_of_its_stem():
     net = random_net(**KINDS["hybrid"])
     found = embedding_filters(net)
-    assert found.components.shape == (28, 7, 7, 3) and "stem" in found.of
+    assert found.components.shape == (28, 7, 7, 3) and "stem" in found.layer
     rows = net.patch_embed.stem.root.standardised().permute(0, 2, 3, 1).flatten(1).double().numpy()
     assert np.allclose(found.components.reshape(28, -1), PCA(28, svd_solver="full").fit(rows).components_, atol=1e-7)
 
 
-def test_as_many_filters_as_there_are():
+def test_fewer_components_than_requested():
     assert len(embedding_filters(random_net(channels=1, patch=(2, 2)), 28).components) == 4
 
 
@@ -46,15 +46,15 @@ def test_similarity_of_learned_positions(kind):
     assert np.allclose(found.reshape(len(table), -1), cosine_similarity(table), atol=1e-6)
 
 
-def test_similarity_of_waves_and_of_rows_with_columns():
-    waves = position_similarity(random_net(positions="sincos")).reshape(6, 6)
-    assert np.allclose(waves, cosine_similarity(sincos((2, 3), 24)), atol=1e-6)
+def test_similarity_of_sincos_and_2d_positions():
+    sincos_similarity = position_similarity(random_net(positions="sincos")).reshape(6, 6)
+    assert np.allclose(sincos_similarity, cosine_similarity(sincos((2, 3), 24)), atol=1e-6)
     axes = random_net(positions="2d")
     table = [np.r_[axes.pos_embed.columns[x], axes.pos_embed.rows[y]] for y in range(2) for x in range(3)]
     assert np.allclose(position_similarity(axes).reshape(6, 6), cosine_similarity(table), atol=1e-6)
 
 
-def test_a_table_for_every_block():
+def test_a_position_table_per_block():
     net = random_net(positions_at="layers")
     table = net.pos_embed[2].table[0, 1:].numpy()
     assert np.allclose(position_similarity(net, 2).reshape(6, 6), cosine_similarity(table), atol=1e-6)
@@ -63,12 +63,12 @@ def test_a_table_for_every_block():
 
 
 @pytest.mark.parametrize("positions", ["none", "relative"])
-def test_networks_without_added_positions_say_so(positions):
-    with pytest.raises(UserError, match="adds no position embeddings"):
+def test_networks_without_position_embeddings_are_an_error(positions):
+    with pytest.raises(UserError, match=positions):
         position_similarity(random_net(positions=positions))
 
 
-def test_big_vision_order_has_no_row_for_the_class_token():
+def test_a_table_without_a_row_for_the_class_token():
     net = random_net(prefix_positions=False)
     assert np.allclose(
         position_similarity(net).reshape(6, 6), cosine_similarity(net.pos_embed.table[0].numpy()), atol=1e-6

@@ -1,1 +1,1 @@
-"""Weights and images -> arrays that explain: what the network looks at, how far, and what spoke for its answer."""
+"""Explanations as arrays: attention maps and distances, relevance, rollout, filters, and faithfulness."""

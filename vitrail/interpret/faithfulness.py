@@ -1,5 +1,4 @@
-"""Does a map show what the network goes by? Take away the patches it ranks first, or show only those, and watch the
-probability (deletion and insertion, Petsiuk et al. 2018)."""
+"""Faithfulness of maps: deletion and insertion curves (Petsiuk et al. 2018)."""
 
 from __future__ import annotations
 
@@ -13,26 +12,26 @@ from torch import Tensor
 from vitrail.interpret.attention import eval_mode
 from vitrail.models.vit import VisionTransformer
 
-STEPS = 10  # points of a curve after its first
-NOTABLE = 0.01  # of a probability: smaller differences count as none, however certain
+STEPS = 10  # points of a curve after the first
+MIN_GAIN = 0.01  # smaller differences of a probability are reported as no clear difference
 
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessCurves:
-    """The probability of the explained class, (images, points), while patches go or come in the order of a map."""
+    """Probability of the explained class, (images, points), while patches are deleted or inserted."""
 
-    shares: np.ndarray  # (points,): of the patches that are gone, or there
-    deletion: np.ndarray  # steep, if the map shows what the network goes by
+    shares: np.ndarray  # (points,): fraction of patches deleted or inserted
+    deletion: np.ndarray
     insertion: np.ndarray
 
     @property
     def deletion_area(self) -> np.ndarray:
-        """(images,): the mean probability while patches go; small is faithful."""
+        """(images,): area under the deletion curve; lower is better."""
         return np.trapezoid(self.deletion, self.shares, axis=1)
 
     @property
     def insertion_area(self) -> np.ndarray:
-        """(images,): the mean probability while patches come; large is faithful."""
+        """(images,): area under the insertion curve; higher is better."""
         return np.trapezoid(self.insertion, self.shares, axis=1)
 
 
@@ -43,15 +42,15 @@ def deletion_insertion(
     maps: np.ndarray,
     classes: Sequence[int],
     *,
-    chances: Callable[[Tensor], Tensor] | None = None,
+    to_probabilities: Callable[[Tensor], Tensor] | None = None,
     steps: int = STEPS,
-    between: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> FaithfulnessCurves:
-    """Curves for normalised pixels (B, C, H, W) and maps (B, h, w) of the same images.
+    """Deletion and insertion curves of maps (B, h, w) for normalised pixels (B, C, H, W).
 
-    A patch that is gone has the mean colour of its image. Patches of equal rank go in a random order, which is the
-    same in every call. `chances` makes probabilities of logits (if not given, a softmax). `between` hears of each
-    forward.
+    A deleted patch gets the mean colour of its image. Ties in a map are broken at random, the same way in every call.
+    `to_probabilities` maps logits to probabilities (default: softmax). `progress` gets the number of images of each
+    forward pass.
     """
     config = net.config
     count = config.grid[0] * config.grid[1]
@@ -63,32 +62,32 @@ def deletion_insertion(
     grey = pixels.mean((2, 3), keepdim=True)
     chosen = torch.as_tensor(classes, device=pixels.device)[:, None]
 
-    def probability(there: Tensor) -> np.ndarray:
-        """(B,): with the patches that are there, (B, h*w) bool."""
-        mask = there.unflatten(1, config.grid)[:, None]
+    def probability(shown: Tensor) -> np.ndarray:
+        """(B,) probabilities with only the patches `shown`, (B, h*w) bool."""
+        mask = shown.unflatten(1, config.grid)[:, None]
         mask = mask.repeat_interleave(config.cell[0], 2).repeat_interleave(config.cell[1], 3)
         logits = net(torch.where(mask, pixels, grey)).float()
-        found = logits.softmax(-1) if chances is None else chances(logits)
-        if between is not None:
-            between(len(pixels))
-        return found.gather(1, chosen)[:, 0].cpu().numpy()
+        probabilities = logits.softmax(-1) if to_probabilities is None else to_probabilities(logits)
+        if progress is not None:
+            progress(len(pixels))
+        return probabilities.gather(1, chosen)[:, 0].cpu().numpy()
 
     with eval_mode(net):
         middle = counts[1:-1].tolist()
-        whole, nothing = probability(rank >= 0), probability(rank < 0)
-        deletion = [whole, *(probability(rank >= k) for k in middle), nothing]
-        insertion = [nothing, *(probability(rank < k) for k in middle), whole]
+        all_shown, none_shown = probability(rank >= 0), probability(rank < 0)
+        deletion = [all_shown, *(probability(rank >= k) for k in middle), none_shown]
+        insertion = [none_shown, *(probability(rank < k) for k in middle), all_shown]
     return FaithfulnessCurves(counts / count, np.stack(deletion, axis=1), np.stack(insertion, axis=1))
 
 
 def random_maps(maps: np.ndarray, seed: int = 1) -> np.ndarray:
-    """Maps of the same shape that know nothing: what a faithful map has to beat."""
+    """Random maps of the same shape: the baseline of faithfulness."""
     return np.random.default_rng(seed).random(maps.shape)
 
 
 @dataclass(frozen=True)
 class PairedGain:
-    """How much better a number is than its reference on the same images, with its 95 % interval."""
+    """Mean improvement over a baseline on the same images, with its 95 % interval."""
 
     value: float
     low: float
@@ -96,14 +95,14 @@ class PairedGain:
 
     @property
     def verdict(self) -> str:
-        if abs(self.value) < NOTABLE:
+        if abs(self.value) < MIN_GAIN:
             return "no clear difference"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no clear difference"
 
 
-def paired_gain(better: np.ndarray, reference: np.ndarray) -> PairedGain:
-    """The mean of paired differences, (images,) each; the interval is a bootstrap over images."""
-    difference = better - reference
-    drawn = np.random.default_rng(0).integers(0, len(difference), (2000, len(difference)))
-    low, high = np.quantile(difference[drawn].mean(1), [0.025, 0.975])
+def paired_gain(values: np.ndarray, baseline: np.ndarray) -> PairedGain:
+    """Mean of `values` minus `baseline`, (images,) each, with a bootstrap interval over images."""
+    difference = values - baseline
+    resampled = np.random.default_rng(0).integers(0, len(difference), (2000, len(difference)))
+    low, high = np.quantile(difference[resampled].mean(1), [0.025, 0.975])
     return PairedGain(float(difference.mean()), float(low), float(high))

@@ -1,4 +1,4 @@
-"""Why this class rather than that one: attention weighted by its gradient (Chefer, Gur and Wolf, ICCV 2021)."""
+"""Class relevance maps: attention weighted by its gradient (Chefer, Gur and Wolf, ICCV 2021)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from vitrail.models.vit import VisionTransformer
 def relevance(
     net: VisionTransformer, pixels: Tensor, classes: Sequence[int], against: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Maps (B, h, w) of what spoke for `classes`, one for each image; with `against`, for them rather than those.
+    """Maps (B, h, w) of the evidence for `classes`, one per image, or for `classes` over `against`.
 
-    In each block attention counts as far as more of it would raise the logit (or the difference of logits), averaged
-    over heads: E(max(0, A * dA)), added to the identity, multiplied through all blocks.
+    In each block, E_heads(max(0, A * dA)) is added to the identity, where dA is the gradient of the logit (or the
+    difference of logits) in the attention A. The results are multiplied through all blocks.
 
-    The forward pass stays fused: a head gives A V, so the gradient of A is that of its output times V transposed.
+    The forward pass stays fused: a head outputs A V, so dA is the gradient of the output times V transposed.
     """
     if not net.config.num_classes:
         raise UserError("these weights have no classifier, so there is no class to explain")
     inputs: list[Tensor] = []  # of each block
-    given: list[Tensor] = []  # what each block's heads give, before they are mixed; at the end the pool's
+    head_outputs: list[Tensor] = []  # of each block before the output projection; last, those of the attention pool
     last: list[Tensor] = []  # the tokens that the pool reads
 
     def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        given.append(arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_())
+        head_outputs.append(arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_())
 
-    outs = [block.attn.proj for block in net.blocks]
+    projections = [block.attn.proj for block in net.blocks]
     if net.attn_pool is not None:
-        outs.append(net.attn_pool.proj)
-    hooks = [out.register_forward_pre_hook(keep) for out in outs]
+        projections.append(net.attn_pool.proj)
+    hooks = [projection.register_forward_pre_hook(keep) for projection in projections]
     hooks.append(net.norm.register_forward_hook(lambda _, __, output: last.append(output.detach())))
     try:
         with torch.enable_grad(), eval_mode(net):
@@ -46,36 +46,44 @@ def relevance(
             target = logits[rows, torch.as_tensor(classes, device=logits.device)]
             if against is not None:
                 target = target - logits[rows, torch.as_tensor(against, device=logits.device)]
-            gradients = torch.autograd.grad(target.sum(), given)
+            gradients = torch.autograd.grad(target.sum(), head_outputs)
     finally:
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        return _gathered(net, inputs, gradients, last[0]).cpu().numpy()
+        return _accumulate(net, inputs, gradients, last[0]).cpu().numpy()
 
 
-def _gathered(net: VisionTransformer, inputs: Sequence[Tensor], gradients: Sequence[Tensor], tokens: Tensor) -> Tensor:
-    """(B, h, w), from the inputs of blocks and the gradients of what their heads give."""
+def _accumulate(
+    net: VisionTransformer, inputs: Sequence[Tensor], gradients: Sequence[Tensor], tokens: Tensor
+) -> Tensor:
+    """(B, h, w) relevance, from the inputs of blocks and the gradients of their head outputs."""
     count = inputs[0].shape[1]
     total = torch.eye(count, device=tokens.device).repeat(len(tokens), 1, 1)  # (B, T, T)
-    for index, (x, gradient) in enumerate(zip(inputs, gradients, strict=False)):  # the pool has one gradient more
+    for index, (x, gradient) in enumerate(
+        zip(inputs, gradients, strict=False)
+    ):  # an attention pool has one more gradient
         block = net.blocks[index]
         attention, x = block.attn, block.norm1(x)
         values = attention.qkv(x).unflatten(-1, (3, attention.heads, -1))[:, :, 2].transpose(1, 2)
-        read = gradient.shape[1]  # the last block may have computed only what is read
+        read = gradient.shape[1]  # the last block may compute only the tokens that are read
         weighted = _weighted(attention.weights(x)[:, :, :read], gradient, values)
         total[:, :read] += weighted @ total
     if net.attn_pool is not None:
         values = net.attn_pool.split(tokens)[2]
         weighted = _weighted(net.attn_pool.weights(tokens), gradients[-1].unsqueeze(1), values)
         return (weighted @ total)[:, 0, net.config.prefix :].unflatten(1, net.config.grid)
-    total.diagonal(dim1=1, dim2=2).sub_(1)  # what every patch has of itself, and a mean of patches would show as a veil
+    total.diagonal(dim1=1, dim2=2).sub_(1)  # self-relevance would be a constant veil under a mean of patches
     return patch_map(net, total, tokens)
 
 
 def _weighted(attention: Tensor, gradient: Tensor, values: Tensor) -> Tensor:
-    """Attention (B, heads, R, T) where it helps, mean over heads: (B, R, T), from the gradient (B, R, D) of what the
-    heads give and their values (B, heads, T, D/heads)."""
+    """E_heads(max(0, A * dA)), (B, R, T).
+
+    `attention` A is (B, heads, R, T), `gradient` of the head outputs (B, R, D), `values` (B, heads, T, D/heads).
+    """
     heads = attention.shape[1]
-    slope = gradient.unflatten(-1, (heads, -1)).transpose(1, 2) @ values.transpose(-2, -1)  # (B, heads, R, T)
-    return (slope * attention).clamp_min(0).mean(1).float()
+    attention_gradient = gradient.unflatten(-1, (heads, -1)).transpose(1, 2) @ values.transpose(
+        -2, -1
+    )  # (B, heads, R, T)
+    return (attention_gradient * attention).clamp_min(0).mean(1).float()

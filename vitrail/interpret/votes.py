@@ -1,4 +1,4 @@
-"""Why this class rather than that one, where a network reads the mean of its patches: its answer is theirs added up."""
+"""Votes of patches: with mean pooling, a logit is the mean of contributions of the patches (Zhou et al. 2016)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrail.models.vit import VisionTransformer
 
 
 def can_vote(net: VisionTransformer) -> bool:
-    """Whether logits are a mean over patches: mean pooling, and only a linear classifier after it."""
+    """Whether logits are a mean over patches: mean pooling followed by a linear classifier only."""
     config = net.config
     return config.pool == "gap" and config.norm == "before_pool" and not config.representation
 
@@ -26,28 +26,31 @@ def can_vote(net: VisionTransformer) -> bool:
 def votes(
     net: VisionTransformer, pixels: Tensor, classes: Sequence[int], against: Sequence[int] | None = None
 ) -> np.ndarray:
-    """What each patch says for `classes`, one for each image, (B, h, w), below zero where it speaks against them. Its
-    mean is the logit less that of `against`, but for the classifier's bias; without `against`, less the mean of all
-    logits. Class activation mapping (Zhou et al. 2016), exact here, but what a patch says it has learned from others.
+    """Contribution of each patch to the logits of `classes`, one class per image, (B, h, w).
+
+    The mean of a map is the logit minus that of `against`, without the bias. Without `against`, it is the logit minus
+    the mean of all logits. This is class activation mapping (Zhou et al. 2016), exact for these networks.
     """
     if not net.config.num_classes or not can_vote(net):
-        raise UserError("votes of patches need a classifier on their mean: this network has none, so take relevance")
+        raise UserError(
+            "votes need mean pooling and a linear classifier, which this network does not have; use relevance"
+        )
     with eval_mode(net):
         patches = final_tokens(net, pixels)[:, net.config.prefix :].float()  # (B, h*w, D)
     weight = cast(Classifier, net.head).weight.float()
-    some = weight[torch.as_tensor(classes, device=weight.device)]
+    target = weight[torch.as_tensor(classes, device=weight.device)]
     if against is not None:
-        others = weight[torch.as_tensor(against, device=weight.device)]
-    else:  # one class alone has nothing to stand against
-        others = weight.mean(0, keepdim=True) if len(weight) > 1 else torch.zeros_like(weight)
-    said = torch.einsum("bnd,bd->bn", patches, some - others)
-    return said.unflatten(1, net.config.grid).cpu().numpy()
+        reference = weight[torch.as_tensor(against, device=weight.device)]
+    else:  # a single class has no others to subtract
+        reference = weight.mean(0, keepdim=True) if len(weight) > 1 else torch.zeros_like(weight)
+    contributions = torch.einsum("bnd,bd->bn", patches, target - reference)
+    return contributions.unflatten(1, net.config.grid).cpu().numpy()
 
 
 def class_map(
     net: VisionTransformer, pixels: Tensor, classes: Sequence[int], against: Sequence[int] | None = None
 ) -> np.ndarray:
-    """The map to show of what spoke for a class: votes where patches have them, else relevance."""
+    """The evidence map of a class, (B, h, w): positive votes where the network has them, else relevance."""
     if can_vote(net) and net.config.num_classes:
         return votes(net, pixels, classes, against).clip(min=0)
     return relevance(net, pixels, classes, against)

@@ -44,13 +44,13 @@ class MapPanel:
 def draw_filters(filters: Filters) -> Plot:
     """The first principal components as colours, each stretched from its smallest to its largest value."""
     tiles = mosaic(filters.components, ACROSS)
-    share = filters.share.sum()
-    title = f"Principal components of {filters.of}: first {len(filters.components)} ({100 * share:.0f}\u202f%)"
+    share = filters.explained_variance_ratio.sum()
+    title = f"Principal components of {filters.layer}: first {len(filters.components)} ({100 * share:.0f}\u202f%)"
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         _picture(axes, tiles)
-        axes.set_title(f"Filters of {filters.of}, first {len(filters.components)} principal components", loc="left")
+        axes.set_title(f"Filters of {filters.layer}, first {len(filters.components)} principal components", loc="left")
         axes.set_xlabel(f"together {100 * share:.1f}\u202f% of the variance; each stretched to the full range")
 
     rows = -(-len(filters.components) // ACROSS)
@@ -176,7 +176,7 @@ def draw_figure_7(filters: Filters, similarity: np.ndarray | None, distances: At
     def paint(figure: Figure) -> None:
         axes = list(figure.subplots(1, panels))
         _picture(axes[0], mosaic(filters.components, ACROSS))
-        axes[0].set_title(f"Filters of {filters.of}\n(first {len(filters.components)} principal components)")
+        axes[0].set_title(f"Filters of {filters.layer}\n(first {len(filters.components)} principal components)")
         if similarity is not None:
             _tiles_of_similarity(figure, axes[1], similarity)
             axes[1].set_title("Position embedding similarity")

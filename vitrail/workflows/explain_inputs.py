@@ -116,11 +116,11 @@ def explanation_maps(
     parts: Iterable[Tensor],
     classes: np.ndarray,
     against: np.ndarray | None = None,
-    between: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> dict[str, np.ndarray]:
     """Every kind of map, (N, h, w) each, for batches of normalised pixels: votes where there are any and relevance, for
-    `classes` (rather than `against`); rollout, and the last block's attention. The first one is what `reasons` shows.
-    `between` hears how many images a batch had."""
+    `classes` (rather than `against`); rollout, and the last block's attention. `class_map` shows the first.
+    `progress` gets the number of images of each batch."""
     net = require_vit(classifier.net)
     kinds = (*(("votes",) if can_vote(net) else ()), "relevance", "rollout", "last attention")
     found: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
@@ -134,8 +134,8 @@ def explanation_maps(
         found["rollout"].append(rollout(net, pixels))
         found["last attention"].append(attention_maps(net, pixels, [-1])[:, 0].mean(1))
         done += len(pixels)
-        if between is not None:
-            between(len(pixels))
+        if progress is not None:
+            progress(len(pixels))
     return {name: np.concatenate(maps) for name, maps in found.items()}
 
 

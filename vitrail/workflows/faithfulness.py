@@ -48,7 +48,7 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
     classes = class_logits(classifier, pixels).argmax(1)
     task = bar.add_task("maps to judge", total=len(pixels))
     maps = explanation_maps(
-        classifier, normalised_batches(classifier, pixels), classes, between=lambda n: bar.advance(task, n)
+        classifier, normalised_batches(classifier, pixels), classes, progress=lambda n: bar.advance(task, n)
     )
     maps["random"] = random_maps(maps["rollout"])
     curves = _curves(classifier, pixels, maps, classes, bar)
@@ -90,8 +90,8 @@ def _curves(
                     batch,
                     one[rows],
                     classes[rows].tolist(),
-                    chances=classifier.probabilities,
-                    between=lambda n: bar.advance(task, n),
+                    to_probabilities=classifier.probabilities,
+                    progress=lambda n: bar.advance(task, n),
                 )
             )
     return {name: _concat_curves(found) for name, found in parts.items()}
@@ -117,7 +117,7 @@ def _pasted(
         found.pixels.split(BATCH),
         found.classes,
         found.backgrounds,
-        between=lambda n: bar.advance(task, n),
+        progress=lambda n: bar.advance(task, n),
     )
     points = {}
     for name, one in maps.items():
