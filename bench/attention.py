@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.harness import Contestant, Effort, cuda_clock, race
 from bench.record import RESULTS, machine_facts, table, write_results
-from vitrail.models.kernels.short_attention import is_short, short_attention
+from vitrail.models.kernels.short_attention import short_attention, supports_short_attention
 
 SHAPES = {  # images, tokens, heads
     "S/4 at 32 px": (512, 64, 6),
@@ -72,7 +72,7 @@ def run(seconds: float, out: Path, console: Console) -> None:
         shape = images, tokens, heads * DEPTH
         gradient = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         qkv = torch.randn(*shape[:2], 3 * shape[2], device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        if not is_short(qkv, heads):
+        if not supports_short_attention(qkv, heads):
             raise SystemExit("our kernels are not used on this GPU: there is nothing to compare")
         ways: dict[str, Callable[[Tensor], Tensor]] = {"ours": partial(short_attention, heads=heads)}
         ways["torch's choice"] = partial(torchs, heads=heads, backend=None)

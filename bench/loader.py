@@ -43,7 +43,7 @@ from vitrail.data.loader.loader import Loader, training_loader
 from vitrail.data.loader.reader import Reader
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import normalise
-from vitrail.weights.reference_models import let_torchvision_import
+from vitrail.weights.reference_models import make_torchvision_importable
 
 SIDE, BATCH, WORKERS = 224, 64, 2
 SPEC = Preprocess(size=(SIDE, SIDE))
@@ -110,7 +110,7 @@ def plain(files: list[Path]) -> Pass:
 
 def timm_loader(root: Path, prefetcher: bool) -> Pass:
     """timm's, normalising in the workers, or (`prefetcher`) in the main process on bytes."""
-    let_torchvision_import()
+    make_torchvision_importable()
     from timm.data import ImageDataset, create_loader
 
     half = (0.5, 0.5, 0.5)

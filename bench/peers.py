@@ -25,8 +25,8 @@ from bench.renaming import (
     split_qkv,
 )
 from vitrail.config import GROUPS, ModelConfig, NetworkConfig, ResNetConfig, StemConfig
-from vitrail.models.build import Network, build
-from vitrail.weights.reference_models import let_torchvision_import
+from vitrail.models.build import Network, build_model
+from vitrail.weights.reference_models import make_torchvision_importable
 
 
 class NotComparable(Exception):
@@ -184,7 +184,7 @@ PEERS: dict[str, Callable[[NetworkConfig], Peer]] = {
 def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
     """Our network with noise on every weight: the zeros it starts from would hide any difference."""
     torch.manual_seed(seed)
-    net = build(config)
+    net = build_model(config)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
@@ -193,7 +193,7 @@ def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
 
 def build_peer(name: str, ours: Network) -> Peer:
     """A peer with our weights in it."""
-    let_torchvision_import()
+    make_torchvision_importable()
     try:
         peer = PEERS[name](ours.config)
     except ImportError as error:

@@ -46,7 +46,7 @@ from vitrail.inference.classifier import Classifier
 from vitrail.inference.device import device_of
 from vitrail.models.build import create
 from vitrail.weights.bundle import Card
-from vitrail.weights.reference_models import let_torchvision_import
+from vitrail.weights.reference_models import make_torchvision_importable
 
 SIDE, CLASSES = 224, 1000
 HALF = (0.5, 0.5, 0.5)
@@ -84,7 +84,7 @@ def loader_alone(classifier: Classifier) -> Work:
 
 
 def timm_script(device: str, workers: int) -> Work:
-    let_torchvision_import()
+    make_torchvision_importable()
     import timm
     from timm.data import ImageDataset, create_loader
 
@@ -116,7 +116,7 @@ def timm_script(device: str, workers: int) -> Work:
 
 
 def pipeline_of_transformers(device: str, workers: int) -> Work:
-    let_torchvision_import()
+    make_torchvision_importable()
     from transformers import ViTConfig, ViTForImageClassification, pipeline
 
     config = ViTConfig(

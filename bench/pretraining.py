@@ -31,9 +31,9 @@ from rich.table import Table
 from bench.record import RESULTS, machine_facts, write_results
 from bench.study import Job, half_width, measure, summary
 from vitrail.config import NetworkConfig, Preprocess
-from vitrail.models.build import build
-from vitrail.models.flops import macs, parameters
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.flops import count_macs, count_parameters
+from vitrail.models.variants import config_from_name
 from vitrail.weights.bundle import Card, created_with, write_bundle
 
 CLAIM = "Tables 2 and 5: pre-training on more images pays, and a ViT gains more by it than a ResNet"
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def network(family: Family, num_classes: int = 200) -> NetworkConfig:
-    return configure(family.name, num_classes, SIDE, **family.shape)
+    return config_from_name(family.name, num_classes, SIDE, **family.shape)
 
 
 def random_weights(family: Family, seed: int, folder: Path) -> Path:
@@ -105,7 +105,7 @@ def random_weights(family: Family, seed: int, folder: Path) -> Path:
         config = network(family)
         card = Card(model=config, preprocess=Preprocess(size=config.image_size), created_with=created_with())
         folder.mkdir(parents=True, exist_ok=True)
-        write_bundle(path, build(config).state_dict(), card)
+        write_bundle(path, build_model(config).state_dict(), card)
     return path
 
 
@@ -119,7 +119,7 @@ class _Study:
     def __post_init__(self) -> None:
         families = {name: FAMILIES[name] for name in self.options.families}
         self.families, self.runs = families, Path(self.options.runs)
-        costs = {name: macs(network(family)) for name, family in families.items()}
+        costs = {name: count_macs(network(family)) for name, family in families.items()}
         first = costs[next(iter(costs))]
         self.share = {name: first / cost for name, cost in costs.items()}  # of the first family's epochs
         self.earlier = _earlier(Path(self.options.out), self.runs)
@@ -137,7 +137,7 @@ class _Study:
             "families": {
                 name: {
                     "network": network(family).model_dump(mode="json"),
-                    "parameters": parameters(network(family)),
+                    "parameters": count_parameters(network(family)),
                     "macs": costs[name],
                     "epochs": round(self.options.epochs * self.share[name], 3),
                 }

@@ -25,8 +25,8 @@ from vitrail.config import (
     parse_overrides,
 )
 from vitrail.inference.device import deterministic
-from vitrail.models.build import build
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import config_from_name
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import build_optimizer
@@ -48,7 +48,7 @@ def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) 
     device = torch.device("cuda")
     torch.cuda.empty_cache()
     torch.manual_seed(0)
-    net = build(configure(name, CLASSES, image_size, **settings)).to(device).train()
+    net = build_model(config_from_name(name, CLASSES, image_size, **settings)).to(device).train()
     config = RunConfig(
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.1, clip_grad_norm=1.0),
         schedule=ScheduleConfig(shape="constant"),

@@ -38,7 +38,7 @@ from vitrail.config import ObjectiveConfig, OptimizerConfig, PrecisionConfig, Ru
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
 from vitrail.inference.device import deterministic as deterministic_kernels
-from vitrail.models.estimate import peak_of, training_flops
+from vitrail.models.estimate import peak_flops, training_flops
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
 from vitrail.training.optimizer import build_optimizer
@@ -182,7 +182,7 @@ def speeds(name: str, result: Race, memory: int, settings: Settings) -> dict[str
     found = {"images_per_second": float(f"{rate:.4g}"), "tflops": float(f"{flops / 1e12:.4g}")}
     if settings.device == "cuda":
         found["memory"] = memory
-        if peak := peak_of(torch.cuda.get_device_name()):
+        if peak := peak_flops(torch.cuda.get_device_name()):
             found["peak_share"] = round(flops / peak, 4)
     return found
 

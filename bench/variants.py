@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
 from vitrail.errors import UserError
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 
 # Each as the models that timm has with it: DINOv2's registers have no positions.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ def variant(name: str, classes: int, image_size: int, gelu: Literal["erf", "tanh
         if change not in CHANGES:
             raise UserError(f"model {name}: '{change}' is none of {', '.join(CHANGES)}")
         options |= CHANGES[change]
-    config = configure(base, classes, image_size, **options)
+    config = config_from_name(base, classes, image_size, **options)
     if isinstance(config, ResNetConfig):
         return config.model_copy(update=TIMM_CONSTANTS)
     return config.model_copy(update={"gelu": gelu, "stem": timm_stem(config)})

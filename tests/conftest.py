@@ -19,9 +19,9 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from tests.ranks import Crashed
-from vitrail.weights.reference_models import let_torchvision_import
+from vitrail.weights.reference_models import make_torchvision_importable
 
-let_torchvision_import()
+make_torchvision_importable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@ import pytest
 
 from vitrail.config import ModelConfig, RunConfig, merge, parse_overrides, read_recipe, validate
 from vitrail.errors import UserError
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 
 
 def test_a_recipe_is_laid_over_its_base(tmp_path):
@@ -88,17 +88,17 @@ def test_merge_goes_section_by_section():
 )
 def test_a_wrong_model_name_is_explained(name, hint):
     with pytest.raises(UserError) as caught:
-        configure(name, 10)
+        config_from_name(name, 10)
     assert hint in str(caught.value)
 
 
 def test_an_impossible_network_is_refused():
     with pytest.raises(UserError, match="224x224 is not a multiple of the patch 15x15"):
-        configure("S/15", 10)
+        config_from_name("S/15", 10)
     with pytest.raises(ValueError, match="is not divisible by 5 heads"):
         ModelConfig(width=16, depth=1, mlp_dim=8, heads=5, patch=(4, 4), image_size=(8, 8), num_classes=2)
     with pytest.raises(UserError, match="needs class_token"):
-        configure("S/16", 10, class_token=False)
+        config_from_name("S/16", 10, class_token=False)
 
 
 def test_one_number_is_a_square():

@@ -14,12 +14,12 @@ from bench import pretraining
 from bench.pretraining import FAMILIES, LENGTHS, PRETRAINED, RATES, RECIPES, SCRATCH, main, network, summarise
 from tests.data.folders import fill, image_bytes
 from vitrail.config import RunConfig, merge, parse_overrides, read_recipe, validate
-from vitrail.models.flops import macs
+from vitrail.models.flops import count_macs
 from vitrail.weights.bundle import read_card
 
 
 def test_the_families_cost_about_the_same() -> None:
-    costs = [macs(network(family)) for family in FAMILIES.values()]
+    costs = [count_macs(network(family)) for family in FAMILIES.values()]
     assert max(costs) < 1.5 * min(costs)
 
 

@@ -22,7 +22,7 @@ from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess
 from vitrail.interrupt import Interrupted
 from vitrail.models import variants
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights import names
 from vitrail.weights.bundle import Card, write_bundle
@@ -55,7 +55,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=0)
     torch.manual_seed(0)
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
-    write_bundle(path, build(model).state_dict(), card)
+    write_bundle(path, build_model(model).state_dict(), card)
     return path
 
 
@@ -65,7 +65,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundled") / "ti8-stand-in.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(variants.SIZES, "Ti", SMALL_TI)
-        model = variants.configure("Ti/8", 4, 64, pool="gap", positions="sincos")
+        model = variants.config_from_name("Ti/8", 4, 64, pool="gap", positions="sincos")
     torch.manual_seed(0)
     card = Card(
         model=model,
@@ -77,7 +77,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
         licence="for research",
         created_with="a test",
     )
-    write_bundle(path, {name: tensor.half() for name, tensor in build(model).state_dict().items()}, card)
+    write_bundle(path, {name: tensor.half() for name, tensor in build_model(model).state_dict().items()}, card)
     return path
 
 

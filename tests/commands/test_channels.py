@@ -11,7 +11,7 @@ from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
 from vitrail.data.transforms import normalise, resolve_preprocess
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.workflows.network import network_from_weights, new_network
 
 
@@ -25,7 +25,7 @@ def test_a_network_takes_what_the_loader_makes(name: str, channels: int) -> None
     loader = training_loader(Reader(Pictures.noise(4), spec, 10**6), 2, AugmentConfig(), 0, 0, torch.device("cpu"))
     pixels = normalise(next(loader.from_step(0, 1)).pixels, spec)
     assert pixels.shape == (2, channels, 32, 32)
-    assert build(model)(pixels).shape == (2, 5)
+    assert build_model(model)(pixels).shape == (2, 5)
 
 
 def test_a_new_network_takes_rgb_by_default() -> None:

@@ -18,7 +18,7 @@ from tests.commands.conftest import draw, vitrail
 from tests.small import SMALL
 from vitrail.commands import evaluate as evaluating
 from vitrail.config import Preprocess, network_config
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.terminal import make_console
 from vitrail.weights.bundle import Card
 from vitrail.weights.formats import huggingface
@@ -175,7 +175,7 @@ def test_evaluate_takes_an_image_size_for_named_classes(photos, tmp_path):
     model = network_config({"kind": "resnet", "blocks": [1], "width": 32, "image_size": [16, 16], "num_classes": 3}, "")
     names = ("blue", "green", "red")
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), classes=names, created_with="test")
-    huggingface.write(tmp_path, huggingface.adopted(card), build(model).state_dict())
+    huggingface.write(tmp_path, huggingface.adopt_constants(card), build_model(model).state_dict())
     done = vitrail("evaluate", tmp_path, photos, "--image-size", "24x16", "--json", "--report", tmp_path / "r.html")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] == 45

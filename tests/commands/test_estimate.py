@@ -13,7 +13,7 @@ from vitrail.commands.models import list_models, show_models
 from vitrail.commands.plan import estimate, show
 from vitrail.errors import UserError
 from vitrail.models.estimate import ACCELERATORS
-from vitrail.models.variants import COMMON
+from vitrail.models.variants import MODEL_NAMES
 
 
 def page(name="B/16", batch=256, accelerator="H200", image_size=(224, 224)) -> str:
@@ -40,7 +40,7 @@ def test_a_resnet_has_no_tokens():
     assert "tokens" not in page("R50x1")
 
 
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_network_has_a_plan_on_every_accelerator(name):
     for accelerator in ACCELERATORS:
         found = estimate(name, 1000, (224, 224), 64, accelerator).to_dict()
@@ -79,7 +79,7 @@ def test_what_cannot_be_planned(arguments, words):
 
 def test_models_are_listed_with_their_counts():
     rows = {row["model"]: row for row in list_models()}
-    assert list(rows) == COMMON
+    assert list(rows) == MODEL_NAMES
     assert rows["R50+B/16"]["parameters"] == 98_659_112 and rows["R50x1"]["layers"] == 50
     text = io.StringIO()
     show_models(Console(file=text, width=120))

@@ -17,7 +17,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.errors import UserError
 from vitrail.metrics.accuracy import score_classification
 from vitrail.tasks.table import prediction_task
-from vitrail.weights.bundle import KEY, TRAINED_ON, Postprocess, read_card, replace_card
+from vitrail.weights.bundle import METADATA_KEY, TRAINED_ON, Postprocess, read_card, replace_card
 from vitrail.workflows.train_run import train
 from vitrail.workflows.train_test_overlap import TrainingRecord, unseen_images
 from vitrail.workflows.tune import writable_weights_file
@@ -131,7 +131,7 @@ def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
     with pytest.raises(UserError, match="was not written by vitrail"):
         replace_card(tmp_path / "foreign.safetensors", card)
     half = {name: tensor.half() for name, tensor in load_file(path).items() if name != TRAINED_ON}
-    save_file(half, path, metadata={KEY: card.model_copy(update={"format": 1}).model_dump_json()})
+    save_file(half, path, metadata={METADATA_KEY: card.model_copy(update={"format": 1}).model_dump_json()})
     replace_card(path, card)
     assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # not blown up on the way
 

@@ -18,7 +18,7 @@ from vitrail.commands.paper import paper
 from vitrail.config import Preprocess, network_config
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier, load
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.tasks.result import percent
 from vitrail.weights.bundle import Card, Postprocess, write_bundle
 from vitrail.workflows.explain_inputs import InputImages, evenly, read_input_images
@@ -258,7 +258,7 @@ def test_a_resnet_is_refused(tmp_path, quiet):
         {"kind": "resnet", "blocks": (1,), "width": 32, "image_size": (32, 32), "num_classes": 2}, "x"
     )
     with pytest.raises(UserError, match="ResNet"):
-        explain(write(tmp_path / "run", build(config)), console=quiet)
+        explain(write(tmp_path / "run", build_model(config)), console=quiet)
 
 
 def test_images_are_chosen_evenly():

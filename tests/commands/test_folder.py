@@ -32,7 +32,7 @@ from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.progress import TrainingProgress
 from vitrail.weights.bundle import read_bundle, read_card, replace_card
 from vitrail.weights.formats import format_named
-from vitrail.weights.output_path import free_place, staged
+from vitrail.weights.output_path import free_output_path, staged_output
 from vitrail.workflows import finish, linear_probe
 from vitrail.workflows.run_folder import check_output_folder, lock_run_folder, move_into_place
 from vitrail.workflows.train_run import train
@@ -369,7 +369,7 @@ def test_convert_takes_no_folder_for_a_file(tmp_path):
     (tmp_path / "model" / "config.json").mkdir(parents=True)
     (tmp_path / "model" / "config.json" / "photo.png").touch()
     with pytest.raises(UserError, match="something else"):
-        free_place("elsewhere", str(tmp_path / "model"), "timm", True)
+        free_output_path("elsewhere", str(tmp_path / "model"), "timm", True)
 
 
 # ---- a folder that is removed while its run is at work
@@ -561,8 +561,8 @@ def test_files_are_written_with_the_users_umask(start, photos, tiny, tmp_path, q
         explain(tmp_path / "run", out=tmp_path / "explained", console=quiet)
         card, state = read_bundle(tmp_path / "run" / "model.safetensors")
         for to, name in (("timm", "timm"), ("huggingface", "hf"), ("google", "g.npz"), ("vitrail", "v.safetensors")):
-            with staged(tmp_path / name, format_named(to).folder) as place:
-                format_named(to).write(place, format_named(to).adopted(card), state)
+            with staged_output(tmp_path / name, format_named(to).folder) as place:
+                format_named(to).write(place, format_named(to).adopt_constants(card), state)
     finally:
         os.umask(before)
     written = [path for path in tmp_path.rglob("*") if not path.is_dir()]

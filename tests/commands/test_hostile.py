@@ -26,8 +26,8 @@ from vitrail.cli import main as cli
 from vitrail.commands.check import check
 from vitrail.commands.pack import pack
 from vitrail.config import Preprocess
-from vitrail.models.build import build
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import config_from_name
 from vitrail.training.checkpoint import HEADER, CheckpointManager, digest
 from vitrail.training.progress import downsample_curves, read_metrics
 from vitrail.weights.bundle import Card, write_bundle
@@ -278,7 +278,7 @@ def test_a_plan_of_a_large_network_is_only_numbers(told):
 def odd(place, tmp_path):
     """Weights whose classes and texts, and images whose names, act on terminals, spreadsheets and markup."""
     classes = (NASTY, "=1+1", "[/red]", "-1")
-    model = configure("Toy/8", 4, 16)
+    model = config_from_name("Toy/8", 4, 16)
     card = Card(
         model=model,
         preprocess=Preprocess(size=(16, 16)),
@@ -287,7 +287,7 @@ def odd(place, tmp_path):
         licence=NASTY,
         created_with=NASTY,
     )
-    write_bundle(tmp_path / "w.safetensors", build(model).state_dict(), card)
+    write_bundle(tmp_path / "w.safetensors", build_model(model).state_dict(), card)
     folder = tmp_path / "x["
     folder.mkdir()
     names = [

@@ -11,7 +11,7 @@ from vitrail.data.transforms import eval_transform, normalise
 from vitrail.inference.runner import Outputs
 from vitrail.interpret.relevance import relevance
 from vitrail.interrupt import Interrupts
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.report.explain_plots import overlay_heatmap
 from vitrail.tasks.table import prediction_task
 from vitrail.workflows.measure import measure, score_outputs
@@ -30,7 +30,9 @@ def samples(photos):
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
-    made = build(ModelConfig(width=24, depth=2, mlp_dim=40, heads=2, patch=(4, 4), image_size=(16, 16), num_classes=3))
+    made = build_model(
+        ModelConfig(width=24, depth=2, mlp_dim=40, heads=2, patch=(4, 4), image_size=(16, 16), num_classes=3)
+    )
     for parameter in made.parameters():
         parameter.data.normal_(std=0.4)
     return made
@@ -63,7 +65,7 @@ def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
 
 def test_a_resnet_has_pictures_without_maps(samples):
     torch.manual_seed(0)
-    net = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+    net = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     torch.nn.init.normal_(net.head.weight)
     found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), task=SINGLE)
     assert len(found.mistakes) == 12 and len(found.uncertain) == 6

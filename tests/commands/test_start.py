@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from vitrail.config import ModelConfig, Preprocess, RunConfig, merge, parse_overrides, read_recipe
 from vitrail.errors import UserError
-from vitrail.models.build import build
-from vitrail.models.flops import parameters
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.flops import count_parameters
+from vitrail.models.variants import config_from_name
 from vitrail.weights.backbones import BACKBONES, BASE, SMALL, TINY
 from vitrail.weights.bundle import Card, read_card
 from vitrail.weights.formats import timm as timm_format
@@ -34,8 +34,8 @@ def test_the_table_says_what_timm_and_arithmetic_say(backbone):
     known = timm.models.get_pretrained_cfg(backbone.repository.removeprefix("timm/"))
     assert known.hf_hub_id == backbone.repository and known.license == backbone.licence
     assert known.input_size == (3, 224, 224)
-    assert parameters(configure(backbone.network, 0)) / 1e6 == pytest.approx(backbone.parameters, abs=0.05)
-    whole = 4e-6 * parameters(configure(backbone.network, known.num_classes))
+    assert count_parameters(config_from_name(backbone.network, 0)) / 1e6 == pytest.approx(backbone.parameters, abs=0.05)
+    whole = 4e-6 * count_parameters(config_from_name(backbone.network, known.num_classes))
     assert whole == pytest.approx(backbone.megabytes, abs=0.5)
 
 
@@ -114,7 +114,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = ModelConfig(width=48, depth=1, mlp_dim=96, heads=3, patch=(8, 8), image_size=(16, 16), num_classes=7)
     torch.manual_seed(0)
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), created_with="a test")
-    timm_format.write(folder, card, build(model).state_dict())
+    timm_format.write(folder, card, build_model(model).state_dict())
     asked: list[str] = []
 
     def snapshot_download(repo_id: str, *, local_files_only: bool = False, **_: object) -> str:

@@ -22,7 +22,7 @@ from vitrail.data.dataset import open_dataset
 from vitrail.data.splits import SplitRule
 from vitrail.errors import UserError
 from vitrail.interrupt import Interrupted
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 from vitrail.weights.bundle import read_card, read_trained_on
 from vitrail.workflows.train_run import train
 from vitrail.workflows.transfer import Transfer, default_rates
@@ -52,12 +52,12 @@ def test_rows_are_written_as_the_paper_writes_them():
 
 
 def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own(tmp_path):
-    plain = configure("B/16", 10, 224)
+    plain = config_from_name("B/16", 10, 224)
     for recipe in ("paper-finetune", "paper-finetune-cifar", "paper-finetune-pets"):
         assert default_rates(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
     assert default_rates("paper-finetune-imagenet-518", plain) == (0.003, 0.01, 0.03)
     for name in ("R50x1", "R50+B/16"):  # by the paper's text
-        assert default_rates("paper-finetune-imagenet", configure(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
+        assert default_rates("paper-finetune-imagenet", config_from_name(name, 10, 224)) == (0.003, 0.01, 0.03, 0.06)
     assert default_rates("paper-finetune-vtab", plain) == (0.01,)
     own = tmp_path / "own.toml"
     own.write_text('base = "paper-finetune-imagenet"\n[train]\nsteps = 10\n')

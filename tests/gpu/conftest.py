@@ -12,8 +12,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import pytest
 import torch
 
-from vitrail.models.build import Network, build
-from vitrail.models.variants import configure
+from vitrail.models.build import Network, build_model
+from vitrail.models.variants import config_from_name
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def make_net() -> Callable[..., Network]:
 
     def make(name: str, num_classes: int = 1000, device: str = "cuda", **options: Any) -> Network:
         torch.manual_seed(0)
-        net = build(configure(name, num_classes, **options))
+        net = build_model(config_from_name(name, num_classes, **options))
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.models.kernels import short_attention as short
-from vitrail.models.kernels.short_attention import is_short, short_attention
+from vitrail.models.kernels.short_attention import short_attention, supports_short_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -55,7 +55,7 @@ def test_it_is_as_close_to_float64_as_torchs_kernels(tokens: int, depth: int, dt
     generator = torch.Generator("cuda").manual_seed(tokens)
     qkv = torch.randn(4, tokens, 3 * heads * depth, device="cuda", generator=generator).mul(1.5).to(dtype)
     gradient = torch.randn(4, tokens, heads * depth, device="cuda", generator=generator).to(dtype)
-    assert is_short(qkv, heads)
+    assert supports_short_attention(qkv, heads)
     right = both_ways(written_out, qkv.double(), gradient, heads)
     ours, theirs = both_ways(short_attention, qkv, gradient, heads), both_ways(torchs, qkv, gradient, heads)
     for exact, own, other in zip(right, ours, theirs, strict=True):
@@ -101,8 +101,8 @@ def test_what_it_does_not_take_goes_to_torch() -> None:
     def projections(tokens: int = 64, depth: int = 64, **options) -> Tensor:
         return torch.zeros(1, tokens, 3 * depth, **{"device": "cuda", "dtype": torch.bfloat16} | options)
 
-    assert is_short(projections(), 1)
-    assert not is_short(projections(257), 1)
-    assert not is_short(projections(depth=128), 1)
-    assert not is_short(projections(dtype=torch.float32), 1)
-    assert not is_short(projections(device="cpu"), 1)
+    assert supports_short_attention(projections(), 1)
+    assert not supports_short_attention(projections(257), 1)
+    assert not supports_short_attention(projections(depth=128), 1)
+    assert not supports_short_attention(projections(dtype=torch.float32), 1)
+    assert not supports_short_attention(projections(device="cpu"), 1)

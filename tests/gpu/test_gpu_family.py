@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from bench.step import measure_step
-from vitrail.models.estimate import ACCELERATORS, training_step
-from vitrail.models.variants import configure
+from vitrail.models.estimate import ACCELERATORS, estimate_training_step
+from vitrail.models.variants import config_from_name
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,7 +74,7 @@ def test_plan_is_within_a_tenth_of_what_is_measured(name, batch):
     device = torch.cuda.get_device_name().replace("NVIDIA ", "")
     if device not in ACCELERATORS:
         pytest.skip(f"no figures for a {device}")
-    planned = training_step(configure(name, 1000), batch, ACCELERATORS[device])
+    planned = estimate_training_step(config_from_name(name, 1000), batch, ACCELERATORS[device])
     measured = measure_step(name, batch)
     assert planned.memory.total == pytest.approx(measured.memory, rel=0.1)
     assert planned.seconds == pytest.approx(measured.seconds, rel=0.1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vitrail
-from vitrail.models.build import build
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import config_from_name
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -41,7 +41,7 @@ def go(folder: Path, objective=loss, **others: object) -> dict[str, Tensor]:
         "train.checkpoint_every=4",
         "optimizer.clip_grad_norm=1",
     )
-    module = build(configure("Ti/8", 3, 32, dropout=0.1))
+    module = build_model(config_from_name("Ti/8", 3, 32, dropout=0.1))
     data = DataLoader(samples(), batch_size=16, shuffle=True, num_workers=2, pin_memory=True)
     overrides = (*settings, f"train.compile={others.pop('compile')}")
     vitrail.fit(module, objective, data, out=folder, overrides=overrides, **others)

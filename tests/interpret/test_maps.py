@@ -14,7 +14,7 @@ from vitrail.errors import UserError
 from vitrail.interpret.attention import attention_maps, map_query, require_vit
 from vitrail.interpret.relevance import relevance
 from vitrail.interpret.rollout import rollout
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.vit import VisionTransformer
 
 
@@ -171,7 +171,7 @@ def test_networks_without_classifier_or_attention_are_errors():
     with pytest.raises(UserError, match="no classifier"):
         relevance(random_net(num_classes=0), noise(), [0, 0])
     with pytest.raises(UserError, match="ResNet"):
-        require_vit(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
+        require_vit(build_model(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)))
 
 
 def test_map_query_in_words():

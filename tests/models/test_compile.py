@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.config import ModelConfig, ResNetConfig
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ CONFIGS["resnet"] = ResNetConfig(kind="resnet", blocks=(1, 1), width=32, image_s
 def test_compiles_whole_and_trains(kind):
     torch.compiler.reset()
     torch.manual_seed(0)
-    net = build(CONFIGS[kind])
+    net = build_model(CONFIGS[kind])
     torch.nn.init.normal_(net.head.weight, std=0.1)
     pixels, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -61,7 +61,7 @@ def test_blocks_share_what_is_compiled_whatever_their_rates():
         graphs.append(graph)
         return graph.forward
 
-    net = build(ModelConfig(**{**SMALL, "depth": 6, "drop_path": 0.3})).train()
+    net = build_model(ModelConfig(**{**SMALL, "depth": 6, "drop_path": 0.3})).train()
     for block in net.blocks:
         block.compile(backend=backend)
     net(torch.randn(4, 3, 32, 32))

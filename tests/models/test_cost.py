@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.record import RESULTS
 from vitrail.config import NetworkConfig
-from vitrail.models.build import build
-from vitrail.models.estimate import ACCELERATORS, memory, training_flops, training_step
-from vitrail.models.flops import cost, macs, parameters
-from vitrail.models.variants import COMMON, configure
+from vitrail.models.build import build_model
+from vitrail.models.estimate import ACCELERATORS, estimate_training_step, training_flops, training_memory
+from vitrail.models.flops import cost, count_macs, count_parameters
+from vitrail.models.variants import MODEL_NAMES, config_from_name
 
 OPTIONS = [
     {"pool": "gap"},
@@ -56,48 +56,48 @@ TABLE_6 = {
 def counted(config: NetworkConfig) -> tuple[int, int]:
     """Parameters and multiply-adds of the built network, as torch counts them."""
     with torch.device("meta"):
-        net = build(config).to("meta").eval()
+        net = build_model(config).to("meta").eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net(torch.empty(1, config.channels, *config.image_size))
     return sum(parameter.numel() for parameter in net.parameters()), counter.get_total_flops() // 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_named_network_costs_what_torch_counts(name):
-    config = configure(name, 1000)
+    config = config_from_name(name, 1000)
     spent = cost(config, whole=False)
     assert (spent.parameters, spent.macs) == counted(config)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_option_costs_what_torch_counts(options):
-    config = configure("S/16", 10, (224, 320), depth=2, **options)
+    config = config_from_name("S/16", 10, (224, 320), depth=2, **options)
     spent = cost(config, whole=False)
     assert (spent.parameters, spent.macs) == counted(config)
 
 
 @pytest.mark.parametrize(("name", "size"), [("R50x1", (225, 333)), ("R26+S/32", (224, 320)), ("Axial-S/16", (64, 96))])
 def test_other_image_sizes(name, size):
-    config = configure(name, 0, size)
+    config = config_from_name(name, 0, size)
     spent = cost(config, whole=False)
     assert (spent.parameters, spent.macs) == counted(config)
 
 
 def test_multiply_adds_are_those_of_the_paper():
-    assert set(GMACS) == {name for name in COMMON if not name.startswith("Axial")}
+    assert set(GMACS) == {name for name in MODEL_NAMES if not name.startswith("Axial")}
     for name, expected in GMACS.items():
-        assert macs(configure(name, 1000)) / 1e9 == pytest.approx(expected, rel=5e-4, abs=5e-3)
+        assert count_macs(config_from_name(name, 1000)) / 1e9 == pytest.approx(expected, rel=5e-4, abs=5e-3)
     for (name, size), expected in LARGER_IMAGES.items():
-        assert macs(configure(name, 1000, size)) / 1e9 == pytest.approx(expected, rel=5e-4)
+        assert count_macs(config_from_name(name, 1000, size)) / 1e9 == pytest.approx(expected, rel=5e-4)
 
 
 @pytest.mark.parametrize(("name", "epochs"), TABLE_6)
 def test_compute_of_the_paper_s_table_6(name, epochs):
     """JFT: 303 million images, 18,291 classes, a representation layer in the networks that have one."""
-    config = configure(name, 18_291)
+    config = config_from_name(name, 18_291)
     if "x" not in name:
-        config = configure(name, 18_291, representation=config.width)
+        config = config_from_name(name, 18_291, representation=config.width)
     found = training_flops(config, 303e6 * epochs) / 1e18
     printed = TABLE_6[name, epochs]
     if name == "B/32":
@@ -113,21 +113,24 @@ def test_compute_of_the_paper_s_table_6(name, epochs):
 
 
 def test_memory_is_the_sum_of_its_parts():
-    config = configure("B/16", 1000)
+    config = config_from_name("B/16", 1000)
     spent = cost(config, whole=False)
-    held = memory(spent, 64)
+    held = training_memory(spent, 64)
     assert held.weights == held.gradients == 4 * 86_567_656
     assert held.optimizer == 8 * 86_567_656
-    assert memory(spent, 128).activations - held.activations == held.activations - memory(spent, 0).activations
-    tiny = memory(spent, 0)
+    assert (
+        training_memory(spent, 128).activations - held.activations
+        == held.activations - training_memory(spent, 0).activations
+    )
+    tiny = training_memory(spent, 0)
     assert tiny.total > tiny.weights + tiny.optimizer + tiny.gradients  # with no activations the gradients count
 
 
 def test_the_largest_batch_just_fits():
-    config, device = configure("L/16", 1000), ACCELERATORS["A100-40GB"]
-    largest = training_step(config, 1, device).largest_batch
-    assert training_step(config, largest, device).memory.total <= device.memory
-    assert training_step(config, largest + 1, device).memory.total > device.memory
+    config, device = config_from_name("L/16", 1000), ACCELERATORS["A100-40GB"]
+    largest = estimate_training_step(config, 1, device).largest_batch
+    assert estimate_training_step(config, largest, device).memory.total <= device.memory
+    assert estimate_training_step(config, largest + 1, device).memory.total > device.memory
 
 
 def measured_steps() -> list[dict[str, Any]]:
@@ -138,7 +141,9 @@ def measured_steps() -> list[dict[str, Any]]:
 def test_memory_and_time_are_near_what_was_measured(row):
     """Recorded on an H200 by `python -m bench.step`. Time is looser where the host's launches decide it."""
     settings = row.get("settings", {})
-    planned = training_step(configure(row["model"], 1000, **settings), row["batch"], ACCELERATORS["H200"])
+    planned = estimate_training_step(
+        config_from_name(row["model"], 1000, **settings), row["batch"], ACCELERATORS["H200"]
+    )
     assert planned.memory.total == pytest.approx(row["memory"], rel=0.03)
     held = row["model"] in ("B/16", "L/16", "H/14") and not settings
     assert planned.seconds == pytest.approx(row["seconds"], rel=0.1 if held else 0.3)
@@ -149,4 +154,4 @@ def test_parameters_is_the_formula_of_the_paper():
     d, hidden, patch, layers, classes = 768, 3072, 16 * 16 * 3, 12, 1000
     block = 4 * d * d + 4 * d + 2 * d * hidden + hidden + d + 4 * d
     expected = patch * d + d + d + 197 * d + layers * block + 2 * d + d * classes + classes
-    assert parameters(configure("B/16", 1000)) == expected
+    assert count_parameters(config_from_name("B/16", 1000)) == expected

@@ -8,15 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.build import build
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import config_from_name
 from vitrail.models.vit import VisionTransformer
 
 
 @pytest.fixture(scope="module")
 def net() -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(configure("B/16", 1000, depth=1, representation=768))
+    return VisionTransformer(config_from_name("B/16", 1000, depth=1, representation=768))
 
 
 def assert_uniform(weight: torch.Tensor, limit: float) -> None:
@@ -71,14 +71,14 @@ def test_what_starts_at_zero_and_one(net):
 
 @pytest.mark.parametrize("bias", [0.0, -10.0])
 def test_first_logits_are_the_bias_alone(bias):
-    net = VisionTransformer(configure("Ti/16", 10, 32, depth=2, head_bias=bias))
+    net = VisionTransformer(config_from_name("Ti/16", 10, 32, depth=2, head_bias=bias))
     pixels = torch.randn(4, 3, 32, 32)
     assert torch.equal(net(pixels), torch.full((4, 10), bias))
     assert net.forward_features(pixels).std() > 0.1  # so that the zero logits come from the head
 
 
 def test_first_loss():
-    net = VisionTransformer(configure("Ti/16", 1000, 32, depth=1, head_bias=-10))
+    net = VisionTransformer(config_from_name("Ti/16", 1000, 32, depth=1, head_bias=-10))
     logits = net(torch.randn(4, 3, 32, 32))
     labels = torch.arange(4)
     assert F.cross_entropy(logits, labels).item() == pytest.approx(math.log(1000), rel=1e-6)
@@ -89,7 +89,7 @@ def test_first_loss():
 def test_attention_pooling():
     """As in flax: the probe has one input and D outputs; each D x D matrix has its own Xavier limit."""
     torch.manual_seed(0)
-    pool = build(configure("B/16", 10, depth=1, pool="map", dropout=0.1)).attn_pool
+    pool = build_model(config_from_name("B/16", 10, depth=1, pool="map", dropout=0.1)).attn_pool
     limit = math.sqrt(6 / (1 + 768))
     assert 0.95 * limit < pool.latent.abs().max().item() <= limit
     assert pool.latent.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
@@ -103,7 +103,7 @@ def test_attention_pooling():
 def test_hybrid_stem():
     """Convolutions as flax starts them; the last norm of each block is zero, so each block starts as its shortcut."""
     torch.manual_seed(0)
-    net = build(configure("R26+S/32", 10, depth=1))
+    net = build_model(config_from_name("R26+S/32", 10, depth=1))
     block = net.patch_embed.stem.stages[2][1]
     assert_lecun(block.conv2.weight, fan_in=9 * 256)
     assert_lecun(net.patch_embed.stem.root.weight, fan_in=49 * 3)
@@ -122,7 +122,7 @@ def test_hybrid_stem():
 
 def test_resnet():
     torch.manual_seed(0)
-    net = build(configure("R26x1", 10, 32, head_bias=-3))
+    net = build_model(config_from_name("R26x1", 10, 32, head_bias=-3))
     assert_lecun(net.stages[3][1].conv2.weight, fan_in=9 * 512)
     assert all(bool((module.weight == 1).all()) for module in net.modules() if isinstance(module, torch.nn.GroupNorm))
     assert torch.equal(net(torch.randn(2, 3, 32, 32)), torch.full((2, 10), -3.0))
@@ -141,6 +141,6 @@ def test_resnet():
 )
 def test_tables_and_registers(options, name, std):
     torch.manual_seed(0)
-    tensor = dict(build(configure("B/16", 10, depth=1, **options)).named_parameters())[name]
+    tensor = dict(build_model(config_from_name("B/16", 10, depth=1, **options)).named_parameters())[name]
     assert tensor.std().item() == pytest.approx(std, rel=0.05)
     assert abs(tensor.mean().item()) < 0.1 * std

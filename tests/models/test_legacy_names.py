@@ -14,7 +14,7 @@ from torch import nn
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig
 from vitrail.distributed import SINGLE_PROCESS
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.legacy_names import new_name, new_names, old_name
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
@@ -69,8 +69,8 @@ def test_both_directions(old, new):
 @pytest.mark.parametrize("kind", ALL)
 def test_every_name_has_one_of_before(kind):
     config = ModelConfig(**{**SMALL, **ALL[kind]})
-    masked = MaskedPatchNetwork(build(config.model_copy(update={"num_classes": 0})), "color")
-    adapted = build(config)
+    masked = MaskedPatchNetwork(build_model(config.model_copy(update={"num_classes": 0})), "color")
+    adapted = build_model(config)
     add_lora(adapted, LoraConfig(rank=2, target_modules="all"))
     for net in (masked, adapted):
         names = list(net.state_dict())
@@ -82,7 +82,9 @@ def test_every_name_has_one_of_before(kind):
 
 def test_the_names_of_a_resnet_stay():
     names = list(
-        build(ResNetConfig(kind="resnet", blocks=(1, 1), width=32, image_size=(32, 32), num_classes=5)).state_dict()
+        build_model(
+            ResNetConfig(kind="resnet", blocks=(1, 1), width=32, image_size=(32, 32), num_classes=5)
+        ).state_dict()
     )
     assert new_names(names) == {name: name for name in names}
 
@@ -97,7 +99,7 @@ def test_a_file_of_two_times_is_left_as_it_is():
 )
 def test_files_of_before_are_read_bit_for_bit(path):
     weights = read_weights(path)
-    build(weights.card.model).load_state_dict(weights.state)
+    build_model(weights.card.model).load_state_dict(weights.state)
     with safe_open(path, framework="pt") as file:
         for name, tensor in weights.state.items():
             assert torch.equal(tensor, file.get_tensor(old_name(name)).float())
@@ -106,7 +108,7 @@ def test_files_of_before_are_read_bit_for_bit(path):
 def test_a_tensor_of_a_later_name_in_a_file_of_before(tmp_path):
     path = tmp_path / "both.safetensors"
     config = ModelConfig(**SMALL)
-    state = {old_name(name): tensor for name, tensor in build(config).state_dict().items()}
+    state = {old_name(name): tensor for name, tensor in build_model(config).state_dict().items()}
     card = Card(
         model=config,
         preprocess={"size": (32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3},
@@ -130,7 +132,7 @@ def stepped(net):
 
 
 def with_updates():
-    net = build(ModelConfig(**SMALL))
+    net = build_model(ModelConfig(**SMALL))
     add_lora(net, LoraConfig(rank=2))
     return net
 
@@ -143,11 +145,11 @@ def named_before(name):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: build(ModelConfig(**{**SMALL, **ALL["tokens"]})),
-        lambda: MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 0})), "color"),
+        lambda: build_model(ModelConfig(**{**SMALL, **ALL["tokens"]})),
+        lambda: MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, "num_classes": 0})), "color"),
         with_updates,
-        lambda: build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=5)),
-        lambda: nn.ModuleDict({"mine": build(ModelConfig(**SMALL))}),  # a module of the caller's own
+        lambda: build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=5)),
+        lambda: nn.ModuleDict({"mine": build_model(ModelConfig(**SMALL))}),  # a module of the caller's own
     ],
     ids=["plain", "masked", "lora", "resnet", "own"],
 )
@@ -164,7 +166,7 @@ def test_checkpoints_of_before_are_taken_over(make):
 
 
 def test_a_finished_module_of_the_callers_own(tmp_path):
-    net, again = build(ModelConfig(**SMALL)), build(ModelConfig(**SMALL))
+    net, again = build_model(ModelConfig(**SMALL)), build_model(ModelConfig(**SMALL))
     state = {old_name(name): tensor + 1 for name, tensor in net.state_dict().items()}
     facts = {"config": {}, "created_with": "an earlier vitrail"}
     save_file(state, tmp_path / "model.safetensors", metadata={HEADER: json.dumps(facts)})

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from vitrail.config import LoraConfig, ModelConfig, ResNetConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.lora import LoraLinear, add_lora, merge_lora
 
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (16, 16), "num_classes": 3}
@@ -18,7 +18,7 @@ TARGETS = torch.tensor([0, 1, 2, 0])
 
 def small(**options):
     torch.manual_seed(0)
-    net = build(ModelConfig(**{**SMALL, **options}))
+    net = build_model(ModelConfig(**{**SMALL, **options}))
     torch.nn.init.normal_(net.head.weight, std=0.1)  # or the output would not depend on the blocks
     return net
 
@@ -178,6 +178,6 @@ def test_ranks_and_networks_that_cannot_be_are_refused_before_anything_changes()
     with pytest.raises(UserError, match="rank 32 at most"):
         add_lora(net, LoraConfig(rank=33))
     assert all(p.requires_grad for p in net.parameters())
-    resnet = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+    resnet = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     with pytest.raises(UserError, match="this network has none"):
         add_lora(resnet, LoraConfig(rank=2))

@@ -10,8 +10,8 @@ from torch import Tensor
 from tests.tokens import every_token
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import config_from_name
 from vitrail.models.vit import VisionTransformer
 
 SMALL = {"width": 24, "depth": 2, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
@@ -157,7 +157,7 @@ def test_configs_that_make_no_network(options, words):
 @pytest.mark.parametrize(("name", "hint"), [("b/16", "'B/16'"), ("S16", "'S/16'"), ("ViT-S/17x", "a size")])
 def test_unknown_names_get_a_hint(name, hint):
     with pytest.raises(UserError, match=hint):
-        configure(name, 10)
+        config_from_name(name, 10)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_export_with_any_batch(kind):
     names = {"axial": "Axial-Ti/16", "hybrid": "R+Ti/16", "resnet": "R26x1"}
     options = {"map": {"pool": "map"}, "relative": {"positions": "relative", "registers": 2}}.get(kind, {})
     depth = {} if kind == "resnet" else {"depth": 1}
-    net = build(configure(names.get(kind, "Ti/16"), 5, 32, **depth, **options)).eval()
+    net = build_model(config_from_name(names.get(kind, "Ti/16"), 5, 32, **depth, **options)).eval()
     torch.nn.init.normal_(net.head.weight)
     batch = torch.export.Dim("batch", min=2, max=64)
     exported = torch.export.export(net, (torch.randn(3, 3, 32, 32),), dynamic_shapes=({0: batch},)).module()
@@ -177,10 +177,10 @@ def test_export_with_any_batch(kind):
 
 def test_a_stem_s_constants_leave_its_blocks_alone():
     timm = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
-    config = configure("R50+B/16", 10, stem=timm)
+    config = config_from_name("R50+B/16", 10, stem=timm)
     assert config.stem.blocks == (3, 4, 9) and config.stem.norm_eps == 1e-5 and config.sequence == 197
     with pytest.raises(UserError, match="no convolutional stem"):
-        configure("B/16", 10, stem=timm)
+        config_from_name("B/16", 10, stem=timm)
 
 
 def test_the_paper_s_own_names():
@@ -191,15 +191,15 @@ def test_the_paper_s_own_names():
         "Axial-ViT-B/16": "Axial-B/16",
         "BiT-R152x4": "R152x4",
     }.items():
-        assert configure(name, 10) == configure(same, 10)
+        assert config_from_name(name, 10) == config_from_name(same, 10)
     for name, hint in {"ViT-b/32": "'S/32'", "BiT-B/16": "no model", "R50x2+B/16": "no model"}.items():
         with pytest.raises(UserError, match=hint):
-            configure(name, 10)
+            config_from_name(name, 10)
     with pytest.raises(UserError, match="unknown key 'pool'"):
-        configure("R50x1", 10, pool="gap")
+        config_from_name("R50x1", 10, pool="gap")
 
 
 def test_names():
-    assert configure("B/32", 10, (64, 96)).grid == (2, 3)
-    assert configure("ViT-L/16", 10).width == 1024
-    assert not configure("S/16", 10, pool="gap").class_token
+    assert config_from_name("B/32", 10, (64, 96)).grid == (2, 3)
+    assert config_from_name("ViT-L/16", 10).width == 1024
+    assert not config_from_name("S/16", 10, pool="gap").class_token

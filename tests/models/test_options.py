@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tests.tokens import every_token
 from vitrail.config import ModelConfig
-from vitrail.models.build import build
-from vitrail.models.layers import WHOLE, DropPath
+from vitrail.models.build import build_model
+from vitrail.models.layers import DROP_PATH_STEPS, DropPath
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 
 
 def random_net(**options):
-    net = build(ModelConfig(**{**SMALL, **options})).double()
+    net = build_model(ModelConfig(**{**SMALL, **options})).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         parameter.data.normal_(std=0.3, generator=generator)
@@ -28,7 +28,7 @@ def pixels(count: int = 2) -> Tensor:
 
 
 def test_layer_scale_starts_at_its_value_and_scales_both_branches():
-    fresh = build(ModelConfig(**SMALL, layer_scale=1e-5))
+    fresh = build_model(ModelConfig(**SMALL, layer_scale=1e-5))
     gains = [p for name, p in fresh.named_parameters() if name.endswith("gamma")]
     assert len(gains) == 6 and all(bool((gain == 1e-5).all()) for gain in gains)
     net = random_net(layer_scale=1e-5)
@@ -56,14 +56,14 @@ def test_registers_stand_between_class_token_and_patches_and_are_not_pooled():
 
 
 def test_registers_do_not_start_equal():
-    registers = build(ModelConfig(**SMALL, registers=4)).reg_token[0]
+    registers = build_model(ModelConfig(**SMALL, registers=4)).reg_token[0]
     assert len(torch.unique(registers, dim=0)) == 4
 
 
 def test_stochastic_depth_rates_grow_from_zero():
-    net = build(ModelConfig(**SMALL, drop_path=0.4))
+    net = build_model(ModelConfig(**SMALL, drop_path=0.4))
     net.to(torch.bfloat16)  # as precision.parameters has it, which must not round them
-    kept = [getattr(block.drop_path, "kept", WHOLE) / WHOLE for block in net.blocks]
+    kept = [getattr(block.drop_path, "kept", DROP_PATH_STEPS) / DROP_PATH_STEPS for block in net.blocks]
     kept = [float(share) for share in kept]
     assert kept == pytest.approx([1.0, 0.8, 0.6], abs=1e-7)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitrail.config import NetworkConfig
-from vitrail.models.build import build
-from vitrail.models.variants import AXIAL, COMMON, configure
+from vitrail.models.build import build_model
+from vitrail.models.variants import AXIAL, MODEL_NAMES, config_from_name
 
 # name: (parameters, with representation layer, mean pooling, without head) at 224 px and 1000 classes
 COUNTS = {
@@ -59,51 +59,51 @@ LARGER_IMAGES = {
 
 def count(config: NetworkConfig) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(config).parameters())
+        return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 
 def test_every_named_size_is_counted():
-    assert {*COUNTS, *HYBRIDS, *RESNETS, *AXIAL} == set(COMMON)
+    assert {*COUNTS, *HYBRIDS, *RESNETS, *AXIAL} == set(MODEL_NAMES)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids(name):
-    config = configure(name, 1000)
+    config = config_from_name(name, 1000)
     assert (count(config), config.sequence) == HYBRIDS[name]
 
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_resnets(name):
-    assert count(configure(name, 1000)) == RESNETS[name]
+    assert count(config_from_name(name, 1000)) == RESNETS[name]
 
 
 def test_big_vision_s_small_recipe():
     """Mean pooling and fixed positions, with and without the tanh layer."""
     plain = {"pool": "gap", "positions": "sincos"}
-    assert count(configure("S/16", 1000, **plain)) == 21_974_632
-    assert count(configure("S/16", 1000, **plain, representation=384)) == 22_122_472
+    assert count(config_from_name("S/16", 1000, **plain)) == 21_974_632
+    assert count(config_from_name("S/16", 1000, **plain, representation=384)) == 22_122_472
 
 
 def test_an_axial_network_has_every_block_twice():
-    block = count(configure("B/16", 0, depth=2)) - count(configure("B/16", 0, depth=1))
-    plain = count(configure("B/16", 1000, pool="gap"))
-    assert count(configure("Axial-B/16", 1000)) == plain + 12 * block
+    block = count(config_from_name("B/16", 0, depth=2)) - count(config_from_name("B/16", 0, depth=1))
+    plain = count(config_from_name("B/16", 1000, pool="gap"))
+    assert count(config_from_name("Axial-B/16", 1000)) == plain + 12 * block
 
 
 def test_the_net_of_appendix_d2():
     """8 layers, width 1024, MLP 2048, patch 32; the number of heads, which the paper does not tell, changes nothing."""
     values = {"width": 1024, "depth": 8, "mlp_dim": 2048, "heads": 16}
-    assert count(configure("B/32", 1000, **values)) == 71_425_000
+    assert count(config_from_name("B/32", 1000, **values)) == 71_425_000
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name):
-    plain = configure(name, 1000)
+    plain = config_from_name(name, 1000)
     found = (
         count(plain),
-        count(configure(name, 1000, representation=plain.width)),
-        count(configure(name, 1000, pool="gap")),
-        count(configure(name, 0)),
+        count(config_from_name(name, 1000, representation=plain.width)),
+        count(config_from_name(name, 1000, pool="gap")),
+        count(config_from_name(name, 0)),
     )
     assert found == COUNTS[name]
 
@@ -111,7 +111,7 @@ def test_counts(name):
 @pytest.mark.parametrize(("name", "size"), LARGER_IMAGES)
 def test_counts_at_fine_tuning_sizes(name, size):
     parameters, tokens = LARGER_IMAGES[name, size]
-    config = configure(name, 1000, size)
+    config = config_from_name(name, 1000, size)
     assert config.sequence == tokens
     if parameters:
         assert count(config) == parameters

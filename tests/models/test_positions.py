@@ -14,9 +14,9 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
-from vitrail.models.pos_embed import added_positions, resample, resample_axis, resample_offsets
-from vitrail.models.variants import configure
+from vitrail.models.build import build_model
+from vitrail.models.pos_embed import build_pos_embed, resample_axis, resample_offsets, resample_pos_embed
+from vitrail.models.variants import config_from_name
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
@@ -38,7 +38,7 @@ def small(**options) -> ModelConfig:
 
 
 def random_net(**options):
-    net = build(small(**options)).double()
+    net = build_model(small(**options)).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         parameter.data.normal_(std=0.3, generator=generator)
@@ -52,9 +52,9 @@ def table(rows: int, columns: int, extra: int) -> torch.Tensor:
 @pytest.mark.parametrize("registers", [0, 2])
 def test_learned_rows_for_every_token_or_for_patches_only(registers):
     tokens = torch.zeros(1, 7 + registers, 24)
-    every = added_positions(small(registers=registers))
+    every = build_pos_embed(small(registers=registers))
     assert torch.equal(every(tokens), every.table)
-    patches = added_positions(small(registers=registers, prefix_positions=False))
+    patches = build_pos_embed(small(registers=registers, prefix_positions=False))
     assert patches.table.shape == (1, 6, 24)
     added = patches(tokens)[0]
     assert not added[: 1 + registers].any()
@@ -62,7 +62,7 @@ def test_learned_rows_for_every_token_or_for_patches_only(registers):
 
 
 def test_learned_2d_joins_a_column_half_and_a_row_half():
-    positions = added_positions(small(positions="2d"))
+    positions = build_pos_embed(small(positions="2d"))
     added = positions(torch.zeros(1, 7, 24))[0]
     assert not added[0].any()  # the class token has no place in the grid
     for row in range(2):
@@ -74,7 +74,7 @@ def test_learned_2d_joins_a_column_half_and_a_row_half():
 
 def test_sincos_by_its_formula():
     """[sin x, cos x, sin y, cos y] with frequencies 10000^(-i/(q-1)); nothing of it is stored."""
-    net = build(small(positions="sincos", pool="gap", class_token=False))
+    net = build_model(small(positions="sincos", pool="gap", class_token=False))
     assert "pos_embed.waves" not in net.state_dict()
     added = net.pos_embed(torch.zeros(1, 6, 24))[0]
     quarter = 6
@@ -113,7 +113,7 @@ def test_relative_attention_by_its_definition(class_token):
 
 @pytest.mark.parametrize(("kind", "place"), CELLS)
 def test_every_cell_of_table_8_trains(kind, place):
-    net = build(small(positions=kind, positions_at=place))
+    net = build_model(small(positions=kind, positions_at=place))
     loss = F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4))
     loss.backward()
     torch.nn.init.normal_(net.head.weight)  # zero at first, which lets nothing through
@@ -162,7 +162,7 @@ def test_without_positions_a_network_sees_a_bag_of_patches():
 @pytest.mark.parametrize("positions", ["none", "1d", "2d", "sincos", "relative"])
 @pytest.mark.parametrize("pool", ["token", "gap"])
 def test_the_stream_of_residuals_is_float32_under_autocast(positions, pool):
-    net = build(small(positions=positions, pool=pool, class_token=pool == "token"))
+    net = build_model(small(positions=positions, pool=pool, class_token=pool == "token"))
     seen: list[torch.dtype] = []
     net.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
     plain = net.patch_embed.proj.forward
@@ -203,7 +203,7 @@ def test_offsets_keep_their_direction_on_another_grid():
 )
 def test_positions_that_cannot_be(options, words):
     with pytest.raises(UserError, match=words):
-        configure("S/16", 10, **options)
+        config_from_name("S/16", 10, **options)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -214,7 +214,7 @@ def test_resample_is_the_zoom_of_the_original(old, new, extra):
     positions = table(*old, extra)
     grid = positions[0, extra:].reshape(*old, 16).numpy()
     zoomed = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1)
-    result = resample(positions, old, new)
+    result = resample_pos_embed(positions, old, new)
     assert result.shape == (1, extra + new[0] * new[1], 16)
     np.testing.assert_allclose(result[0, extra:].numpy(), zoomed.reshape(-1, 16), atol=1e-5)  # of values near one
     assert torch.equal(result[:, :extra], positions[:, :extra])
@@ -222,7 +222,7 @@ def test_resample_is_the_zoom_of_the_original(old, new, extra):
 
 def test_resample_is_big_vision_s():
     with np.load(FIXTURES / "bigvision_resample_positions.npz") as recorded:
-        result = resample(torch.from_numpy(recorded["old"]), (7, 7), (12, 12))
+        result = resample_pos_embed(torch.from_numpy(recorded["old"]), (7, 7), (12, 12))
         np.testing.assert_allclose(result.numpy(), recorded["new"], atol=1e-5)
 
 
@@ -232,13 +232,13 @@ def test_resample_as_timm_does_it(old, new, how):
     positions = table(*old, 2)
     antialias = how == "bicubic_antialias"
     expected = resample_abs_pos_embed(positions, new, old, num_prefix_tokens=2, antialias=antialias)
-    assert torch.allclose(resample(positions, old, new, how), expected, atol=1e-6)
+    assert torch.allclose(resample_pos_embed(positions, old, new, how), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["paper", "bicubic", "bicubic_antialias"])
 def test_the_same_grid_changes_nothing(how):
     positions = table(5, 3, 1)
-    assert torch.equal(resample(positions, (5, 3), (5, 3), how), positions)
+    assert torch.equal(resample_pos_embed(positions, (5, 3), (5, 3), how), positions)
     assert torch.equal(resample_axis(positions[0], 16, how), positions[0])
 
 
@@ -248,5 +248,5 @@ def test_a_line_is_resampled_between_its_ends():
 
 
 def test_half_precision_stays_half_precision():
-    assert resample(table(4, 4, 1).bfloat16(), (4, 4), (6, 6)).dtype == torch.bfloat16
+    assert resample_pos_embed(table(4, 4, 1).bfloat16(), (4, 4), (6, 6)).dtype == torch.bfloat16
     assert resample_axis(table(4, 4, 1)[0].bfloat16(), 6).dtype == torch.bfloat16

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.build import Network, build
+from vitrail.models.build import Network, build_model
 from vitrail.weights.read import read_weights
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -32,7 +32,7 @@ def load(name: str) -> tuple[dict[str, np.ndarray], Network, torch.Tensor]:
     recorded = dict(np.load(FIXTURES / f"{name}.npz"))
     pixels = torch.from_numpy(recorded["input"]).permute(0, 3, 1, 2)
     weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(pixels.shape[2], pixels.shape[3]))
-    net = build(weights.card.model)
+    net = build_model(weights.card.model)
     net.load_state_dict(weights.state)
     return recorded, net, pixels
 
@@ -126,7 +126,7 @@ def test_constants_of_other_origins_are_told_apart(name, changes):
     recorded, net, pixels = load(name)
     values = net.config.model_dump()
     stem = {"stem": {**values["stem"], **changes["stem"]}} if "stem" in changes else {}
-    other = build(type(net.config)(**{**values, **changes, **stem}))
+    other = build_model(type(net.config)(**{**values, **changes, **stem}))
     other.load_state_dict(net.state_dict())
     with torch.no_grad():
         assert np.abs(other(pixels).numpy() - recorded["output/logits"]).max() > 2e-5

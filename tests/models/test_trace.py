@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitrail.config import ModelConfig, ResNetConfig
-from vitrail.models.build import build
-from vitrail.models.trace import watched_blocks
+from vitrail.models.build import build_model
+from vitrail.models.trace import block_hooks
 
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def random_net(**options):
-    net = build(ModelConfig(**{**SMALL, **options}))
+    net = build_model(ModelConfig(**{**SMALL, **options}))
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         parameter.data.normal_(std=0.3, generator=generator)
@@ -127,13 +127,15 @@ def test_gradients_reach_the_attention():
 
 
 def test_a_resnet_has_nothing_to_trace():
-    assert not hasattr(build(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)), "trace")
+    assert not hasattr(
+        build_model(ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=5)), "trace"
+    )
 
 
 def test_nothing_stays_behind():
     net = random_net()
     pixels = torch.randn(1, 3, 8, 12)
-    with pytest.raises(RuntimeError, match="stopped"), watched_blocks(net, lambda *_: None):
+    with pytest.raises(RuntimeError, match="stopped"), block_hooks(net, lambda *_: None):
         net(pixels)
         raise RuntimeError("stopped")
     net.trace(pixels)
@@ -143,7 +145,7 @@ def test_nothing_stays_behind():
 def test_what_other_threads_compute_is_not_seen():
     net = random_net()
     seen: list[int] = []
-    with watched_blocks(net, lambda index, *_: seen.append(index), chosen=[0, 2]):
+    with block_hooks(net, lambda index, *_: seen.append(index), chosen=[0, 2]):
         other = threading.Thread(target=net, args=(torch.randn(1, 3, 8, 12),))
         other.start()
         other.join()

@@ -9,7 +9,7 @@ from torch import nn
 from tests.tokens import every_token
 from vitrail.config import ModelConfig, ResNetConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.masked import KEPT, MASK, OTHER, Corruption, MaskedPatchNetwork
 
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (32, 24), "num_classes": 0}
@@ -32,7 +32,7 @@ UNCHANGED = Corruption(WHERE, torch.full((2, 4), KEPT), WHERE)
 
 def made(kind, target="color"):
     torch.manual_seed(0)
-    net = MaskedPatchNetwork(build(ModelConfig(**{**SMALL, **KINDS[kind]})), target)
+    net = MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, **KINDS[kind]})), target)
     nn.init.normal_(net.head.weight, std=0.1)
     return net.eval()
 
@@ -130,7 +130,7 @@ def test_outputs_fit_the_target(target, size, kind):
 
 
 def test_a_fresh_head_is_zero_and_the_mask_is_not():
-    net = MaskedPatchNetwork(build(ModelConfig(**SMALL)), "color")
+    net = MaskedPatchNetwork(build_model(ModelConfig(**SMALL)), "color")
     assert net(images(), MIXED).abs().max() == 0
     assert 0.01 < net.mask.std() < 0.03
 
@@ -151,8 +151,8 @@ def test_networks_without_patches_of_their_own_are_refused():
     resnet = ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=0)
     axial = ModelConfig(**{**SMALL, "axial": True, "pool": "gap", "class_token": False})
     with pytest.raises(UserError, match="ResNet has no patches"):
-        MaskedPatchNetwork(build(resnet), "color")
+        MaskedPatchNetwork(build_model(resnet), "color")
     with pytest.raises(UserError, match="axial"):
-        MaskedPatchNetwork(build(axial), "color")
+        MaskedPatchNetwork(build_model(axial), "color")
     with pytest.raises(ValueError, match="num_classes"):
-        MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 5})), "color")
+        MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, "num_classes": 5})), "color")

@@ -16,7 +16,7 @@ from torch import nn
 from vitrail.config import MaskedConfig, ModelConfig, Preprocess
 from vitrail.data.transforms import normalise
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.masked import KEPT, MASK, OTHER, MaskedPatchNetwork
 from vitrail.tasks.masked_patch import MaskedPatch
 from vitrail.tasks.task import Batch
@@ -185,7 +185,7 @@ def test_grey_images_have_no_colors():
 def a_network(target, **options):
     torch.manual_seed(0)
     small = {"width": 48, "depth": 2, "mlp_dim": 96, "heads": 4, "patch": (8, 8), "image_size": (32, 32)}
-    return MaskedPatchNetwork(build(ModelConfig(**{**small, "num_classes": 0, **options})), target)
+    return MaskedPatchNetwork(build_model(ModelConfig(**{**small, "num_classes": 0, **options})), target)
 
 
 def a_batch(count=8):

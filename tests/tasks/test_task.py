@@ -15,7 +15,7 @@ from vitrail.errors import UserError
 from vitrail.metrics.calibration import bin_confidence
 from vitrail.metrics.multilabel import mean_average_precision
 from vitrail.metrics.scores import Scores
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.report.model_card import model_card
 from vitrail.report.page import ReportFacts, render_report
@@ -96,7 +96,7 @@ def test_corrupted_patches_are_the_same_each_time(target):
     model = ModelConfig(
         width=32, depth=1, mlp_dim=32, heads=2, patch=(8, 8), image_size=(32, 32), num_classes=0, class_token=True
     )
-    net = MaskedPatchNetwork(build(model), target).eval()
+    net = MaskedPatchNetwork(build_model(model), target).eval()
     task = MaskedPatch(MaskedConfig(target=target), Preprocess(size=(32, 32)), (8, 8), seed=3)
     keys = torch.zeros(4, dtype=torch.int64), torch.arange(4)
     batch = Batch(torch.randn(4, 3, 32, 32), task.targets(torch.zeros(4)), torch.tensor([1.0, 0.0, 1.0, 1.0]), *keys)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, PrecisionConfig, ResNetConfig
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.training.blocks import hidden_matrices, param_depths, transformer_blocks
@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 def small(**options):
-    return build(ModelConfig(**{**SMALL, **options}))
+    return build_model(ModelConfig(**{**SMALL, **options}))
 
 
 def timms(**options):
@@ -87,7 +87,7 @@ def test_low_rank_updates_are_as_deep_as_the_matrix_beside_them():
 
 
 def test_a_resnet_has_no_blocks():
-    net = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+    net = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     assert not transformer_blocks(net) and not param_depths(net) and not hidden_matrices(net)
     set_dtypes(net, PrecisionConfig(compute="bf16", residual="bf16"))
 

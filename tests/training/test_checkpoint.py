@@ -6,7 +6,7 @@ import torch
 
 from vitrail.config import ModelConfig, OptimizerConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.training.checkpoint import CheckpointManager
 from vitrail.training.ema import EMA
 from vitrail.training.optimizer import build_optimizer
@@ -15,7 +15,9 @@ from vitrail.training.state import TrainState
 
 def trained_state(steps, seed=0, name="adamw"):
     torch.manual_seed(seed)
-    net = build(ModelConfig(width=24, depth=2, mlp_dim=48, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3))
+    net = build_model(
+        ModelConfig(width=24, depth=2, mlp_dim=48, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=3)
+    )
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), EMA(net, 0.9))
     advance(state, steps)
     return state

@@ -8,7 +8,7 @@ import torch
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.lora import add_lora
 from vitrail.training.muon import Muon, orthogonal
 from vitrail.training.optimizer import build_optimizer, set_learning_rate
@@ -18,7 +18,7 @@ SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "i
 
 def small(**options):
     torch.manual_seed(0)
-    return build(ModelConfig(**{**SMALL, "class_token": False, "pool": "map", **options}))
+    return build_model(ModelConfig(**{**SMALL, "class_token": False, "pool": "map", **options}))
 
 
 def gradients(net, step):
@@ -177,7 +177,7 @@ def test_muon_lowers_a_loss():
 
 
 def test_networks_and_parameters_that_muon_cannot_take_are_refused():
-    resnet = build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+    resnet = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     with pytest.raises(UserError, match="name=adamw"):
         build_optimizer(resnet, OptimizerConfig(name="muon"))
     net = small()

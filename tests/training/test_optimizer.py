@@ -5,7 +5,7 @@ from torch import nn
 
 from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfig, ScheduleConfig
 from vitrail.errors import UserError
-from vitrail.models.build import build, create
+from vitrail.models.build import build_model, create
 from vitrail.models.lora import add_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.training.blocks import transformer_blocks
@@ -29,11 +29,11 @@ def tiny():
 
 def small(**options):
     torch.manual_seed(0)
-    return build(ModelConfig(**{**SMALL, **options}))
+    return build_model(ModelConfig(**{**SMALL, **options}))
 
 
 def small_resnet():
-    return build(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
+    return build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
 
 
 def gradients(net, step, scale=1.0):
@@ -219,7 +219,7 @@ def test_a_convolutional_stem_is_before_all_blocks_and_an_attention_pool_after_t
 
 def test_what_a_masked_network_puts_in_place_of_patches_is_before_all_blocks():
     torch.manual_seed(0)
-    found = scales(MaskedPatchNetwork(build(ModelConfig(**{**SMALL, "num_classes": 0})), "color"))
+    found = scales(MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, "num_classes": 0})), "color"))
     assert found["mask"] == found["net.cls_token"] == 0.5**4
     assert found["net.blocks.2.mlp.fc1.weight"] == 0.5 and found["head.weight"] == 1
 

@@ -20,7 +20,7 @@ from vitrail.config import (
 )
 from vitrail.distributed import SINGLE_PROCESS, Ranks, process_group
 from vitrail.errors import UserError
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.task import Batch
 from vitrail.training.checkpoint import HEADER, CheckpointManager, digest
@@ -44,7 +44,7 @@ OPTIMIZERS = {
 def make(name, how, ranks, micro=0, objective=None):
     """The same network and training step in every process."""
     torch.manual_seed(1)
-    net = build(NET)
+    net = build_model(NET)
     network = distribute(net, how, PrecisionConfig(), CPU)
     state = TrainState(net, build_optimizer(net, OPTIMIZERS[name]), EMA(net, 0.9), wrapped=network)
     objective = objective or Classification(ObjectiveConfig(), 3).loss
@@ -248,7 +248,7 @@ def test_an_error_of_the_first_process_is_raised_in_all(tmp_path):
 
 def test_choose_parallel():
     two = Ranks(0, 2)
-    net, fsdp = build(NET), TrainConfig(parallel="fsdp")
+    net, fsdp = build_model(NET), TrainConfig(parallel="fsdp")
     assert choose_parallel(net, fsdp, SINGLE_PROCESS, CPU) == "none"
     assert choose_parallel(net, TrainConfig(), two, CPU) == "ddp"
     assert choose_parallel(net, fsdp, two, CPU) == "fsdp"

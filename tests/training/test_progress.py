@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from vitrail.errors import UserError
-from vitrail.models.estimate import peak_of
+from vitrail.models.estimate import peak_flops
 from vitrail.training import progress as module
 from vitrail.training.progress import MetricsLog, TrainingProgress, downsample_curves, read_metrics
 from vitrail.training.tensorboard import TensorBoardWriter
@@ -201,7 +201,7 @@ def test_a_quiet_one_shows_and_writes_nothing(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_the_peak_of_a_device_by_its_driver_name(device: str, teraflops: int) -> None:
-    assert peak_of(device) == teraflops * 1e12
+    assert peak_flops(device) == teraflops * 1e12
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_peak_of_a_device_by_its_driver_name(device: str, teraflops: int) ->
     ],
 )
 def test_another_chip_has_another_peak(device: str) -> None:
-    assert peak_of(device) is None
+    assert peak_flops(device) is None
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

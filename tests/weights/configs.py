@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess, ResNetConfig, StemConfig
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.weights.bundle import Card
 
 SMALL: dict[str, Any] = {
@@ -27,7 +27,7 @@ def card_of(model: NetworkConfig, **options: Any) -> Card:
 def random_state(model: NetworkConfig, seed: int = 0) -> dict[str, Tensor]:
     """Weights that all matter, so that a swapped or forgotten tensor shows."""
     generator = torch.Generator().manual_seed(seed)
-    state = build(model).state_dict()
+    state = build_model(model).state_dict()
     for name, tensor in state.items():
         fan_in = tensor[0].numel() if tensor.ndim in (2, 4) else 25
         tensor.normal_(std=fan_in**-0.5, generator=generator)
@@ -38,7 +38,7 @@ def random_state(model: NetworkConfig, seed: int = 0) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def outputs(model: NetworkConfig, state: dict[str, Tensor], pixels: Tensor) -> Tensor:
-    net = build(model).eval()
+    net = build_model(model).eval()
     net.load_state_dict(state)
     return net(pixels)
 

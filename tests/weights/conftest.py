@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.cli.main import main
 from vitrail.config import ModelConfig, Preprocess, network_config
-from vitrail.models.build import build
+from vitrail.models.build import build_model
 from vitrail.models.vit import VisionTransformer
 from vitrail.weights.bundle import Card, write_bundle
 from vitrail.weights.read import Weights
@@ -39,7 +39,7 @@ def logits() -> Callable[[Weights, Tensor], Tensor]:
     @torch.inference_mode()
     def run(weights: Weights, pixels: Tensor) -> Tensor:
         """What our network says with these weights; loading is strict."""
-        net = build(weights.card.model).eval()
+        net = build_model(weights.card.model).eval()
         net.load_state_dict(weights.state)
         return net(pixels)
 

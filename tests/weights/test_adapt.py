@@ -9,7 +9,7 @@ import torch
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.models.vit import VisionTransformer
-from vitrail.weights.resize import adapt
+from vitrail.weights.resize import adapt_state_dict
 
 OLD = ModelConfig(
     width=24, depth=2, mlp_dim=48, heads=3, patch=(8, 8), image_size=(32, 32), num_classes=10, representation=24
@@ -28,7 +28,7 @@ def old_state(randomise):
 def test_fine_tuning_as_in_the_paper(old_state):
     """Another size and other classes: positions are stretched, both layers of the old head go, a zero head comes."""
     new = changed(image_size=(48, 64), num_classes=3, representation=0)
-    state, changes = adapt(old_state, OLD, new)
+    state, changes = adapt_state_dict(old_state, OLD, new)
     assert changes == [
         "positions resampled, bilinear as in the paper: grid 4x4 -> 6x8",
         "representation layer: left out",
@@ -47,7 +47,7 @@ def test_fine_tuning_as_in_the_paper(old_state):
 
 
 def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
-    state, changes = adapt(old_state, OLD, changed(dropout=0.1, drop_path=0.1, head_bias=-10.0))
+    state, changes = adapt_state_dict(old_state, OLD, changed(dropout=0.1, drop_path=0.1, head_bias=-10.0))
     assert set(old_state) - set(state) == {"head.weight", "head.bias"}
     assert all(torch.equal(tensor, old_state[name]) for name, tensor in state.items())
     assert changes == ["head: new, 10 classes"]
@@ -64,14 +64,14 @@ def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
     ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
 def test_what_no_longer_fits_goes(old_state, options, gone, change):
-    state, changes = adapt(old_state, OLD, changed(**options))
+    state, changes = adapt_state_dict(old_state, OLD, changed(**options))
     assert {name.partition(".")[0] for name in set(old_state) - set(state)} == gone
     assert change in changes
 
 
 def test_a_first_head(randomise):
     old = changed(num_classes=0, representation=0)
-    state, changes = adapt(VisionTransformer(old).state_dict(), old, changed(representation=0))
+    state, changes = adapt_state_dict(VisionTransformer(old).state_dict(), old, changed(representation=0))
     assert changes == ["head: new, 10 classes"]
     assert not any(name.startswith("head") for name in state)
 
@@ -80,7 +80,7 @@ def moved(randomise, **options) -> tuple[dict[str, torch.Tensor], dict[str, torc
     """The tensors before and after the move of a network of these options from 4x4 to 6x8 patches."""
     old = changed(representation=0, **options)
     before = randomise(VisionTransformer(old)).state_dict()
-    after, _ = adapt(before, old, changed(representation=0, image_size=(48, 64), **options))
+    after, _ = adapt_state_dict(before, old, changed(representation=0, image_size=(48, 64), **options))
     net = VisionTransformer(changed(representation=0, image_size=(48, 64), **options))
     assert set(net.load_state_dict(after, strict=False).missing_keys) == {"head.weight", "head.bias"}
     return before, after
@@ -120,7 +120,7 @@ def test_relative_positions_keep_their_meaning(randomise):
 
 def test_the_given_state_is_left_alone(old_state):
     before = dict(old_state)
-    adapt(old_state, OLD, changed(image_size=(48, 48), num_classes=2))
+    adapt_state_dict(old_state, OLD, changed(image_size=(48, 48), num_classes=2))
     assert list(before) == list(old_state)
     assert all(before[name] is old_state[name] for name in before)
 
@@ -141,4 +141,4 @@ def test_the_given_state_is_left_alone(old_state):
 )
 def test_networks_that_do_not_fit(old_state, options, words):
     with pytest.raises(UserError, match=words):
-        adapt(old_state, OLD, changed(**options))
+        adapt_state_dict(old_state, OLD, changed(**options))

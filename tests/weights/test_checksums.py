@@ -119,7 +119,7 @@ def test_weights_that_are_not_numbers_are_refused_in_every_layout(tmp_path, layo
     model = ModelConfig(**{**SMALL, "gelu": "erf", "norm_eps": 1e-6})
     card, state = card_of(model, classes=tuple("abcde")), random_state(model)
     if layout == "huggingface":
-        card = format_named("huggingface").adopted(card)
+        card = format_named("huggingface").adopt_constants(card)
     state["blocks.1.mlp.fc1.weight"][3, 4] = value
     place = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
     if format_named(layout).folder:
@@ -151,7 +151,7 @@ def test_digests_of_training_images_are_one_more_tensor_that_only_vitrail_keeps(
         place = tmp_path / {"google": "a.npz"}.get(layout, layout)
         if format_named(layout).folder:
             place.mkdir()
-        format_named(layout).write(place, format_named(layout).adopted(card), state)
+        format_named(layout).write(place, format_named(layout).adopt_constants(card), state)
     assert TRAINED_ON not in load_file(tmp_path / "timm" / "model.safetensors")
     assert TRAINED_ON not in np.load(tmp_path / "a.npz")
 

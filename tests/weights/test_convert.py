@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.weights.configs import PLACES, SMALL, card_of, random_state
 from vitrail.commands.convert import describe
 from vitrail.config import ModelConfig, StemConfig
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 from vitrail.weights import reference_models as peers
 from vitrail.weights.formats.table import Table
 from vitrail.weights.read import read_weights
@@ -78,11 +78,11 @@ def test_what_it_says(tmp_path, convert, ours):
         (ModelConfig(**{**SMALL, "positions_at": "shared"}), "the same positions at every layer, class token"),
         (ModelConfig(**{**SMALL, "positions": "none"}), "no positions, class token"),
         (ModelConfig(**{**SMALL, "registers": 2, "layer_scale": 0.1}), "class token, 2 registers, LayerScale"),
-        (configure("Axial-B/32", 5), "patches of 32x32, attention along rows and columns, mean of patches"),
-        (configure("R50+B/16", 5), "Vision Transformer on a stem with blocks (3, 4, 9), width 768"),
-        (configure("R50x1", 5), "network: BiT ResNet, blocks (3, 4, 6, 3), 64 channels at the root"),
-        (configure("B/32", 0), "classes: none, it gives features"),
-        (configure("B/32", 1000), "classes: 1,000, without names"),
+        (config_from_name("Axial-B/32", 5), "patches of 32x32, attention along rows and columns, mean of patches"),
+        (config_from_name("R50+B/16", 5), "Vision Transformer on a stem with blocks (3, 4, 9), width 768"),
+        (config_from_name("R50x1", 5), "network: BiT ResNet, blocks (3, 4, 6, 3), 64 channels at the root"),
+        (config_from_name("B/32", 0), "classes: none, it gives features"),
+        (config_from_name("B/32", 1000), "classes: 1,000, without names"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -195,8 +195,8 @@ def test_torchvisions_operators_are_declared_once(monkeypatch):
     before = list(peers._operators)
     monkeypatch.setattr(peers, "_operators", before or [torch.library.Library("torchvision", "FRAGMENT")])
     monkeypatch.setattr(peers.importlib, "import_module", stops)
-    peers.let_torchvision_import()
-    peers.let_torchvision_import()
+    peers.make_torchvision_importable()
+    peers.make_torchvision_importable()
     assert len(peers._operators) == 1
 
 

@@ -18,7 +18,7 @@ from tests.weights.configs import SMALL, card_of, random_state
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
 from vitrail.report.provenance import provenance
-from vitrail.weights.bundle import KEY, Card, read_bundle, read_card, read_trained_on, write_bundle
+from vitrail.weights.bundle import METADATA_KEY, Card, read_bundle, read_card, read_trained_on, write_bundle
 from vitrail.weights.formats import timm
 from vitrail.weights.read import read_weights
 from vitrail.weights.safetensors_file import read_header
@@ -46,7 +46,7 @@ def parts(whole: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     content = whole.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    document = json.loads(header["__metadata__"][KEY])
+    document = json.loads(header["__metadata__"][METADATA_KEY])
     del document["checksums"]
     return header, document | {"format": 1}, content[8 + length :]
 
@@ -95,7 +95,7 @@ def test_any_change_of_header_or_card_loads_or_is_refused(whole, tmp_path, seed)
         if dice.random() < 0.7:
             for _ in range(dice.choice([1, 1, 2])):
                 card = mutated(card, dice)
-        told["__metadata__"] = {KEY: json.dumps(card)}
+        told["__metadata__"] = {METADATA_KEY: json.dumps(card)}
         if dice.random() < 0.4:
             told = mutated(told, dice)
         path = written(tmp_path / "a.safetensors", json.dumps(told, ensure_ascii=dice.random() < 0.5), data)
@@ -128,8 +128,8 @@ def twice(header: dict[str, Any]) -> None:
         lambda header: header["head.bias"].update(dtype=["F32"]),
         lambda header: header["head.bias"].update(dtype={}),
         lambda header: header.update({"head.bias": None}),
-        lambda header: header["__metadata__"].update({KEY: {"format": 1}}),
-        lambda header: header.update(__metadata__=[KEY]),
+        lambda header: header["__metadata__"].update({METADATA_KEY: {"format": 1}}),
+        lambda header: header.update(__metadata__=[METADATA_KEY]),
     ],
 )  # fmt: skip
 def test_a_header_that_lies_is_refused_by_every_reader(whole, tmp_path, change):
@@ -172,7 +172,7 @@ def nested(key: str) -> Callable[[dict[str, Any]], None]:
 def test_a_card_that_lies_is_refused(whole, tmp_path, change):
     header, document, data = parts(whole)
     change(document) if callable(change) else document.update(change)
-    header["__metadata__"] = {KEY: json.dumps(document)}
+    header["__metadata__"] = {METADATA_KEY: json.dumps(document)}
     path = written(tmp_path / "a.safetensors", json.dumps(header), data)
     started = time.process_time()
     with pytest.raises(UserError) as refused:
@@ -191,7 +191,7 @@ def test_an_index_of_shards_that_names_no_file_is_refused(tmp_path, name):
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, '{"num_labels": 1e999}', '{"num_labels": NaN}'])
 def test_side_files_that_are_no_json_are_refused(whole, tmp_path, text):
     model = ModelConfig(**{**SMALL, "gelu": "erf"})
-    timm.write(tmp_path, timm.adopted(card_of(model)), random_state(model))
+    timm.write(tmp_path, timm.adopt_constants(card_of(model)), random_state(model))
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError):
         read_weights(tmp_path)

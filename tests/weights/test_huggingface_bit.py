@@ -13,7 +13,7 @@ from tests.weights.test_huggingface_layout import LABELS, assert_same, edit
 from tests.weights.test_written import assert_same as assert_same_as_ours
 from vitrail.config import ResNetConfig
 from vitrail.errors import UserError
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 from vitrail.weights.formats import huggingface
 from vitrail.weights.read import read_weights
 
@@ -146,15 +146,15 @@ def resnet(**options) -> ResNetConfig:
         resnet(blocks=(1,)),
         resnet(blocks=(1, 1, 1, 1, 1)),
         resnet(num_classes=0),
-        pytest.param(configure("R50x1", 10, image_size=96, **THEIRS), marks=pytest.mark.full),
+        pytest.param(config_from_name("R50x1", 10, image_size=96, **THEIRS), marks=pytest.mark.full),
     ],
     ids=str,
 )
 def test_transformers_loads(tmp_path, model):
     card, state = card_of(model, classes=tuple("abc") if model.num_classes == 3 else ()), random_state(model)
-    assert huggingface.cannot(card) is None and huggingface.adopted(card) == card
+    assert huggingface.unsupported_reason(card) is None and huggingface.adopt_constants(card) == card
     huggingface.write(tmp_path, card, state)
-    assert_same_as_ours(huggingface.reference(tmp_path, card, None), card, state)
+    assert_same_as_ours(huggingface.reference_model(tmp_path, card, None), card, state)
     kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     _, report = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -174,7 +174,7 @@ def test_a_network_of_real_size(tmp_path, randomise, logits):
 
 def test_constants_that_transformers_fixes():
     model = resnet(weight_eps=1e-10, pool_padding="none", norm_eps=1e-6, weight_eps_in="deviation")
-    assert huggingface.adopted(card_of(model)).model == resnet()
+    assert huggingface.adopt_constants(card_of(model)).model == resnet()
     narrow = card_of(resnet()).preprocess.model_copy(update={"resize": "short_side"})
     card = card_of(resnet()).model_copy(update={"preprocess": narrow})
-    assert "takes 50x72 images cut from pictures that keep their aspect" in huggingface.cannot(card)
+    assert "takes 50x72 images cut from pictures that keep their aspect" in huggingface.unsupported_reason(card)

@@ -11,7 +11,7 @@ import torch
 from vitrail.errors import UserError
 from vitrail.weights import formats
 from vitrail.weights.formats.table import MODULE, TENSOR, Form, Table
-from vitrail.weights.tensors import Tensors, source_of
+from vitrail.weights.tensors import TensorSource, make_source
 
 TABLE = Table(
     (MODULE, {"stages.{0}.{1}.conv": "block{0+1}/unit{1+1:02}/conv"}),
@@ -30,9 +30,9 @@ THEIRS = {
 }  # fmt: skip
 
 
-def it(tensors: dict[str, torch.Tensor]) -> Tensors:
+def it(tensors: dict[str, torch.Tensor]) -> TensorSource:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return source_of("it", Path(), shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
+    return make_source("it", Path(), shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
 
 
 def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import vitrail
 from vitrail.errors import UserError
 from vitrail.weights import names
 from vitrail.weights.bundle import read_card, read_trained_on
-from vitrail.weights.names import BUNDLED_FILE, local_path, spec_of, whole_spec
+from vitrail.weights.names import BUNDLED_FILE, absolute_spec, local_path, weights_spec
 from vitrail.weights.read import read_weights
 
 
@@ -35,8 +35,8 @@ def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, ours, tmp_path,
     assert read_weights("bundled").file == bundled
     for path in ("./bundled", str(tmp_path / "bundled"), Path("bundled")):
         assert read_weights(path).card.classes == ("a", "b")
-    assert spec_of(Path("bundled")) == "./bundled" and spec_of(Path("a/bundled")) == "a/bundled"
-    assert whole_spec("bundled") == "bundled" and whole_spec("./bundled") == str(tmp_path / "bundled")
+    assert weights_spec(Path("bundled")) == "./bundled" and weights_spec(Path("a/bundled")) == "a/bundled"
+    assert absolute_spec("bundled") == "bundled" and absolute_spec("./bundled") == str(tmp_path / "bundled")
     assert local_path("hf-hub:bundled/bundled") is None
 
 

@@ -217,11 +217,11 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
         (errors.RepositoryNotFoundError("404", response=RESPONSE), "the Hub has no model 'owner/name'"),
         (errors.RevisionNotFoundError("404", response=RESPONSE), "'owner/name' has no revision 'v2'"),
         (errors.GatedRepoError("403", response=RESPONSE), "'owner/name' is closed on the Hub"),
-        (errors.LocalEntryNotFoundError("no"), "the Hub cannot be reached from here; --from bundled"),
+        (errors.LocalEntryNotFoundError("no"), "the Hub cannot be reached from here.*--from bundled"),
         (errors.OfflineModeIsEnabled("no"), "not in the local cache, and the Hub cannot be reached"),
         (errors.HfHubHTTPError("500 from the server", response=RESPONSE), "'owner/name' could not be fetched.*500"),
-        (ConnectionError("no route to host"), "could not be fetched.*no route to host; --from bundled"),
-        (errors.HTTPError("The read operation\ntimed out"), "could not be fetched.*timed out; --from bundled"),
+        (ConnectionError("no route to host"), "could not be fetched.*no route to host.*--from bundled"),
+        (errors.HTTPError("The read operation\ntimed out"), "could not be fetched.*timed out.*--from bundled"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -236,7 +236,7 @@ def test_a_hub_that_answers_and_refuses_is_not_called_out_of_reach(hub):
     error = errors.LocalEntryNotFoundError("cannot find the file in the cache")
     error.__cause__ = errors.HfHubHTTPError("403 Forbidden", response=RESPONSE)
     hub(error)
-    with pytest.raises(UserError, match=r"could not be fetched from the Hub: 403 Forbidden; --from bundled"):
+    with pytest.raises(UserError, match=r"could not be fetched from the Hub: 403 Forbidden.*--from bundled"):
         read_weights("hf-hub:owner/name")
 
 

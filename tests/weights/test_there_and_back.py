@@ -27,7 +27,7 @@ UNSAID = {"dropout", "drop_path", "head_bias"}  # of training, which no other la
 def back(card: Card, state: dict[str, torch.Tensor], to: str) -> Weights:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILES.get(to, "")
-        format_named(to).write(path, format_named(to).adopted(card), state)
+        format_named(to).write(path, format_named(to).adopt_constants(card), state)
         return read_weights(str(path), image_size=card.model.image_size)
 
 
@@ -76,7 +76,7 @@ def test_vision_transformers(to, data):
         return
     state = random_state(model, seed)
     weights = back(card, state, to)
-    adopted = format_named(to).adopted(card)
+    adopted = format_named(to).adopt_constants(card)
     if keeps_its_tensors(model, to):
         assert weights.state.keys() == state.keys()
         assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
@@ -94,9 +94,9 @@ def test_vision_transformers(to, data):
 @given(model=resnets())
 def test_resnets(to, model):
     state, card = random_state(model), card_of(model)
-    assert to == "huggingface" or format_named(to).adopted(card).model == model
+    assert to == "huggingface" or format_named(to).adopt_constants(card).model == model
     weights = back(card, state, to)
-    assert weights.card.model == format_named(to).adopted(card).model
+    assert weights.card.model == format_named(to).adopt_constants(card).model
     assert weights.card.classes == ()
     assert weights.state.keys() == state.keys()
     assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())

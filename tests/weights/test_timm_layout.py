@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.weights.formats import timm as layout
 from vitrail.weights.read import read_weights
-from vitrail.weights.tensors import source_of
+from vitrail.weights.tensors import make_source
 
 timm = pytest.importorskip("timm")
 from timm.models import save_for_hf  # noqa: E402
@@ -212,7 +212,7 @@ def test_a_gated_mlp(tmp_path, randomise):
 def as_source(tensors, folder, where="'model'"):
     """Tensors as a file in `folder` would tell of them, without one."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return source_of(where, folder, shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
+    return make_source(where, folder, shapes, dict.fromkeys(shapes, "F32"), lambda names: tensors)
 
 
 def names_of_family() -> list[str]:

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.weights.configs import card_of, outputs, pixels_for, random_state
 from vitrail.config import ModelConfig, ResNetConfig, StemConfig
 from vitrail.data.transforms import eval_transform, normalise
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 from vitrail.weights.formats import google, huggingface
 from vitrail.weights.formats import timm as timm_format
 
@@ -60,10 +60,10 @@ def assert_same(reference, card, state):
 )
 def test_timm_loads_vision_transformers(tmp_path, options):
     card = card_of(small(**options), classes=() if options.get("num_classes") == 0 else tuple("abcde"), licence="MIT")
-    assert timm_format.cannot(card) is None and timm_format.adopted(card) == card
+    assert timm_format.unsupported_reason(card) is None and timm_format.adopt_constants(card) == card
     state = random_state(card.model)
     timm_format.write(tmp_path, card, state)
-    assert_same(timm_format.reference(tmp_path, card, None), card, state)
+    assert_same(timm_format.reference_model(tmp_path, card, None), card, state)
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     data = timm.data.resolve_data_config({}, model=model)
     assert tuple(data["input_size"][1:]) == card.model.image_size and data["crop_mode"] == "squash"
@@ -82,11 +82,11 @@ def test_timm_loads_vision_transformers(tmp_path, options):
     ],
 )
 def test_timm_loads_networks_of_real_size(tmp_path, name, options):
-    model = configure(name, 10, **options)
+    model = config_from_name(name, 10, **options)
     card, state = card_of(model), random_state(model)
-    assert timm_format.cannot(card) is None and timm_format.adopted(card) == card
+    assert timm_format.unsupported_reason(card) is None and timm_format.adopt_constants(card) == card
     timm_format.write(tmp_path, card, state)
-    assert_same(timm_format.reference(tmp_path, card, None), card, state)
+    assert_same(timm_format.reference_model(tmp_path, card, None), card, state)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,18 @@ def test_timm_loads_networks_of_real_size(tmp_path, name, options):
         (small(positions_at="shared"), "has positions at every layer, which the networks of timm do not have"),
         (small(stem=StemConfig(blocks=(1, 1)), patch=(1, 1)), "has a stem of 64 channels with blocks (1, 1), and timm"),
         (
-            configure("R50x2", 5),
+            config_from_name("R50x2", 5),
             "has blocks (3, 4, 6, 3) from 128 channels on, and of BiT's ResNets timm has 50x1, ",
         ),
-        (configure("Axial-B/32", 5), "has attention along rows and columns, which the networks of timm do not have"),
+        (
+            config_from_name("Axial-B/32", 5),
+            "has attention along rows and columns, which the networks of timm do not have",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_timm_has_not(model, words):
-    assert words in timm_format.cannot(card_of(model))
+    assert words in timm_format.unsupported_reason(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,10 @@ def test_what_timm_has_not(model, words):
 def test_transformers_loads(tmp_path, options):
     model = small(**options)
     card = card_of(model, classes=tuple("abcde")[: model.num_classes])
-    assert huggingface.cannot(card) is None and huggingface.adopted(card) == card
+    assert huggingface.unsupported_reason(card) is None and huggingface.adopt_constants(card) == card
     state = random_state(model)
     huggingface.write(tmp_path, card, state)
-    assert_same(huggingface.reference(tmp_path, card, None), card, state)
+    assert_same(huggingface.reference_model(tmp_path, card, None), card, state)
     kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     _, report = getattr(transformers, kind).from_pretrained(tmp_path, output_loading_info=True)
     invented = set(report["missing_keys"]) | set(report["unexpected_keys"])
@@ -149,7 +152,7 @@ def test_transformers_loads(tmp_path, options):
         (small(positions="none"), "has no positions, and the networks of transformers all have some"),
         (small(positions="relative"), "has relative positions"),
         (small(positions_at="layers"), "has positions at every layer"),
-        (configure("Axial-B/32", 5), "has attention along rows and columns"),
+        (config_from_name("Axial-B/32", 5), "has attention along rows and columns"),
         (small(representation=7), "has a representation layer before the classifier"),
         (small(layer_scale=0.1), "has LayerScale with a classifier"),
         (small(registers=1, num_classes=0), "only together with LayerScale"),
@@ -159,7 +162,7 @@ def test_transformers_loads(tmp_path, options):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_transformers_has_not(model, words):
-    assert words in huggingface.cannot(card_of(model))
+    assert words in huggingface.unsupported_reason(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -177,18 +180,20 @@ def test_what_transformers_has_not(model, words):
 )
 def test_timms_own_reader_takes_our_npz(tmp_path, model):
     card, state = card_of(model), random_state(model)
-    assert google.cannot(card) is None and google.adopted(card).model == model
+    assert google.unsupported_reason(card) is None and google.adopt_constants(card).model == model
     google.write(tmp_path / "vit.npz", card, state)
-    form = google.expressed(model, state)[0]
-    assert_same(google.reference(tmp_path / "vit.npz", card.model_copy(update={"model": form}), None), card, state)
+    form = google.with_supported_positions(model, state)[0]
+    assert_same(
+        google.reference_model(tmp_path / "vit.npz", card.model_copy(update={"model": form}), None), card, state
+    )
 
 
 @pytest.mark.parametrize(
     "model",
     [
         small(stem=StemConfig(), image_size=(64, 64)),
-        pytest.param(configure("R26+S/32", 5, depth=1, image_size=64), marks=pytest.mark.slow),
-        pytest.param(configure("R50x1", 5, image_size=64), marks=pytest.mark.full),
+        pytest.param(config_from_name("R26+S/32", 5, depth=1, image_size=64), marks=pytest.mark.slow),
+        pytest.param(config_from_name("R50x1", 5, image_size=64), marks=pytest.mark.full),
     ],
     ids=["stem", "hybrid", "resnet"],
 )
@@ -196,7 +201,7 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
     """timm computes with its own epsilons: ours with those of timm is what it must equal."""
     card, state = card_of(model), random_state(model)
     google.write(tmp_path / "x.npz", card, state)
-    assert_same(google.reference(tmp_path / "x.npz", card, None), timm_format.adopted(card), state)
+    assert_same(google.reference_model(tmp_path / "x.npz", card, None), timm_format.adopt_constants(card), state)
 
 
 @pytest.mark.parametrize(
@@ -208,22 +213,22 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
         (small(pool="gap"), "has a class token beside pooling of the patches"),
         (small(positions="none"), "has no positions, and the networks of Google's code all have some"),
         (small(positions="relative"), "has relative positions, which"),
-        (configure("Axial-B/32", 5), "has attention along rows and columns, which"),
+        (config_from_name("Axial-B/32", 5), "has attention along rows and columns, which"),
         (small(stem=StemConfig(), image_size=(64, 64), positions="sincos"), "has fixed positions over a convolutional"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_google_has_not(model, words):
-    assert words in google.cannot(card_of(model))
+    assert words in google.unsupported_reason(card_of(model))
 
 
 def test_constants_are_named():
     card = card_of(small(gelu="erf", norm_eps=1e-12))
-    assert google.adopted(card).model == small()
+    assert google.adopt_constants(card).model == small()
     hybrid = card_of(small(stem=StemConfig(**TIMM_STEM), image_size=(64, 64)))
-    assert google.adopted(hybrid).model.stem == StemConfig()
+    assert google.adopt_constants(hybrid).model.stem == StemConfig()
     resnet = ResNetConfig(kind="resnet", blocks=(1,), image_size=(32, 32), num_classes=2, pool_padding="none")
-    assert timm_format.adopted(card_of(resnet)).model == resnet.model_copy(
+    assert timm_format.adopt_constants(card_of(resnet)).model == resnet.model_copy(
         update={**TIMM_STEM, "pool_padding": "zeros"}
     )
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from vitrail.config import ModelConfig, NetworkConfig, Size
 from vitrail.errors import UserError, error_reason
 from vitrail.interrupt import Interrupts
-from vitrail.models.build import build_with
+from vitrail.models.build import build_from_state_dict
 from vitrail.terminal import escape, make_console
 from vitrail.weights.bundle import TRAINED_ON, Card, digest_tensor, read_trained_on
 from vitrail.weights.formats import FormatName, format_named
 from vitrail.weights.formats.base import Format
-from vitrail.weights.output_path import free_place, staged
+from vitrail.weights.output_path import free_output_path, staged_output
 from vitrail.weights.read import Weights, read_weights
-from vitrail.weights.reference_models import NoReference, Run, Unloadable, loading
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.reference_models import LoadFailure, ReferenceUnavailable, Run, loading
+from vitrail.weights.tensors import TensorSource
 
 TOLERANCE = 1e-4  # of the largest logit
 COMPARED_AT = 224  # pixels a side, the most that a ResNet is compared at: its weights fit any size
@@ -49,7 +49,7 @@ def convert(
     console = console or make_console()
     if half and to != "vitrail":
         raise UserError("--half is for --to vitrail, whose files are read in float32 again")
-    path = free_place(source, target, to, overwrite)
+    path = free_output_path(source, target, to, overwrite)
     weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
     if licence is not None:
         weights = replace(weights, card=weights.card.model_copy(update={"licence": licence}))
@@ -65,8 +65,8 @@ def convert(
     for change in changes:
         console.print(f"changed to what {form.library} fixes: {escape(change)}")
     try:
-        with Interrupts() as signals, signals.interruptible(), staged(path, form.folder) as place:
-            written = replace(weights, card=form.adopted(card))
+        with Interrupts() as signals, signals.interruptible(), staged_output(path, form.folder) as place:
+            written = replace(weights, card=form.adopt_constants(card))
             state = _halved(weights.state, source) if half else weights.state
             form.write(place, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
             _check_written(console, form, place, weights, written, pixels)
@@ -76,7 +76,7 @@ def convert(
                 console.print(f"cost of half precision: outputs differ by up to {cost:.1e} {most}")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {error_reason(error)}") from None
-    if left := ", ".join(thing for thing, there in form.lost(card).items() if there):
+    if left := ", ".join(thing for thing, there in form.lost_information(card).items() if there):
         console.print(f"left out, since {form.owner} layout has no place for it: {escape(left)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
 
@@ -151,27 +151,27 @@ def _compare(
     weights: Weights,
     pixels: Tensor | None,
     path: Path,
-    tensors: Tensors | None,
+    tensors: TensorSource | None,
 ) -> None:
     """Our network beside that of the library whose layout this is, from a file that was read or a folder that was
     written; where both can run, they must agree."""
-    if form.reference is None:
+    if form.reference_model is None:
         return
     try:
         if pixels is None:
-            raise NoReference("images of this size would take long here")
-        theirs = form.reference(path, weights.card, tensors)
+            raise ReferenceUnavailable("images of this size would take long here")
+        theirs = form.reference_model(path, weights.card, tensors)
         with loading(theirs.library, "run"):
             found = _outputs(theirs.run, pixels)
-    except NoReference as reason:
-        if isinstance(reason, Unloadable) and form.must_load:
+    except ReferenceUnavailable as reason:
+        if isinstance(reason, LoadFailure) and form.must_load_in_library:
             raise UserError(f"{reason}; nothing is written") from None
         console.print(f"{when}: not compared with {form.compared_with}: {escape(str(reason))}")
         return
     difference, largest = _difference(found, _ours(weights, pixels))
-    if not theirs.differs and difference > TOLERANCE * largest:
+    if not theirs.expected_difference and difference > TOLERANCE * largest:
         raise UserError(f"{form.compared_with} and vitrail answer otherwise, by {difference:.1e}; nothing is written")
-    words = theirs.differs or "gives the same outputs, within"
+    words = theirs.expected_difference or "gives the same outputs, within"
     console.print(f"{when}: {form.compared_with} {words} {difference:.1e} (the largest output is {largest:.2g})")
 
 
@@ -185,9 +185,9 @@ def _check_written(
         console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
     if written.card.preprocess != weights.card.preprocess:
         console.print("cost of the changed preprocessing: images alone can show it, see vitrail evaluate")
-    if form.expressed:
+    if form.round_trip:
         read = read_weights(str(place), image_size=written.card.model.image_size).state
-        expected = form.expressed(written.card.model, written.state)[1]
+        expected = form.round_trip(written.card.model, written.state)[1]
         same = read.keys() == expected.keys()
         if not same or not all(torch.equal(tensor, expected[name]) for name, tensor in read.items()):
             raise UserError("what was written does not read back the same; nothing is written")
@@ -195,7 +195,7 @@ def _check_written(
 
 
 def _ours(weights: Weights, pixels: Tensor) -> Tensor:
-    return _outputs(build_with(weights.card.model, weights.state).eval(), pixels)
+    return _outputs(build_from_state_dict(weights.card.model, weights.state).eval(), pixels)
 
 
 @torch.inference_mode()

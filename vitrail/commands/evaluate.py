@@ -16,8 +16,8 @@ from vitrail.inference.classifier import Classifier, as_classifier
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
-from vitrail.models.flops import macs, parameters
-from vitrail.models.variants import size_of
+from vitrail.models.flops import count_macs, count_parameters
+from vitrail.models.variants import parse_image_size
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.report.provenance import provenance
@@ -182,7 +182,7 @@ def _command(
     """What measures the same again."""
     options = {
         "--split": split,
-        "--image-size": "x".join(map(str, size_of(image_size))) if image_size else None,
+        "--image-size": "x".join(map(str, parse_image_size(image_size))) if image_size else None,
         "--quarantine": quarantine,
         "--target-accuracy": target_accuracy,
     }
@@ -202,8 +202,8 @@ def _facts(
         excluded=dataset.excluded,
         notes=dataset.notes,
         cost=[
-            ("parameters", f"{parameters(card.model):,}"),
-            ("compute", f"{macs(card.model) / 1e9:.2f} GMAC an image"),
+            ("parameters", f"{count_parameters(card.model):,}"),
+            ("compute", f"{count_macs(card.model) / 1e9:.2f} GMAC an image"),
         ],
         commands=[
             again,

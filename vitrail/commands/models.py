@@ -9,8 +9,8 @@ from rich.table import Table
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.models.flops import macs, parameters
-from vitrail.models.variants import AXIAL, BIT, HYBRIDS, PLAIN, configure
+from vitrail.models.flops import count_macs, count_parameters
+from vitrail.models.variants import AXIAL, BIT, HYBRIDS, PLAIN, config_from_name
 from vitrail.terminal import escape
 from vitrail.weights.backbones import BACKBONES, Backbone, bundled
 from vitrail.weights.names import BUNDLED
@@ -23,8 +23,13 @@ def list_models() -> list[dict[str, Any]]:
     found = []
     for kind, names in KINDS.items():
         for name in names:
-            config = configure(name, 1000)
-            row: dict[str, Any] = {"model": name, "kind": kind, "parameters": parameters(config), "macs": macs(config)}
+            config = config_from_name(name, 1000)
+            row: dict[str, Any] = {
+                "model": name,
+                "kind": kind,
+                "parameters": count_parameters(config),
+                "macs": count_macs(config),
+            }
             if isinstance(config, ModelConfig):
                 row |= {
                     "width": config.width,

@@ -11,7 +11,7 @@ from rich.table import Table
 from vitrail import strict_json
 from vitrail.config import ModelChoice, ModelConfig, NetworkConfig, Size, parse_overrides, validate
 from vitrail.errors import UserError
-from vitrail.models.estimate import CALIBRATED, Step, find_accelerator, training_step
+from vitrail.models.estimate import CALIBRATED_ON, StepEstimate, estimate_training_step, find_accelerator
 from vitrail.models.flops import Cost, cost
 from vitrail.terminal import escape
 from vitrail.workflows.network import new_network
@@ -24,7 +24,7 @@ class Estimate:
     cost: Cost  # of the whole network, as the paper counts
     accelerator: str
     memory: float  # bytes that the accelerator has
-    step: Step
+    step: StepEstimate
 
     def to_dict(self) -> dict[str, object]:
         """For scripts: bytes, seconds and plain counts."""
@@ -53,7 +53,7 @@ def estimate(
         raise UserError("a plan needs a batch of at least one image, and no negative number of classes")
     known, device = find_accelerator(accelerator)
     config = new_network(_choice(name, image_size, overrides), classes)
-    return Estimate(name, config, cost(config), known, device.memory, training_step(config, batch, device))
+    return Estimate(name, config, cost(config), known, device.memory, estimate_training_step(config, batch, device))
 
 
 def _choice(name: str, image_size: Size, overrides: Sequence[str]) -> ModelChoice:
@@ -113,10 +113,8 @@ def show(found: Estimate, console: Console) -> None:
     table.add_row("  activations", _bytes(held.activations), "with the images and a copy of the weights in bfloat16")
     table.add_row("  gradients", _bytes(held.gradients), "these come as activations go")
     console.print(table)
-    note = (
-        f"estimated by formulas that were fitted on an {CALIBRATED}, with the images already there and nothing compiled"
-    )
-    if found.accelerator != CALIBRATED:
+    note = f"estimated by formulas that were fitted on an {CALIBRATED_ON}, with the images already there and nothing compiled"
+    if found.accelerator != CALIBRATED_ON:
         note += f"; that the {found.accelerator} comes as near to its peak is a guess"
     console.print(f"[dim]{note}[/]")
 

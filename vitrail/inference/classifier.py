@@ -24,8 +24,8 @@ from vitrail.errors import UserError, check_integer, warn_once
 from vitrail.inference.device import choose_device, device_of
 from vitrail.inference.image_list import IMAGE, Image, ImageList
 from vitrail.inference.runner import forward_batches
-from vitrail.models.build import Network, build_with
-from vitrail.models.variants import size_of
+from vitrail.models.build import Network, build_from_state_dict
+from vitrail.models.variants import parse_image_size
 from vitrail.tasks.table import prediction_task
 from vitrail.tasks.task import PredictionTask
 from vitrail.weights.names import local_path
@@ -311,8 +311,8 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     if path is not None and is_image_name(path.name) and path.is_file():
         raise UserError(f"'{spec}' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES")
     place = choose_device(device)
-    weights = read_weights(spec, image_size=None if image_size is None else size_of(image_size))
-    net = build_with(weights.card.model, weights.state)
+    weights = read_weights(spec, image_size=None if image_size is None else parse_image_size(image_size))
+    net = build_from_state_dict(weights.card.model, weights.state)
     own = weights.file if weights.layout == "vitrail" else None
     return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own, spec)
 

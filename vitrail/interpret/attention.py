@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.config import ModelConfig
 from vitrail.errors import UserError
-from vitrail.models.trace import watched_blocks
+from vitrail.models.trace import block_hooks
 from vitrail.models.vit import VisionTransformer
 
 Visitor = Callable[[int, Tensor], None]  # index of a block, its attention (B, heads, T, T)
@@ -57,7 +57,7 @@ def visit_attention(net: VisionTransformer, pixels: Tensor, visit: Visitor) -> T
         block = net.blocks[index]
         visit(index, block.attn.weights(block.norm1(x)))
 
-    with eval_mode(net), watched_blocks(net, on_block):
+    with eval_mode(net), block_hooks(net, on_block):
         return final_tokens(net, pixels)
 
 

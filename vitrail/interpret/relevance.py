@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.interpret.attention import eval_mode, patch_map
-from vitrail.models.trace import watched_blocks
+from vitrail.models.trace import block_hooks
 from vitrail.models.vit import VisionTransformer
 
 
@@ -40,7 +40,7 @@ def relevance(
     hooks.append(net.norm.register_forward_hook(lambda _, __, output: last.append(output.detach())))
     try:
         with torch.enable_grad(), eval_mode(net):
-            with watched_blocks(net, lambda _, x, __: inputs.append(x.detach())):
+            with block_hooks(net, lambda _, x, __: inputs.append(x.detach())):
                 logits = net(pixels)
             rows = torch.arange(len(pixels), device=logits.device)
             target = logits[rows, torch.as_tensor(classes, device=logits.device)]

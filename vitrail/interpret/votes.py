@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.interpret.attention import eval_mode, final_tokens
 from vitrail.interpret.relevance import relevance
-from vitrail.models.layers import Classifier
+from vitrail.models.layers import ClassifierHead
 from vitrail.models.vit import VisionTransformer
 
 
@@ -37,7 +37,7 @@ def votes(
         )
     with eval_mode(net):
         patches = final_tokens(net, pixels)[:, net.config.prefix :].float()  # (B, h*w, D)
-    weight = cast(Classifier, net.head).weight.float()
+    weight = cast(ClassifierHead, net.head).weight.float()
     target = weight[torch.as_tensor(classes, device=weight.device)]
     if against is not None:
         reference = weight[torch.as_tensor(against, device=weight.device)]

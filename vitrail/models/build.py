@@ -10,21 +10,21 @@ from torch import Tensor
 
 from vitrail.config import NetworkConfig, ResNetConfig, Size
 from vitrail.models.resnet import ResNet
-from vitrail.models.variants import configure
+from vitrail.models.variants import config_from_name
 from vitrail.models.vit import VisionTransformer
 
 Network = VisionTransformer | ResNet
 
 
-def build(config: NetworkConfig) -> Network:
+def build_model(config: NetworkConfig) -> Network:
     """The network a config describes, with fresh weights."""
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
 
 
-def build_with(config: NetworkConfig, state: Mapping[str, Tensor]) -> Network:
+def build_from_state_dict(config: NetworkConfig, state: Mapping[str, Tensor]) -> Network:
     """The network with these weights, which it takes as they are: nothing is initialised or copied."""
     with torch.device("meta"):
-        net = build(config)
+        net = build_model(config)
     net.load_state_dict(state, assign=True)
     return net
 
@@ -54,4 +54,4 @@ def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **o
     --------
     >>> net = vitrail.create("S/16", num_classes=10, image_size=(224, 320), pool="gap")
     """
-    return build(configure(name, num_classes, image_size, **options))
+    return build_model(config_from_name(name, num_classes, image_size, **options))

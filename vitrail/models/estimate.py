@@ -46,7 +46,7 @@ ACCELERATORS = {
     "RTX-4090": Accelerator(24e9, 1.01e12, 165e12),
     "RTX-3090": Accelerator(24e9, 0.936e12, 71e12),
 }
-CALIBRATED = "H200"
+CALIBRATED_ON = "H200"
 # What drivers call them. Only exact names count: a letter more ("L40S", "RTX 4090 D", "H100 NVL") is another chip, and
 # a slice of one ("... MIG 1g.10gb") has a slice of its peak.
 DRIVER_NAMES = {
@@ -76,14 +76,14 @@ def find_accelerator(name: str) -> tuple[str, Accelerator]:
     raise UserError(f"no accelerator '{name}'{hint} Known: {', '.join(ACCELERATORS)}.")
 
 
-def peak_of(name: str) -> float | None:
+def peak_flops(name: str) -> float | None:
     """FLOP/s of dense bfloat16 products at most, by the name that `torch.cuda.get_device_name` gives; none: unknown."""
     known = DRIVER_NAMES.get(name.removeprefix("NVIDIA ").removeprefix("GeForce "))
     return None if known is None else ACCELERATORS[known].flops
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes at the peak of a training step, by what they hold."""
 
     weights: float
@@ -98,29 +98,29 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepEstimate:
     """A training step with AdamW in bfloat16: what it takes, and the largest batch that the memory has room for."""
 
     batch: int
-    memory: Memory
+    memory: MemoryEstimate
     seconds: float
     largest_batch: int
 
 
-def training_step(config: NetworkConfig, batch: int, device: Accelerator) -> Step:
+def estimate_training_step(config: NetworkConfig, batch: int, device: Accelerator) -> StepEstimate:
     spent = cost(config, whole=False)
-    empty = memory(spent, 0)
+    empty = training_memory(spent, 0)
     room = device.memory - empty.weights - empty.optimizer - empty.activations - WORKSPACE
     largest = math.floor(room / (spent.saved + spent.passing)) if empty.total < device.memory else 0
-    return Step(batch, memory(spent, batch), seconds(spent, batch, device), largest)
+    return StepEstimate(batch, training_memory(spent, batch), step_seconds(spent, batch, device), largest)
 
 
-def memory(spent: Cost, batch: int) -> Memory:
+def training_memory(spent: Cost, batch: int) -> MemoryEstimate:
     numbers = 4 * spent.parameters
-    return Memory(numbers, numbers, 2 * numbers, numbers / 2 + (spent.saved + spent.passing) * batch)
+    return MemoryEstimate(numbers, numbers, 2 * numbers, numbers / 2 + (spent.saved + spent.passing) * batch)
 
 
-def seconds(spent: Cost, batch: int, device: Accelerator) -> float:
+def step_seconds(spent: Cost, batch: int, device: Accelerator) -> float:
     """Of one step: what the device takes, unless the host takes longer to launch it."""
     products = 3 * 2 * (spent.macs - spent.fused) * batch / (PRODUCTS * device.flops)
     attention = 2 * spent.tiled * batch / (ATTENTION * device.flops)

@@ -35,12 +35,12 @@ class Cost:
         return Cost(*(getattr(self, field.name) * times for field in fields(self)))
 
 
-def parameters(config: NetworkConfig) -> int:
+def count_parameters(config: NetworkConfig) -> int:
     """The exact number of parameters."""
     return cost(config).parameters
 
 
-def macs(config: NetworkConfig) -> int:
+def count_macs(config: NetworkConfig) -> int:
     """Multiply-adds of one image's forward pass, as the paper counts them; training takes three times as many."""
     return cost(config).macs
 

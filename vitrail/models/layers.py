@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 # A standard normal cut at two deviations has this deviation; flax divides by it so that the cut keeps the variance.
 TRUNCATED_NORMAL_STD = 0.87962566103423978
-WHOLE = 2**24  # the parts of 1 that a float32 tells apart
+DROP_PATH_STEPS = 2**24  # the parts of 1 that a float32 tells apart
 
 
 def lecun_normal_(weight: Tensor, fan_in: int) -> None:
@@ -24,7 +24,7 @@ def normal_(weight: Tensor, std: float) -> None:
         nn.init.normal_(weight, std=std)
 
 
-class Classifier(nn.Linear):
+class ClassifierHead(nn.Linear):
     """Zero weights at the start: the first prediction is the bias alone.
 
     Runs in the precision of its weights even under autocast: near the sigmoid head's -10, bfloat16 logits would be
@@ -71,11 +71,13 @@ class DropPath(nn.Module):
         super().__init__()
         # A tensor: blocks that differ in a plain number would be compiled one by one. Of integers: no change of the
         # weights' type makes the rate another.
-        self.register_buffer("kept", torch.from_numpy(np.array(round((1 - rate) * WHOLE), np.int64)), persistent=False)
+        self.register_buffer(
+            "kept", torch.from_numpy(np.array(round((1 - rate) * DROP_PATH_STEPS), np.int64)), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        chance = self.kept / WHOLE
+        chance = self.kept / DROP_PATH_STEPS
         kept = torch.rand(x.shape[0], 1, 1, device=x.device) < chance
         return x * (kept / chance).to(x.dtype)

@@ -57,7 +57,7 @@ class MaskedPatchNetwork(nn.Module):
             raise ValueError("masked patches are predicted by a network without classifier: num_classes is 0")
         self.net = net
         self.mask = nn.Parameter(torch.empty(net.config.width))
-        self.head = PredictionHead(net.config.width, outputs(net.config, target))
+        self.head = PredictionHead(net.config.width, output_size(net.config, target))
         # What only a whole image needs learns nothing here; processes that wait for its gradients would wait for ever.
         net.pre_logits.requires_grad_(False)
         if net.attn_pool is not None:
@@ -105,7 +105,7 @@ class MaskedPatchNetwork(nn.Module):
         return torch.where(masked[..., None], self.mask.to(patches.dtype), _rows(patches, taken))
 
 
-def outputs(config: ModelConfig, target: Target) -> int:
+def output_size(config: ModelConfig, target: Target) -> int:
     """How many numbers tell of one patch; pixels are in the order (C, height, width)."""
     if target == "pixels":
         return config.cell[0] * config.cell[1] * config.channels

@@ -124,7 +124,7 @@ class RelativePositions(nn.Module):
 ADDED = {"1d": LearnedPositions, "2d": AxisPositions, "sincos": SinCosPositions}
 
 
-def added_positions(config: ModelConfig) -> nn.Module:
+def build_pos_embed(config: ModelConfig) -> nn.Module:
     """What is added to the tokens: once, at every block (a list of modules), or nothing."""
     if config.positions not in ADDED:
         return nn.Identity()
@@ -134,7 +134,7 @@ def added_positions(config: ModelConfig) -> nn.Module:
     return kind(config)
 
 
-def resample(table: Tensor, old: Size, new: Size, how: Resampling = "paper") -> Tensor:
+def resample_pos_embed(table: Tensor, old: Size, new: Size, how: Resampling = "paper") -> Tensor:
     """A (1, T, D) table for another grid; the rows of class token and registers stay as they are.
 
     The paper's way is bilinear with aligned corners. DeiT and MAE take bicubic, timm bicubic with antialiasing; both

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import GROUPS, ResNetConfig, StemConfig
-from vitrail.models.layers import Classifier, lecun_normal_
+from vitrail.models.layers import ClassifierHead, lecun_normal_
 
 
 class StandardConv(nn.Conv2d):
@@ -136,7 +136,7 @@ class ResNet(nn.Module):
         self.stages = _stages(PreActivation, config)
         self.norm = NormRelu(GROUPS, config.features, config.norm_eps)
         count = config.num_classes
-        self.head = Classifier(config.features, count, config.head_bias) if count else nn.Identity()
+        self.head = ClassifierHead(config.features, count, config.head_bias) if count else nn.Identity()
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) normalised pixels -> (B, num_classes) logits."""

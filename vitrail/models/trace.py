@@ -36,7 +36,7 @@ def trace(net: VisionTransformer, pixels: Tensor, layers: Sequence[int] | None =
     def see(index: int, x: Tensor, output: Tensor) -> None:
         seen[index] = x, output
 
-    with watched_blocks(net, see, chosen):
+    with block_hooks(net, see, chosen):
         logits = net(pixels)
     attention, tokens = {}, {}
     for index, (x, output) in seen.items():
@@ -48,7 +48,7 @@ def trace(net: VisionTransformer, pixels: Tensor, layers: Sequence[int] | None =
 
 
 @contextmanager
-def watched_blocks(
+def block_hooks(
     net: VisionTransformer, see: Callable[[int, Tensor, Tensor], None], chosen: Collection[int] | None = None
 ) -> Iterator[None]:
     """Show `see` the number, input and output of every block, or of those chosen, as this thread computes them."""

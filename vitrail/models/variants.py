@@ -32,18 +32,18 @@ PLAIN = ["Ti/16", "S/32", "S/16", "M/16", "B/32", "B/16", "B/8", "L/32", "L/16",
 HYBRIDS = ["R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"]
 BIT = ["R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"]
 AXIAL = ["Axial-B/32", "Axial-B/16"]
-COMMON = [*PLAIN, *HYBRIDS, *BIT, *AXIAL]  # those of the paper and its code, in the order to show them
+MODEL_NAMES = [*PLAIN, *HYBRIDS, *BIT, *AXIAL]  # those of the paper and its code, in the order to show them
 
 TRANSFORMER = re.compile(r"(?P<axial>Axial-)?(?P<stem>R(?P<layers>\d*)(?:x1)?\+)?(?P<letter>[A-Za-z]+)/(?P<patch>\d+)")
 RESNET = re.compile(r"R(?P<layers>\d+)x(?P<factor>[1-9]\d?)")
 
 
-def configure(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> NetworkConfig:
+def config_from_name(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> NetworkConfig:
     """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
     if not isinstance(name, str):
         raise UserError(f"a model is named by text, such as 'S/16', not {type(name).__name__}")
     check_integer("num_classes", num_classes, "the number of classes", least=0)
-    values = {**parse(name), "image_size": size_of(image_size), "num_classes": int(num_classes)}
+    values = {**parse_name(name), "image_size": parse_image_size(image_size), "num_classes": int(num_classes)}
     if "stem" in options and "stem" not in values:
         raise UserError(f"model {name} has no convolutional stem")
     if options.get("pool") in ("gap", "map") and "kind" not in values:
@@ -51,7 +51,7 @@ def configure(name: str, num_classes: int, image_size: int | Size = 224, **optio
     return network_config(merge(values, options), f"model {name}")
 
 
-def size_of(image_size: int | Sequence[int]) -> Size:
+def parse_image_size(image_size: int | Sequence[int]) -> Size:
     """(height, width) of a side or of both."""
     both = isinstance(image_size, Sequence) and not isinstance(image_size, str)
     sides: list[Any] = [*image_size] if both else [image_size] * 2  # type: ignore[misc]
@@ -62,7 +62,7 @@ def size_of(image_size: int | Sequence[int]) -> Size:
     return int(sides[0]), int(sides[1])
 
 
-def parse(name: str) -> dict[str, Any]:
+def parse_name(name: str) -> dict[str, Any]:
     """What a name stands for, as values of a ModelConfig or a ResNetConfig."""
     plain = re.sub(r"^BiT-(?=R\d)|ViT-", "", name.strip())
     if (match := RESNET.fullmatch(plain)) and match["layers"] in RESNETS:
@@ -97,7 +97,7 @@ def _stem(layers: str, total: int, name: str, plain: str) -> tuple[tuple[int, ..
 
 
 def _unknown(name: str, plain: str) -> UserError:
-    same = [known for known in COMMON if known.lower() == plain.lower()]
+    same = [known for known in MODEL_NAMES if known.lower() == plain.lower()]
     letter = re.fullmatch(r"([A-Za-z]+)/(\d+)", plain)
     if letter and letter[1] == "b" and plain != name.strip():  # the paper's ViT-b: B with all widths halved
         hint = f"; the paper's ViT-b is 'S/{letter[2]}' here, its ViT-B 'B/{letter[2]}'."
@@ -106,7 +106,7 @@ def _unknown(name: str, plain: str) -> UserError:
     elif letter and letter[1].capitalize() in SIZES and letter[1] not in SIZES:
         hint = f"; did you mean '{letter[1].capitalize()}/{letter[2]}'?"
     else:
-        hint = did_you_mean(name, COMMON) or "."
+        hint = did_you_mean(name, MODEL_NAMES) or "."
     sizes = ", ".join(SIZES)
     return UserError(
         f"no model '{name}'{hint} A model is a size ({sizes}), a slash and a patch size, such as S/16; "

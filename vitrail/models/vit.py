@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.config import ModelConfig
-from vitrail.models.kernels.short_attention import is_short, short_attention
-from vitrail.models.layers import Classifier, DropPath, LayerScale, lecun_normal_, normal_
-from vitrail.models.pos_embed import RelativePositions, added_positions
+from vitrail.models.kernels.short_attention import short_attention, supports_short_attention
+from vitrail.models.layers import ClassifierHead, DropPath, LayerScale, lecun_normal_, normal_
+from vitrail.models.pos_embed import RelativePositions, build_pos_embed
 from vitrail.models.resnet import HybridStem
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
         self.reset_parameters()
-        self.pos_embed = added_positions(config)
+        self.pos_embed = build_pos_embed(config)
         self.pos_drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
             Block(config, rate, kinds[index % len(kinds)]) for index, rate in enumerate(rates)
@@ -49,7 +49,9 @@ class VisionTransformer(nn.Module):
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits = PreLogits(width, config.representation) if config.representation else nn.Identity()
         features = config.representation or width
-        self.head = Classifier(features, config.num_classes, config.head_bias) if config.num_classes else nn.Identity()
+        self.head = (
+            ClassifierHead(features, config.num_classes, config.head_bias) if config.num_classes else nn.Identity()
+        )
 
         self.num_prefix_tokens = config.prefix
         self.reads_class_token = config.pool == "token"
@@ -281,7 +283,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
         """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
         qkv = self.qkv(x)  # (B, T, 3 D)
-        if keep is None and self.relative is None and is_short(qkv, self.heads):
+        if keep is None and self.relative is None and supports_short_attention(qkv, self.heads):
             return self.proj(short_attention(qkv, self.heads))
         q, k, v = self.split(qkv)
         q = q[:, :, :keep]

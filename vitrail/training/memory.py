@@ -14,7 +14,7 @@ from vitrail.data.loader.memory import available_memory
 from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
-from vitrail.models.flops import cost, parameters
+from vitrail.models.flops import cost, count_parameters
 from vitrail.tasks.task import Batch, LossFunction
 from vitrail.training.parallel import choose_parallel, train_state_bytes
 
@@ -62,7 +62,10 @@ def choose_micro_batch(
     """The most images at a time, up to those of the batch `example`, that this process has memory for; `model` is the
     network inside of `module`."""
     device, train = example.weights.device, config.train
-    held, sharded = train_state_bytes(parameters(model), train), choose_parallel(module, train, ranks, device) == "fsdp"
+    held, sharded = (
+        train_state_bytes(count_parameters(model), train),
+        choose_parallel(module, train, ranks, device) == "fsdp",
+    )
     if device.type == "cuda" and not sharded:
         return _divisor(len(example), _tried(module, loss, example, config))
     if device.type == "cuda":  # the network is not sharded yet, and as it is it may not even fit

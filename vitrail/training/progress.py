@@ -20,7 +20,7 @@ from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, os_errors_as
-from vitrail.models.estimate import peak_of
+from vitrail.models.estimate import peak_flops
 from vitrail.terminal import escape
 from vitrail.training.run_context import RunContext
 from vitrail.training.tensorboard import TensorBoardWriter
@@ -250,7 +250,7 @@ def open_progress(
     """The progress of a run from step `start` on, with the files that the first process writes."""
     metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.is_first else None
     events = TensorBoardWriter(run.folder / "tensorboard", start) if run.ranks.is_first and train.tensorboard else None
-    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return TrainingProgress(
         run.console,
         metrics,

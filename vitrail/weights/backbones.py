@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.models.flops import parameters
+from vitrail.models.flops import count_parameters
 from vitrail.weights.bundle import read_card
-from vitrail.weights.hub import cached
-from vitrail.weights.names import BUNDLED, HUB, bundled_file
+from vitrail.weights.hub import is_cached
+from vitrail.weights.names import BUNDLED, HUB_PREFIX, bundled_file
 
-PATIENCE = 3.0  # seconds for the Hub to answer whether it has a model
+HUB_TIMEOUT = 3.0  # seconds for the Hub to answer whether it has a model
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Backbone:
     @property
     def repository(self) -> str:
         """Of the Hub."""
-        return self.spec.removeprefix(HUB)
+        return self.spec.removeprefix(HUB_PREFIX)
 
 
 _AUGREG = "ImageNet-21k, 14 million images (AugReg, Steiner et al. 2021)"
@@ -45,7 +45,7 @@ def bundled() -> Backbone:
     return Backbone(
         BUNDLED,
         f"{card.recipe.get('model', {}).get('name') or 'ViT'} at {card.model.image_size[0]} px",
-        round(parameters(card.model.model_copy(update={"num_classes": 0})) / 1e6, 1),
+        round(count_parameters(card.model.model_copy(update={"num_classes": 0})) / 1e6, 1),
         round(file.stat().st_size / 1e6),
         card.licence or "no licence stated",
         f"{images:,} images of {name}",
@@ -53,19 +53,19 @@ def bundled() -> Backbone:
     )
 
 
-def why_not(backbone: Backbone, fetching: Callable[[], None]) -> str:
+def unavailable_reason(backbone: Backbone, fetching: Callable[[], None]) -> str:
     """Why a backbone cannot be had here, in a few words; empty if it lies in the local cache or the Hub offers it, and
     before the latter `fetching` is called."""
     try:
         from huggingface_hub import HfApi, constants
     except ImportError:
         return "the Hugging Face client is not installed (pip install 'vitrail[hub]')"
-    if cached(backbone.spec):
+    if is_cached(backbone.spec):
         return ""
     if constants.HF_HUB_OFFLINE:
         return f"{backbone.repository} is not in the local cache, and HF_HUB_OFFLINE is set"
     try:
-        HfApi().model_info(backbone.repository, timeout=PATIENCE)
+        HfApi().model_info(backbone.repository, timeout=HUB_TIMEOUT)
     except Exception:  # whatever keeps the Hub from answering, the run goes on without it
         return f"{backbone.repository} is not in the local cache, and the Hub does not answer"
     fetching()

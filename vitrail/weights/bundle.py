@@ -34,19 +34,19 @@ from vitrail.config.legacy_settings import current_section, current_settings
 from vitrail.config.postprocess import Postprocess
 from vitrail.errors import Note, UserError
 from vitrail.models.legacy_names import new_names
-from vitrail.weights.checksum import Checksums, header_matches, sealed, tensors_checksum
-from vitrail.weights.safetensors_file import Header, load, load_floats, read_header, replace_metadata
+from vitrail.weights.checksum import Checksums, header_matches, tensors_checksum, with_checksums
+from vitrail.weights.safetensors_file import Header, load_float_tensors, load_tensors, read_header, replace_metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 3  # from 2 on, a file has checksums; from 3 on, tensors of Vision Transformers have timm's names
-KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
+METADATA_KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
 TRAINED_ON = "vitrail.trained_on"  # the tensor of the digests of training images, which no network has
 DIGEST = 8  # bytes of each
 FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
-CALLED = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float64": "F64"}
-CALLED |= {"torch.uint8": "U8"}
+DTYPE_NAMES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float64": "F64"}
+DTYPE_NAMES |= {"torch.uint8": "U8"}
 
 Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], FailFast()]
 
@@ -160,10 +160,10 @@ def read_card(path: str | Path) -> Card:
 
 def _document(header: Header, path: str | Path) -> tuple[Card, Checksums | None]:
     """The card, and the checksums beside it, which files of the first format do not have."""
-    if KEY not in header.metadata:
+    if METADATA_KEY not in header.metadata:
         raise UserError(f"'{path}' was not written by vitrail: its header has no vitrail document")
     try:
-        values = strict_json.loads(header.metadata[KEY])
+        values = strict_json.loads(header.metadata[METADATA_KEY])
         version = values["format"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"'{path}' is damaged: its vitrail document cannot be read") from None
@@ -180,7 +180,7 @@ def _document(header: Header, path: str | Path) -> tuple[Card, Checksums | None]
         sums = Checksums.model_validate(values.pop("checksums", None))
     except ValidationError:
         raise UserError(f"'{path}' is damaged: its checksums are missing or cannot be read") from None
-    if not header_matches(header.metadata[KEY], header.kinds, sums):
+    if not header_matches(header.metadata[METADATA_KEY], header.kinds, sums):
         raise _damaged(path, "header")
     return validate(Card, values, f"'{path}'"), sums
 
@@ -203,7 +203,7 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
             Note,
             stacklevel=2,
         )
-    tensors = load_floats(path, header, set(stored.values()))
+    tensors = load_float_tensors(path, header, set(stored.values()))
     if sums is not None and tensors_checksum(tensors) != sums.weights:
         raise _damaged(path, "tensors")
     return card, {name: tensors[old].float() for name, old in stored.items()}
@@ -218,7 +218,7 @@ def read_trained_on(path: str | Path) -> np.ndarray:
         return np.empty(0, np.uint64)
     if header.dtypes[TRAINED_ON] != "U8" or header.shapes[TRAINED_ON][1:] != (DIGEST,):
         raise UserError(f"'{path}' is damaged: its tensor '{TRAINED_ON}' is not of digests")
-    found = load(path, {TRAINED_ON})
+    found = load_tensors(path, {TRAINED_ON})
     if sums is not None and tensors_checksum(found) != sums.trained_on:
         raise _damaged(path, f"tensor '{TRAINED_ON}'")
     return found[TRAINED_ON].numpy().view(">u8")[:, 0].astype(np.uint64)
@@ -244,17 +244,17 @@ def check_tensors(
     """
     import torch
 
-    from vitrail.models.build import build
-    from vitrail.models.flops import parameters
+    from vitrail.models.build import build_model
+    from vitrail.models.flops import count_parameters
 
     blocks = count_blocks(config)
     if blocks > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
         raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {blocks} blocks")
-    held, needed = sum(math.prod(shape) for shape in shapes.values()), parameters(config)
+    held, needed = sum(math.prod(shape) for shape in shapes.values()), count_parameters(config)
     if needed > FAR_MORE * held:
         raise UserError(f"{where}: it holds {held:,} numbers, and the network it describes has {needed:,}")
     with torch.device("meta"):
-        network = build(config)
+        network = build_model(config)
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name, shape in expected.items():
         if name not in shapes:
@@ -285,12 +285,12 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
     check_tensors({name: tuple(tensor.shape) for name, tensor in weights.items()}, card.model, f"'{path}'")
     half = all(tensor.dtype == torch.float16 for tensor in weights.values())
     card = card.model_copy(update={"stored": "float16" if half else "float32", "format": FORMAT})
-    kinds = {name: (CALLED[str(tensor.dtype)], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    kinds = {name: (DTYPE_NAMES[str(tensor.dtype)], tuple(tensor.shape)) for name, tensor in tensors.items()}
     seen = {name: tensors[name] for name in tensors.keys() - weights.keys()}
     sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(seen) if seen else "")
     try:
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, metadata={KEY: sealed(_json(card), kinds, sums)})
+            save_file(tensors, temporary, metadata={METADATA_KEY: with_checksums(_json(card), kinds, sums)})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error
 
@@ -307,9 +307,9 @@ def replace_card(path: str | Path, card: Card) -> None:
     if sums is None:
         seen = header.shapes.keys() & {TRAINED_ON}
         checksum = {
-            name: tensors_checksum(load(path, names)) if names else ""
+            name: tensors_checksum(load_tensors(path, names)) if names else ""
             for name, names in (("weights", header.shapes.keys() - seen), ("trained_on", seen))
         }
         sums = Checksums(**checksum)
-    document = sealed(_json(card.model_copy(update={"format": FORMAT})), header.kinds, sums)
-    replace_metadata(path, {KEY: document})
+    document = with_checksums(_json(card.model_copy(update={"format": FORMAT})), header.kinds, sums)
+    replace_metadata(path, {METADATA_KEY: document})

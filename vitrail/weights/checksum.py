@@ -40,7 +40,7 @@ def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
         return _blake(b"".join(pool.map(lambda part: _blake(part).digest(), parts))).hexdigest()
 
 
-def sealed(document: str, kinds: Kinds, sums: Checksums) -> str:
+def with_checksums(document: str, kinds: Kinds, sums: Checksums) -> str:
     """A JSON document with its checksums as its last key."""
     bare = f'{document.removesuffix("}")},"checksums":{sums.model_copy(update={"header": ""}).model_dump_json()}}}'
     ending = '"header":""}}'

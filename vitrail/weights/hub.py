@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.errors import UserError
-from vitrail.weights.names import HUB
+from vitrail.weights.names import HUB_PREFIX
 
-WITHOUT = "; --from bundled starts from the network that comes with vitrail"  # what to do where the Hub is out of reach
+# Appended to errors about a Hub that cannot be reached.
+OFFLINE_HINT = "; pass --from bundled to start from the weights that come with vitrail"
 HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
 
 
-def cached(spec: str) -> bool:
+def is_cached(spec: str) -> bool:
     """Whether the weights of a model of the Hub lie in the local cache."""
     from huggingface_hub import errors, snapshot_download
 
-    name, _, revision = spec.removeprefix(HUB).partition("@")
+    name, _, revision = spec.removeprefix(HUB_PREFIX).partition("@")
     try:
         folder = snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
     except errors.LocalEntryNotFoundError:
@@ -31,13 +32,13 @@ def download(spec: str, more: Sequence[str] = ()) -> Path:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
         raise UserError(f"'{spec}' needs the Hugging Face client: pip install 'vitrail[hub]'") from None
-    name, _, revision = spec.removeprefix(HUB).partition("@")
+    name, _, revision = spec.removeprefix(HUB_PREFIX).partition("@")
     patterns = HUB_FILES + [f"*{suffix}" for suffix in more]
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except errors.HFValidationError:
         raise UserError(
-            f"'{spec}' is not a model of the Hub: write {HUB}owner/name or {HUB}owner/name@revision"
+            f"'{spec}' is not a model of the Hub: write {HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision"
         ) from None
     except errors.GatedRepoError:
         raise UserError(
@@ -52,7 +53,7 @@ def download(spec: str, more: Sequence[str] = ()) -> Path:
         answer = error.__cause__ if away else error
         if away and not isinstance(answer, errors.HfHubHTTPError):
             raise UserError(
-                f"'{name}' is not in the local cache, and the Hub cannot be reached from here{WITHOUT}"
+                f"'{name}' is not in the local cache, and the Hub cannot be reached from here{OFFLINE_HINT}"
             ) from None
         reason = " ".join(str(answer).split()).rstrip(".") or type(answer).__name__
-        raise UserError(f"'{name}' could not be fetched from the Hub: {reason}{WITHOUT}") from None
+        raise UserError(f"'{name}' could not be fetched from the Hub: {reason}{OFFLINE_HINT}") from None

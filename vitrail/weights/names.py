@@ -6,23 +6,23 @@ from pathlib import Path
 
 from vitrail.errors import UserError, user_path
 
-HUB = "hf-hub:"
+HUB_PREFIX = "hf-hub:"
 BUNDLED = "bundled"  # a name, wherever one is: a file or folder called so is ./bundled
 BUNDLED_FILE = Path(__file__).parent / "bundled" / "ti8-tiny-imagenet.safetensors"
 
 
-def spec_of(weights: str | Path) -> str:
+def weights_spec(weights: str | Path) -> str:
     """As text; a Path is never a name, even where it is spelled like one."""
     return f"./{weights}" if weights == Path(BUNDLED) else str(weights)
 
 
 def local_path(weights: str | Path) -> Path | None:
     """The path that is meant; none for weights that go by a name."""
-    spec = spec_of(weights)
-    return None if spec == BUNDLED or spec.startswith(HUB) else user_path(spec)
+    spec = weights_spec(weights)
+    return None if spec == BUNDLED or spec.startswith(HUB_PREFIX) else user_path(spec)
 
 
-def whole_spec(spec: str) -> str:
+def absolute_spec(spec: str) -> str:
     """What means the same from any folder."""
     path = local_path(spec) if spec else None
     return str(path.absolute()) if path is not None and path.exists() else spec

@@ -20,7 +20,7 @@ from vitrail.weights.names import local_path
 WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json|evaluation.*\.html")
 
 
-def free_place(source: str, target: str, to: str, overwrite: bool) -> Path:
+def free_output_path(source: str, target: str, to: str, overwrite: bool) -> Path:
     """Where to write, once nothing stands there that should stay."""
     path = user_path(target)
     with os_errors_as(f"cannot write '{target}'"):  # such as a name that is too long
@@ -66,7 +66,7 @@ def _check_apart(source: Path | None, path: Path, target: str) -> None:
 
 
 @contextmanager
-def staged(path: Path, folder: bool) -> Iterator[Path]:
+def staged_output(path: Path, folder: bool) -> Iterator[Path]:
     """Where to write for now; what is there when the block ends well takes the place of `path`, and else vanishes."""
     if not folder:
         with atomic_write(path) as temporary:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError, error_reason
-from vitrail.weights.tensors import Tensors, source_of
+from vitrail.weights.tensors import TensorSource, make_source
 
 TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 # Where training code keeps the weights among other things; averaged ones, and teachers, are what it publishes.
@@ -22,7 +22,7 @@ DEEPEST = 5  # nests in nests; a dict that holds itself has no end
 WANTED = re.compile(r"GLOBAL ([\w.]+)")
 
 
-def pickle_source(file: Path, where: str) -> Tensors:
+def pickle_source(file: Path, where: str) -> TensorSource:
     values, note = _unwrapped(_opened(file, where), where)
     tensors = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
@@ -33,7 +33,7 @@ def pickle_source(file: Path, where: str) -> Tensors:
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
         return {name: tensors[name].detach().float().clone() for name in names}
 
-    return source_of(where, file.parent, shapes, dtypes, fetch, note)
+    return make_source(where, file.parent, shapes, dtypes, fetch, note)
 
 
 def _opened(file: Path, where: str) -> Any:

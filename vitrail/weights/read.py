@@ -12,13 +12,13 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, did_you_mean, did_you_mean_path, error_reason, os_errors_as
-from vitrail.weights.bundle import KEY, Card, read_bundle
+from vitrail.weights.bundle import METADATA_KEY, Card, read_bundle
 from vitrail.weights.formats import formats
 from vitrail.weights.hub import download
-from vitrail.weights.names import BUNDLED, HUB, bundled_file, local_path
+from vitrail.weights.names import BUNDLED, HUB_PREFIX, bundled_file, local_path
 from vitrail.weights.pickles import pickle_source
-from vitrail.weights.safetensors_file import check_regular, read_header
-from vitrail.weights.tensors import Tensors, npz_source, read_json, safetensors_source
+from vitrail.weights.safetensors_file import check_regular_file, read_header
+from vitrail.weights.tensors import TensorSource, npz_source, read_json, safetensors_source
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -34,7 +34,7 @@ class Weights:
     layout: str  # vitrail, timm, huggingface or google
     file: Path  # what holds the tensors, or the index of the files that do
     assumed: str  # what the file does not say and the reader had to take for granted
-    tensors: Tensors | None = None  # a foreign file's own, under the names they have there
+    tensors: TensorSource | None = None  # a foreign file's own, under the names they have there
 
     def __post_init__(self) -> None:
         """Whatever they are read from, every weight is a number: a network with NaN answers anything."""
@@ -73,13 +73,13 @@ def read_weights(spec: str | Path, *, image_size: Size | None = None, pickle: bo
     else:
         shards = _shards(file)
         for shard in shards:
-            if KEY in read_header(shard).metadata:
+            if METADATA_KEY in read_header(shard).metadata:
                 return _bundle(shard, image_size, source)
         tensors = safetensors_source(shards, where)
     return _foreign(tensors, file, image_size, source)
 
 
-def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str) -> Weights:
+def _foreign(tensors: TensorSource, file: Path, image_size: Size | None, source: str) -> Weights:
     """Weights in the layout of another library."""
     for layout, form in formats().items():
         if form.read and form.matches(tensors):
@@ -88,7 +88,7 @@ def _foreign(tensors: Tensors, file: Path, image_size: Size | None, source: str)
             card = found.card.model_copy(update={"source": f"{source} ({assumed})" if assumed else source})
             return Weights(card, found.state, card.source, layout, file, assumed, tensors)
     for form in formats().values():
-        form.refuse(tensors)
+        form.check_supported(tensors)
     *others, last = [form.owner for form in formats().values() if form.read]
     raise UserError(f"'{file}' holds no network that vitrail can read: not its own, {', '.join(others)} or {last}")
 
@@ -108,7 +108,7 @@ def _existing(spec: str, path: Path) -> Path:
             return path
     hint = did_you_mean_path(path) or did_you_mean(spec, [BUNDLED])
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
-        hint = f"; for a model of the Hugging Face Hub write '{HUB}{spec}'"
+        hint = f"; for a model of the Hugging Face Hub write '{HUB_PREFIX}{spec}'"
     raise UserError(f"no weights at '{spec}'{hint}")
 
 
@@ -142,7 +142,7 @@ def _shards(index: Path) -> list[Path]:
 def _kind(file: Path) -> str:
     """npz, pickle or safetensors, by the contents. torch puts a pickle in an archive, too."""
     try:
-        check_regular(file)
+        check_regular_file(file)
         with open(file, "rb") as stream:
             start = stream.read(9)
         if start.startswith(b"PK\x03\x04"):

@@ -17,18 +17,18 @@ Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features where there ar
 
 
 class Reference(NamedTuple):
-    """A network of another library, whose outputs must be those of ours unless `differs` says why not."""
+    """A network of another library, whose outputs must be those of ours unless `expected_difference` says why not."""
 
     library: str  # that runs it
     run: Run
-    differs: str = ""
+    expected_difference: str = ""
 
 
-class NoReference(Exception):
+class ReferenceUnavailable(Exception):
     """Why the other library's network cannot be run here."""
 
 
-class Unloadable(NoReference):
+class LoadFailure(ReferenceUnavailable):
     """The library is there, and does not take the weights."""
 
 
@@ -37,20 +37,20 @@ def loading(library: str, verb: str = "load") -> Iterator[None]:
     try:
         yield
     except ImportError as error:  # some of a library's own imports come late
-        raise NoReference(f"{library} cannot be imported: {_first_line(error)}") from None
+        raise ReferenceUnavailable(f"{library} cannot be imported: {_first_line(error)}") from None
     except Exception as error:  # config.json can make them fail in any way
-        raise Unloadable(f"{library} does not {verb} these weights: {_first_line(error)}") from None
+        raise LoadFailure(f"{library} does not {verb} these weights: {_first_line(error)}") from None
 
 
 def import_library(name: str) -> ModuleType:
     """A library that need not be there; one that is there and cannot be imported is as good as missing."""
     logging.getLogger(name).setLevel(logging.ERROR)
-    let_torchvision_import()
+    make_torchvision_importable()
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        raise NoReference(
+        raise ReferenceUnavailable(
             f"{name} {'is not installed' if missing else f'cannot be imported: {_first_line(error)}'}"
         ) from None
 
@@ -58,7 +58,7 @@ def import_library(name: str) -> ModuleType:
 _operators: list[torch.library.Library] = []  # which live as long as this
 
 
-def let_torchvision_import() -> None:
+def make_torchvision_importable() -> None:
     """timm and transformers import torchvision, whose compiled part does not load beside a CPU-only torch: it then
     stops at an operator that it cannot find, and takes both libraries with it. No network here calls its operators,
     so to declare the two that it looks for is enough."""

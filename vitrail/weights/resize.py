@@ -9,13 +9,13 @@ from torch import Tensor
 
 from vitrail.config import ModelConfig, NetworkConfig, Resampling
 from vitrail.errors import UserError
-from vitrail.models.pos_embed import resample, resample_axis, resample_offsets
+from vitrail.models.pos_embed import resample_axis, resample_offsets, resample_pos_embed
 
 # What may differ between the network that was and the one to be; all else must be equal.
 FREE = {"image_size", "num_classes", "representation", "dropout", "drop_path", "head_bias"}
 
 
-def adapt(
+def adapt_state_dict(
     state: Mapping[str, Tensor], old: NetworkConfig, new: NetworkConfig, how: Resampling = "paper"
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The part of `state` that the new network starts from, and a sentence for each change.
@@ -54,7 +54,7 @@ def _check_same(old: NetworkConfig, new: NetworkConfig) -> None:
 def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: Resampling) -> Tensor:
     """A tensor of positions for the new grid; any other as it is."""
     if name.startswith("pos_embed.") and name.endswith("table"):
-        return resample(tensor, old.grid, new.grid, how)
+        return resample_pos_embed(tensor, old.grid, new.grid, how)
     if name.startswith("pos_embed.") and name.endswith("rows"):
         return resample_axis(tensor, new.grid[0], how)
     if name.startswith("pos_embed.") and name.endswith("columns"):

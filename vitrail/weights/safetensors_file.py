@@ -51,7 +51,7 @@ class _Tensor(BaseModel):
     data_offsets: tuple[StrictInt, StrictInt]
 
 
-def check_regular(path: str | Path) -> None:
+def check_regular_file(path: str | Path) -> None:
     """A pipe or a device would be waited for, or read without end."""
     mode = Path(path).stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -84,7 +84,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def _parse(path: str | Path) -> tuple[dict[str, str], dict[str, _Tensor], int, int]:
     """Metadata and tensors as the header describes them, where tensors begin, and how long the file is."""
     try:
-        check_regular(path)
+        check_regular_file(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
@@ -116,15 +116,15 @@ def _parse(path: str | Path) -> tuple[dict[str, str], dict[str, _Tensor], int, i
     return metadata, tensors, 8 + length, size
 
 
-def load_floats(path: str | Path, header: Header, names: Collection[str]) -> dict[str, Tensor]:
+def load_float_tensors(path: str | Path, header: Header, names: Collection[str]) -> dict[str, Tensor]:
     """Some of the tensors, which must be floats, in the precision in which they are stored."""
     strange = sorted({header.dtypes[name] for name in names} - FLOATS.keys())
     if strange:
         raise UserError(f"'{path}' holds {strange[0]} numbers, and weights are {', '.join(sorted(FLOATS))}")
-    return load(path, names)
+    return load_tensors(path, names)
 
 
-def load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
+def load_tensors(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
     """Some of the tensors, as they are."""
     from safetensors import SafetensorError, safe_open
 

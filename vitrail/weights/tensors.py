@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail import strict_json
 from vitrail.errors import UserError, error_reason
-from vitrail.weights.safetensors_file import FLOATS, MAX_TENSORS, check_regular, load_floats, read_header
+from vitrail.weights.safetensors_file import FLOATS, MAX_TENSORS, check_regular_file, load_float_tensors, read_header
 
 MAX_SIDE_FILE = 32_000_000  # bytes; a config.json with the names of 20,000 classes has one
 NUMPY = {"f4": "F32", "f2": "F16", "f8": "F64", "V2": "BF16"}  # numpy has no name for bfloat16
@@ -27,7 +27,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "teacher.")
 
 
 @dataclass(frozen=True)
-class Tensors:
+class TensorSource:
     where: str  # what messages call it
     folder: Path  # where it lies
     shapes: Mapping[str, tuple[int, ...]]
@@ -36,7 +36,7 @@ class Tensors:
     stored: Mapping[str, str]  # name to the name in the file
     note: str = ""  # which of the file's weights these are, where it holds several
 
-    def named(self, names: Mapping[str, str]) -> Tensors:
+    def named(self, names: Mapping[str, str]) -> TensorSource:
         """Only these, under other names: new name to present name."""
         return replace(
             self,
@@ -45,7 +45,7 @@ class Tensors:
             stored={new: self.stored[old] for new, old in names.items()},
         )
 
-    def without_prefix(self, *prefixes: str) -> Tensors:
+    def without_prefix(self, *prefixes: str) -> TensorSource:
         """Names with the first of these prefixes that they begin with taken off."""
         found = {name: next((p for p in prefixes if name.startswith(p)), "") for name in self.shapes}
         return self.named({name.removeprefix(prefix): name for name, prefix in found.items()})
@@ -85,7 +85,7 @@ class Tensors:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        check_regular(path)
+        check_regular_file(path)
         if path.stat().st_size > MAX_SIDE_FILE:
             raise UserError(f"'{path}' has {path.stat().st_size:,} bytes, far more than a file beside weights needs")
         values = strict_json.loads(path.read_bytes())
@@ -98,23 +98,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def source_of(
+def make_source(
     where: str,
     folder: Path,
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     fetch: Callable[[Collection[str]], dict[str, Tensor]],
     note: str = "",
-) -> Tensors:
+) -> TensorSource:
     if len(shapes) > MAX_TENSORS:
         raise UserError(f"{where} has {len(shapes):,} tensors, and no network has more than {MAX_TENSORS:,}")
-    tensors = Tensors(where, folder, shapes, dtypes, fetch, {name: name for name in shapes}, note)
+    tensors = TensorSource(where, folder, shapes, dtypes, fetch, {name: name for name in shapes}, note)
     while prefix := next((p for p in WRAPPERS if shapes and all(name.startswith(p) for name in tensors.shapes)), ""):
         tensors = tensors.named({name.removeprefix(prefix): name for name in tensors.shapes})
     return tensors
 
 
-def safetensors_source(files: Sequence[Path], where: str) -> Tensors:
+def safetensors_source(files: Sequence[Path], where: str) -> TensorSource:
     """A safetensors file, or the shards of one."""
     headers = {file: read_header(file) for file in files}
     shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
@@ -123,13 +123,13 @@ def safetensors_source(files: Sequence[Path], where: str) -> Tensors:
     def fetch(names: Collection[str]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for file, header in headers.items():
-            found |= load_floats(file, header, header.shapes.keys() & names)
+            found |= load_float_tensors(file, header, header.shapes.keys() & names)
         return {name: tensor.float() for name, tensor in found.items()}
 
-    return source_of(where, files[0].parent, shapes, dtypes, fetch)
+    return make_source(where, files[0].parent, shapes, dtypes, fetch)
 
 
-def npz_source(file: Path, where: str) -> Tensors:
+def npz_source(file: Path, where: str) -> TensorSource:
     """numpy's archive of arrays. Arrays of objects, which are pickles, are refused."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
@@ -156,7 +156,7 @@ def npz_source(file: Path, where: str) -> Tensors:
         except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise UserError(f"cannot read {where}: {error}") from None
 
-    return source_of(where, file.parent, shapes, dtypes, fetch)
+    return make_source(where, file.parent, shapes, dtypes, fetch)
 
 
 def _array_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:

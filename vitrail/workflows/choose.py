@@ -12,7 +12,7 @@ from typing import Any
 
 from vitrail.config import NetworkConfig, ObjectiveConfig, ScheduleConfig, Size, TrainConfig
 from vitrail.data.scan import cores
-from vitrail.models.flops import macs
+from vitrail.models.flops import count_macs
 from vitrail.weights.backbones import BASE, SMALL, TINY, Backbone
 
 CPU_CORE_FLOPS = 60e9  # FLOP/s that one core sustains in training, to the nearest order of magnitude
@@ -59,7 +59,7 @@ class ChoiceInputs:
         return GPU_SECONDS if self.device == "cuda" else CPU_SECONDS
 
     def epochs_within_budget(self, model: NetworkConfig) -> float:
-        return self.seconds * self.flops / (6 * macs(model)) / self.images
+        return self.seconds * self.flops / (6 * count_macs(model)) / self.images
 
 
 def choose_backbone(facts: ChoiceInputs) -> tuple[Backbone, str]:
@@ -75,7 +75,7 @@ def choose_recipe(facts: ChoiceInputs) -> Decision:
     if facts.start is None:
         return Decision("recipe", "scratch", "starts from random weights; --from WEIGHTS fine-tunes pretrained ones")
     if facts.epochs_within_budget(facts.start) < 2 and not facts.multilabel:
-        hours = 6 * macs(facts.start) * 10 * facts.images / facts.flops / 3600
+        hours = 6 * count_macs(facts.start) * 10 * facts.images / facts.flops / 3600
         why = f"ten epochs of fine-tuning would take about {hours:.1f} h on this machine; a linear probe needs one pass"
         return Decision("recipe", "probe", why)
     return Decision("recipe", "finetune", "the run starts from pretrained weights")

@@ -20,12 +20,12 @@ from vitrail.inference.runner import Outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.metrics.significance import PairedComparison, holm_correction
-from vitrail.models.flops import macs, parameters
+from vitrail.models.flops import count_macs, count_parameters
 from vitrail.tasks.table import prediction_task
 from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import make_console
 from vitrail.weights.bundle import Card
-from vitrail.weights.names import local_path, spec_of, whole_spec
+from vitrail.weights.names import absolute_spec, local_path, weights_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.measure import compute_logits
 from vitrail.workflows.show import scan_progress
@@ -70,10 +70,10 @@ def compare_runs(
 
     Without `data`, the images are those that the first run kept from its own training.
     """
-    names = [spec_of(run) for run in runs]
+    names = [weights_spec(run) for run in runs]
     if len(names) < 2:
         raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
-    if len({whole_spec(name) for name in names}) < len(names):
+    if len({absolute_spec(name) for name in names}) < len(names):
         raise UserError("a run is named twice")
     if split == "train":
         raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
@@ -146,7 +146,7 @@ def _compare(
     for name, card, out, settings in zip(names, cards, found, differing, strict=True):
         paired = None if not rows else task.compare(found[0].values.numpy(), out.values.numpy(), out.labels.numpy())
         scores = _scores(task, out, card, samples.classes)
-        cost = parameters(card.model), macs(card.model) / 1e9
+        cost = count_parameters(card.model), count_macs(card.model) / 1e9
         rows.append(
             ComparedRun(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitrail.errors import UserError, did_you_mean
 from vitrail.inference.classifier import Classifier
 from vitrail.interpret.attention import require_vit
-from vitrail.weights.names import HUB
+from vitrail.weights.names import HUB_PREFIX
 from vitrail.workflows.explain_inputs import weights_name
 from vitrail.workflows.show import data_name
 
@@ -70,7 +70,7 @@ def _some(classes: Sequence[str]) -> str:
 
 def default_explain_folder(weights: str | Path, images: Sequence[str | Path]) -> Path:
     """Where to write if nobody says, named after both: other weights or images do not take its place."""
-    path = Path(str(weights).removeprefix(HUB).partition("@")[0])
+    path = Path(str(weights).removeprefix(HUB_PREFIX).partition("@")[0])
     place = (path.parent if path.name == "model.safetensors" else path).parent.name
     name = "-".join(part for part in (place, weights_name(weights)) if part not in ("", "..", "runs"))
     seen = data_name(str(Path(images[0]).absolute())) if images else ""

@@ -14,7 +14,7 @@ from vitrail.data.dataset import Samples, content_digests
 from vitrail.data.splits import SplitRule
 from vitrail.metrics.scores import Scores
 from vitrail.models.build import Network
-from vitrail.models.flops import macs, parameters
+from vitrail.models.flops import count_macs, count_parameters
 from vitrail.report.model_card import write_model_card
 from vitrail.report.page import ReportFacts, write_report
 from vitrail.report.provenance import provenance
@@ -174,8 +174,8 @@ def _facts(
     cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
     cost += [("speed", f"{sorted(speeds)[len(speeds) // 2]:.0f} images/s")] if speeds else []
     cost += [
-        ("parameters", f"{parameters(plan.model):,}"),
-        ("compute", f"{macs(plan.model) / 1e9:.2f} GMAC an image"),
+        ("parameters", f"{count_parameters(plan.model):,}"),
+        ("compute", f"{count_macs(plan.model) / 1e9:.2f} GMAC an image"),
         ("device", about["environment"]["device"]),
     ]
     return found.facts(

@@ -15,7 +15,7 @@ from vitrail.inference.runner import Outputs, network_outputs
 from vitrail.interrupt import Interrupts
 from vitrail.metrics.probe import Probe, fit_probe
 from vitrail.models.build import Network
-from vitrail.models.flops import macs
+from vitrail.models.flops import count_macs
 from vitrail.workflows.choose import SMALL_DATA
 from vitrail.workflows.resolve import Plan
 
@@ -59,7 +59,7 @@ def fit_baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tup
     images = sum(len(samples) for samples in splits.values())
     if len(splits["train"]) > SMALL_DATA or plan.dataset.multilabel:
         return None
-    if net is not None and 2 * macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
+    if net is not None and 2 * count_macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
         return None
     started = time.monotonic()
     name, spec, device = "the starting weights' features", plan.preprocess, plan.device

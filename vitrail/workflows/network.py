@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrail.config import ModelChoice, NetworkConfig, ResNetConfig, network_config
 from vitrail.errors import UserError
-from vitrail.models.variants import configure, parse
+from vitrail.models.variants import config_from_name, parse_name
 
 # Fields of ModelChoice: SHAPE must match the starting weights, TRAINING may differ.
 SHAPE = (
@@ -30,11 +30,11 @@ TRAINING = ("dropout", "drop_path", "head_bias")
 def new_network(choice: ModelChoice, num_classes: int) -> NetworkConfig:
     """The config of a network by name, such as "B/16"."""
     options = _set_fields(choice, SHAPE) | _nonzero_rates(choice)
-    if parse(choice.name).get("kind") == "resnet":
+    if parse_name(choice.name).get("kind") == "resnet":
         for key in [*options, *(["representation"] if choice.representation else [])]:
             if key not in ResNetConfig.model_fields:
                 raise UserError(f"model.{key} has no effect on a ResNet such as {choice.name}: leave it out")
-    model = configure(choice.name, num_classes, choice.image_size or (224, 224), **options)
+    model = config_from_name(choice.name, num_classes, choice.image_size or (224, 224), **options)
     return model.model_copy(update={"representation": model.width}) if choice.representation else model
 
 
@@ -77,7 +77,7 @@ def _check_name(name: str, start: NetworkConfig) -> None:
     if not name:
         return
     actual = start.model_dump()
-    named = {"kind": "vit", "stem": None, "axial": False, **parse(name)}
+    named = {"kind": "vit", "stem": None, "axial": False, **parse_name(name)}
     for key in ("kind", "width", "depth", "mlp_dim", "heads", "patch", "blocks", "stem", "axial"):
         expected, value = named.get(key), actual.get(key)
         if key == "stem":  # compare the blocks alone: epsilons depend on where the weights come from, not on the name

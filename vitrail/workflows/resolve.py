@@ -34,10 +34,10 @@ from vitrail.data.splits import SplitRule
 from vitrail.data.transforms import resolve_preprocess
 from vitrail.errors import UserError, did_you_mean, user_path
 from vitrail.inference.device import choose_device
-from vitrail.models.flops import macs
-from vitrail.models.variants import parse
+from vitrail.models.flops import count_macs
+from vitrail.models.variants import parse_name
 from vitrail.training.precision import choose_precision, has_triton
-from vitrail.weights.names import whole_spec
+from vitrail.weights.names import absolute_spec
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import (
     Choice,
@@ -112,7 +112,7 @@ def make_plan(
     if not early.data.path:
         raise UserError("no training images: pass their folder, vitrail train DATA")
     if early.model.name:
-        parse(early.model.name)
+        parse_name(early.model.name)
     device = choose_device(early.train.device)
     weights = read_weights(early.model.weights) if early.model.weights else None
     automatic_start = starts_automatically(early, recipe)
@@ -138,8 +138,8 @@ def make_plan(
     resolver.set("data.path", dataset.root)  # absolute, so that a run can be resumed from another working directory
     if resolver.config.data.quarantine:
         resolver.set("data.quarantine", str(user_path(resolver.config.data.quarantine).absolute()))
-    resolver.set("model.weights", whole_spec(resolver.config.model.weights))
-    resolver.set("objective.teacher", whole_spec(resolver.config.objective.teacher))
+    resolver.set("model.weights", absolute_spec(resolver.config.model.weights))
+    resolver.set("objective.teacher", absolute_spec(resolver.config.objective.teacher))
     check_requirements(resolver.config, weights)  # again, because the recipe may have been chosen automatically
     if dataset.multilabel and resolver.config.kind != "masked":
         resolver.fix_multilabel_loss()
@@ -201,7 +201,7 @@ class _Resolver:
         if self.config.train.steps is None and self.config.train.epochs is None:
             self.choose(choose_length(facts, self.config.train, model))
         self.fix_precision(device)
-        self.fix_compile(device, 6.0 * macs(model) * self.config.train.batch_size)
+        self.fix_compile(device, 6.0 * count_macs(model) * self.config.train.batch_size)
         self.fix_steps(facts.images)
         self.choose(choose_warmup(self.config.schedule, self.config.train.steps or 0))
 

@@ -35,7 +35,7 @@ from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import old_name
 from vitrail.terminal import escape
 from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
-from vitrail.weights.names import whole_spec
+from vitrail.weights.names import absolute_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
 from vitrail.workflows.linear_probe import Baseline
@@ -163,7 +163,7 @@ def check_same_settings(folder: Path, given: dict[str, Any], recipe: str | None)
         given["data"]["quarantine"] = str(user_path(path).absolute())
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
-            given[section][key] = whole_spec(spec)
+            given[section][key] = absolute_spec(spec)
     asked = validate(RunConfig, merge(stored, given), str(file)).model_dump()
     before = validate(RunConfig, stored, str(file)).model_dump()
     for path in leaves(given):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.inference.device import autocast
-from vitrail.models.build import Network, build, build_with
+from vitrail.models.build import Network, build_from_state_dict, build_model
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.masked import MaskedPatchNetwork
 from vitrail.models.mimetic import mimetic_
@@ -23,19 +23,19 @@ from vitrail.terminal import escape
 from vitrail.training.optimizer import freeze
 from vitrail.training.precision import set_dtypes
 from vitrail.weights.read import read_weights
-from vitrail.weights.resize import adapt
+from vitrail.weights.resize import adapt_state_dict
 from vitrail.workflows.resolve import Plan
 
 
 def build_starting_network(plan: Plan, console: Console) -> Network:
     """The network as a run starts with it: random, or with the starting weights fitted to it."""
     torch.manual_seed(plan.config.train.seed)
-    net = build(plan.model)
+    net = build_model(plan.model)
     if plan.config.model.init == "mimetic":
         mimetic_(net)
     if plan.weights is not None:
         how = plan.config.model.resample
-        state, changes = adapt(plan.weights.state, plan.weights.card.model, plan.model, how)
+        state, changes = adapt_state_dict(plan.weights.state, plan.weights.card.model, plan.model, how)
         fresh = set(net.load_state_dict(state, strict=False).missing_keys)
         assert fresh <= {"head.weight", "head.bias"}, fresh
         for change in changes:
@@ -52,7 +52,7 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
     weights = read_weights(plan.config.objective.teacher)
     if weights.card.classes is None or not len(weights.card.classes):
         raise UserError("the teacher does not say which classes it tells apart: distil from weights of a vitrail run")
-    net = build_with(weights.card.model, weights.state).to(plan.device).eval().requires_grad_(False)
+    net = build_from_state_dict(weights.card.model, weights.state).to(plan.device).eval().requires_grad_(False)
     cast = autocast(plan.config.precision.compute, plan.device)
 
     def forward(pixels: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _with_extras(plan: Plan, net: Network) -> nn.Module:
 def final_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
     """The network that a run keeps, from the tensors of what it trained."""
     with torch.device("meta"):  # nothing is initialised: the tensors of the state are taken as they are
-        net = build(plan.model)
+        net = build_model(plan.model)
         module = _with_extras(plan, net)
     module.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     if plan.config.lora.rank:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from vitrail.config import ModelChoice, RunConfig
 from vitrail.errors import UserError
-from vitrail.weights.backbones import bundled, why_not
-from vitrail.weights.hub import WITHOUT
+from vitrail.weights.backbones import bundled, unavailable_reason
+from vitrail.weights.hub import OFFLINE_HINT
 from vitrail.weights.read import Weights, read_weights
 from vitrail.workflows.choose import START, ChoiceInputs, Decision, choose_backbone
 
@@ -57,13 +57,13 @@ def choose_start(facts: ChoiceInputs, message: Callable[[str], None]) -> tuple[W
     automatically. `message` prints a line before a download."""
     backbone, reason = choose_backbone(facts)
     size = f"{backbone.megabytes} MB, {backbone.licence}"
-    missing = why_not(backbone, lambda: message(f"downloading {backbone.repository} ({size}) from the Hub"))
+    missing = unavailable_reason(backbone, lambda: message(f"downloading {backbone.repository} ({size}) from the Hub"))
     if missing:
         return _bundled(missing)
     try:
         weights = read_weights(backbone.spec)
     except UserError as error:  # the Hub lists it, but the download failed
-        return _bundled(str(error).removesuffix(WITHOUT))
+        return _bundled(str(error).removesuffix(OFFLINE_HINT))
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
     why = f"{backbone.network}: {reason}; pretrained on {backbone.learned}; --recipe scratch starts from random weights"

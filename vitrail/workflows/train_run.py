@@ -17,15 +17,15 @@ from vitrail.config import OPTIONS, merge, with_options
 from vitrail.distributed import process_group
 from vitrail.errors import UserError, user_path, warn_once
 from vitrail.interrupt import Interrupts
-from vitrail.models.build import build
-from vitrail.models.flops import macs
+from vitrail.models.build import build_model
+from vitrail.models.flops import count_macs
 from vitrail.tasks.task import Task
 from vitrail.terminal import escape, make_console
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.memory import check_memory
 from vitrail.training.run_context import RunContext
 from vitrail.weights.bundle import read_card
-from vitrail.weights.names import spec_of
+from vitrail.weights.names import weights_spec
 from vitrail.workflows.batches import ImageBatches, make_validation
 from vitrail.workflows.finish import finish
 from vitrail.workflows.fit import fit
@@ -189,7 +189,7 @@ def _given_settings(
     for section, key, value in (
         ("data", "quarantine", None if quarantine is None else str(quarantine)),
         ("model", "name", model),
-        ("model", "weights", None if weights is None else spec_of(weights)),
+        ("model", "weights", None if weights is None else weights_spec(weights)),
     ):
         if value is not None:
             given = merge(given, {section: {key: value}})
@@ -225,7 +225,7 @@ def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_c
 
     plan, saved = run.ranks.broadcast(read)
     run = replace(run, facts=resumed_facts(saved.facts, plan))
-    return _fit_and_finish(plan, build_trained_module(plan, build(plan.model)), task_of_plan(plan), run, saved)
+    return _fit_and_finish(plan, build_trained_module(plan, build_model(plan.model)), task_of_plan(plan), run, saved)
 
 
 def _fit_and_finish(
@@ -245,7 +245,7 @@ def _fit_and_finish(
             run,
             validate=validate,
             saved=saved,
-            flops_per_image=6.0 * macs(plan.model),
+            flops_per_image=6.0 * count_macs(plan.model),
         )
 
         def end() -> TrainResult:

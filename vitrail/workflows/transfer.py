@@ -36,7 +36,7 @@ from vitrail.errors import UserError, user_path
 from vitrail.interrupt import Interrupted
 from vitrail.terminal import escape
 from vitrail.weights.bundle import read_card
-from vitrail.weights.names import spec_of
+from vitrail.weights.names import weights_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.show import data_name
 from vitrail.workflows.train_run import train
@@ -95,7 +95,9 @@ def run_transfer(
     with process_group() as ranks:
         ranks.broadcast(lambda: refuse_foreign_files([(folder / "transfer.json", "")], "choose another --out"))
         console.quiet = console.quiet or not ranks.is_first
-        chosen = tuple(rates) or ranks.broadcast(lambda: default_rates(recipe, read_weights(spec_of(from_)).card.model))
+        chosen = tuple(rates) or ranks.broadcast(
+            lambda: default_rates(recipe, read_weights(weights_spec(from_)).card.model)
+        )
         splits, watched = ranks.broadcast(lambda: _check(data, recipe, chosen, seeds, overrides))
         fixed = [] if "test" in splits else ["data.val_as_test=true"]
         if fixed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vitrail.config import RunConfig
 from vitrail.errors import UserError
-from vitrail.models.variants import parse
+from vitrail.models.variants import parse_name
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
@@ -25,7 +25,7 @@ def check_requirements(config: RunConfig, weights: Weights | None, automatic_sta
     if bare and (config.lora.rank or config.optimizer.freeze):
         what = "lora.rank" if config.lora.rank else "optimizer.freeze"
         raise UserError(f"{what} freezes weights, so it needs pretrained ones: add --from WEIGHTS")
-    start = weights.card.model.model_dump() if weights is not None else parse(config.model.name or "B/16")
+    start = weights.card.model.model_dump() if weights is not None else parse_name(config.model.name or "B/16")
     if config.model.init == "mimetic" and (weights is not None or start.get("kind") == "resnet"):
         why = "these weights are already trained" if weights is not None else "a ResNet has no attention"
         raise UserError(f"model.init=mimetic is for attention with random weights, and {why}: leave it out")

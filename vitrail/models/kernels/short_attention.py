@@ -14,7 +14,7 @@ TOKENS = 256
 DEPTH = 64  # numbers in a head, as in the paper's networks up to L
 
 
-def is_short(qkv: Tensor, heads: int) -> bool:
+def supports_short_attention(qkv: Tensor, heads: int) -> bool:
     """Whether the kernels take these projections (B, T, 3 D) of all tokens: half precision, on a GPU of a kind on which
     they were measured."""
     return (

@@ -14,16 +14,16 @@ from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.config import ModelConfig, NetworkConfig, Preprocess
 from vitrail.errors import UserError
-from vitrail.models.pos_embed import added_positions
+from vitrail.models.pos_embed import build_pos_embed
 from vitrail.weights.bundle import Card, Postprocess, check_tensors, created_with
 from vitrail.weights.formats.table import State, Table
 from vitrail.weights.reference_models import Reference
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.tensors import TensorSource
 
 Expressed = tuple[NetworkConfig, State]
 
 
-class Foreign(NamedTuple):
+class ForeignWeights(NamedTuple):
     """What a file of another library holds, in our terms."""
 
     card: Card
@@ -31,11 +31,11 @@ class Foreign(NamedTuple):
     assumed: str = ""  # what the file does not say and the reader had to take for granted
 
 
-def card_of(model: NetworkConfig, preprocess: Preprocess, **told: Any) -> Card:
+def make_card(model: NetworkConfig, preprocess: Preprocess, **told: Any) -> Card:
     return Card(model=model, preprocess=preprocess, created_with=created_with(), **told)
 
 
-def lost(card: Card) -> dict[str, object]:
+def lost_information(card: Card) -> dict[str, object]:
     """What no layout but ours has a place for, and whether there is any."""
     return {
         "the record of training (evaluate can then no longer leave out the images it was trained on)": (
@@ -56,31 +56,37 @@ class Format:
     library: str  # whose networks these are
     owner: str  # whose layout it is, as in "timm's"
     write: Callable[[Path, Card, State], None]  # a network that `cannot` has no objection to, after `adopted`
-    cannot: Callable[[Card], str | None] = lambda _: None  # why it cannot be one of theirs: "has ..."; None if it can
-    adopted: Callable[[Card], Card] = lambda card: card  # with the constants that they fix
-    differs: Callable[[Card], list[str]] = lambda _: []  # what changes all the same, and no constant tells
-    lost: Callable[[Card], Mapping[str, object]] = lost  # what it has no place for, and whether the card has it
+    unsupported_reason: Callable[[Card], str | None] = lambda _: (
+        None
+    )  # why it cannot be one of theirs: "has ..."; None if it can
+    adopt_constants: Callable[[Card], Card] = lambda card: card  # with the constants that they fix
+    other_differences: Callable[[Card], list[str]] = lambda _: []  # what changes all the same, and no constant tells
+    lost_information: Callable[[Card], Mapping[str, object]] = (
+        lost_information  # what it has no place for, and whether the card has it
+    )
     suffix: str = ""  # of the one file that is written; none: it is a folder
-    matches: Callable[[Tensors], bool] = lambda _: False
-    refuse: Callable[[Tensors], object] = lambda _: None  # says what it knows of a file that none of them matches
-    read: Callable[[Tensors, tuple[int, int] | None], Foreign] | None = None
+    matches: Callable[[TensorSource], bool] = lambda _: False
+    check_supported: Callable[[TensorSource], object] = lambda _: (
+        None
+    )  # says what it knows of a file that none of them matches
+    read: Callable[[TensorSource, tuple[int, int] | None], ForeignWeights] | None = None
     # A network of another library with the tensors of a file that was read, or those that it finds in what was written.
-    reference: Callable[[Path, Card, Tensors | None], Reference] | None = None
+    reference_model: Callable[[Path, Card, TensorSource | None], Reference] | None = None
     compared_with: str = ""  # that library, in words
-    must_load: bool = True  # whether it is an error that the library does not take the weights
-    expressed: Callable[[NetworkConfig, State], Expressed] | None = None  # what a file of it reads back as, to the bit
+    must_load_in_library: bool = True  # whether it is an error that the library does not take the weights
+    round_trip: Callable[[NetworkConfig, State], Expressed] | None = None  # what a file of it reads back as, to the bit
 
     def check_expressible(self, card: Card, adopt: bool) -> list[str]:
         """What changes in the constants of the network, each as a phrase; it must be nothing unless `adopt` is set."""
-        if reason := self.cannot(card):
+        if reason := self.unsupported_reason(card):
             raise UserError(f"{self.library} cannot express this network: it {reason}{self._way_round(card)}")
-        changes = _changes(card.model_dump(), self.adopted(card).model_dump())
+        changes = _changes(card.model_dump(), self.adopt_constants(card).model_dump())
         if changes and not adopt:
             raise UserError(
                 f"{self.library} fixes other constants than these weights have ({'; '.join(changes)}): "
                 "add --adopt-constants to take them, and see in the printed difference what that costs"
             )
-        return changes + self.differs(card)
+        return changes + self.other_differences(card)
 
     @property
     def folder(self) -> bool:
@@ -92,7 +98,7 @@ class Format:
             return ""
         plain = card.model_copy(update={"model": card.model.model_copy(update={"representation": 0})})
         way = "; vitrail train --from leaves that layer out, and what it trains can then be converted"
-        return "" if self.cannot(plain) else way
+        return "" if self.unsupported_reason(plain) else way
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], start: str = "") -> list[str]:
@@ -105,8 +111,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], start: str = "") ->
     return found
 
 
-def translate(
-    source: Tensors,
+def convert_tensors(
+    source: TensorSource,
     table: Table,
     configure: Callable[[State], NetworkConfig],
     adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
@@ -123,11 +129,11 @@ def translate(
     return config, adjust(table.read(source, source.load()))
 
 
-def joined(*notes: str) -> str:
+def join_notes(*notes: str) -> str:
     return "; ".join(filter(None, notes))
 
 
-def in_order(names: Any, count: int) -> tuple[str, ...]:
+def class_names_in_order(names: Any, count: int) -> tuple[str, ...]:
     """Class names in the order of the logits, from a list, or from a mapping of indices; none where they do not fit."""
     if isinstance(names, Mapping):
         names = [names.get(str(index)) for index in range(len(names))]
@@ -135,37 +141,37 @@ def in_order(names: Any, count: int) -> tuple[str, ...]:
     return tuple(str(name) for name in names) if fits else ()
 
 
-def first(reasons: Mapping[str, object]) -> str | None:
+def first_reason(reasons: Mapping[str, object]) -> str | None:
     """The first reason why a network cannot be expressed that is there; the network is the subject of the sentence."""
     return next((reason for reason, there in reasons.items() if there), None)
 
 
-def lacking(library: str, things: Mapping[str, object]) -> dict[str, object]:
+def missing_features(library: str, things: Mapping[str, object]) -> dict[str, object]:
     return {f"has {thing}, which the networks of {library} do not have": there for thing, there in things.items()}
 
 
-def ours_alone(model: ModelConfig, library: str) -> dict[str, object]:
+def vitrail_only_features(model: ModelConfig, library: str) -> dict[str, object]:
     """What no other library's networks have."""
     things = {
         "attention along rows and columns": model.axial,
         "relative positions": model.positions == "relative",
         "positions at every layer": model.positions_at != "stem",
     }
-    return lacking(library, things)
+    return missing_features(library, things)
 
 
-def uncropped(spec: Preprocess, library: str, otherwise: str) -> dict[str, object]:
+def unsupported_crop(spec: Preprocess, library: str, otherwise: str) -> dict[str, object]:
     """Crops of a shape that the preprocessing of other libraries does not make."""
     size = "x".join(map(str, spec.size))
     reason = f"takes {size} images cut from pictures that keep their aspect, and {library} {otherwise}"
     return {reason: spec.resize == "short_side" and spec.size[0] != spec.size[1]}
 
 
-def ungridded(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
+def with_position_table(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
     """Positions that are computed, from waves or from rows and columns, as the table that they amount to."""
     if model.positions not in ("2d", "sincos"):
         return model, state
-    positions = added_positions(model)
+    positions = build_pos_embed(model)
     start = "pos_embed."
     positions.load_state_dict({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
     with torch.no_grad():
@@ -175,7 +181,7 @@ def ungridded(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
     return plain, {**others, "pos_embed.table": table}
 
 
-def prefix_rows(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
+def with_prefix_rows(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
     """A table with rows for class token and registers, which are zero where it had none: they add nothing."""
     if model.positions != "1d" or model.prefix_positions:
         return model, state

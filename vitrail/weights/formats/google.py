@@ -19,20 +19,20 @@ from vitrail.errors import UserError
 from vitrail.weights.bundle import Card
 from vitrail.weights.formats import base, timm
 from vitrail.weights.formats.base import (
-    Foreign,
+    ForeignWeights,
     Format,
-    card_of,
-    first,
-    lacking,
-    ours_alone,
-    prefix_rows,
-    translate,
-    ungridded,
+    convert_tensors,
+    first_reason,
+    make_card,
+    missing_features,
+    vitrail_only_features,
+    with_position_table,
+    with_prefix_rows,
 )
-from vitrail.weights.formats.shapes import guessed_square, resnet_config, vit_config
+from vitrail.weights.formats.shapes import resnet_config, square_image_note, vit_config
 from vitrail.weights.formats.table import SAME, TENSOR, Form, Group, Kind, State, Table
-from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.reference_models import Reference, ReferenceUnavailable, import_library, loading
+from vitrail.weights.tensors import TensorSource
 
 LIBRARY = "Google's code"
 
@@ -139,7 +139,7 @@ RELEASED_RESNET = Table(
 CONSTANTS = {"gelu": "tanh", "norm_eps": 1e-6}
 
 
-def preprocess_for(model: NetworkConfig) -> Preprocess:
+def default_preprocess(model: NetworkConfig) -> Preprocess:
     """What these files go without saying."""
     half = (0.5,) * model.channels
     return Preprocess(size=model.image_size, antialias=False, mean=half, std=half)
@@ -154,14 +154,14 @@ RELEASED_MARK = "resnet/root_block/standardized_conv2d/kernel"
 BIG_VISION_MARK = "root_block/conv_root/kernel"
 
 
-def read(source: Tensors, image_size: Size | None = None) -> Foreign:
+def read(source: TensorSource, image_size: Size | None = None) -> ForeignWeights:
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in source.shapes)), "")
     source = source.named({name.removeprefix(prefix): name for name in source.shapes if name.startswith(prefix)})
     resnet = RELEASED_MARK in source.shapes or BIG_VISION_MARK in source.shapes
     return (_read_resnet if resnet else _read_vit)(source, image_size)
 
 
-def _read_vit(source: Tensors, image_size: Size | None) -> Foreign:
+def _read_vit(source: TensorSource, image_size: Size | None) -> ForeignWeights:
     source = source.named(_renumbered(source.shapes))
     heads = {shape[1:2] for name, shape in source.shapes.items() if QUERY.fullmatch(name)}
     if len(heads) != 1 or () in heads:
@@ -175,12 +175,12 @@ def _read_vit(source: Tensors, image_size: Size | None) -> Foreign:
     def configure(blank: State) -> ModelConfig:
         return vit_config(blank, source.where, [], image_size, (not big_vision,), **details)
 
-    model, state = translate(source, table, configure)
-    assumed = guessed_square(model, [], image_size) if learned else ""
-    return Foreign(card_of(model, preprocess_for(model)), state, assumed)
+    model, state = convert_tensors(source, table, configure)
+    assumed = square_image_note(model, [], image_size) if learned else ""
+    return ForeignWeights(make_card(model, default_preprocess(model)), state, assumed)
 
 
-def _read_resnet(source: Tensors, image_size: Size | None) -> Foreign:
+def _read_resnet(source: TensorSource, image_size: Size | None) -> ForeignWeights:
     released = RELEASED_MARK in source.shapes
     if released:  # beside the network, the optimiser's step and its like
         source = source.named({name: name for name in source.shapes if name.startswith("resnet/")})
@@ -190,9 +190,9 @@ def _read_resnet(source: Tensors, image_size: Size | None) -> Foreign:
         padding = "zeros" if released else "none"
         return resnet_config(blank, source.where, image_size or (224, 224), pool_padding=padding)
 
-    model, state = translate(source, RELEASED_RESNET if released else BIG_VISION_RESNET, configure)
+    model, state = convert_tensors(source, RELEASED_RESNET if released else BIG_VISION_RESNET, configure)
     assumed = "" if image_size else "images of 224x224, since its weights fit any"
-    return Foreign(card_of(model, preprocess_for(model)), state, assumed)
+    return ForeignWeights(make_card(model, default_preprocess(model)), state, assumed)
 
 
 NUMBERED = re.compile(rf"(.*/encoderblock_\d+)/(LayerNorm|{ATTENTION}|{MLP})_(\d{{1,9}})(/.*)")
@@ -212,7 +212,7 @@ def _renumbered(names: Iterable[str]) -> dict[str, str]:
 # ---- writing
 
 
-def adopted(card: Card) -> Card:
+def adopt_constants(card: Card) -> Card:
     model = card.model
     if isinstance(model, ResNetConfig):
         fixed = {key: ResNetConfig.model_fields[key].default for key in ("norm_eps", "weight_eps", "weight_eps_in")}
@@ -221,7 +221,7 @@ def adopted(card: Card) -> Card:
     return card.model_copy(update={"model": model.model_copy(update=fixed)})
 
 
-def cannot(card: Card) -> str | None:
+def unsupported_reason(card: Card) -> str | None:
     model = card.model
     if isinstance(model, ResNetConfig):
         return None
@@ -234,11 +234,11 @@ def cannot(card: Card) -> str | None:
         "fixed positions over a convolutional stem": model.stem and model.positions == "sincos",
     }
     none = {f"has no positions, and the networks of {LIBRARY} all have some": model.positions == "none"}
-    return first(ours_alone(model, LIBRARY) | none | lacking(LIBRARY, things))
+    return first_reason(vitrail_only_features(model, LIBRARY) | none | missing_features(LIBRARY, things))
 
 
 def write(path: Path, card: Card, state: State) -> None:
-    model, state = expressed(card.model, state)
+    model, state = with_supported_positions(card.model, state)
     if isinstance(model, ResNetConfig):
         table = RELEASED_RESNET if model.pool_padding == "zeros" else BIG_VISION_RESNET
     elif not model.prefix_positions or model.positions == "sincos" or model.pool == "map":  # as big_vision has them
@@ -249,22 +249,22 @@ def write(path: Path, card: Card, state: State) -> None:
         np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in table.write(state).items()})
 
 
-def expressed(model: NetworkConfig, state: State) -> tuple[NetworkConfig, State]:
+def with_supported_positions(model: NetworkConfig, state: State) -> tuple[NetworkConfig, State]:
     """The same network with positions as these files have them."""
     if isinstance(model, ResNetConfig):
         return model, state
     if model.positions == "2d":
-        model, state = ungridded(model, state)
-    return prefix_rows(model, state) if model.stem else (model, state)
+        model, state = with_position_table(model, state)
+    return with_prefix_rows(model, state) if model.stem else (model, state)
 
 
-def lost(card: Card) -> dict[str, object]:
+def lost_information(card: Card) -> dict[str, object]:
     size = card.model.image_size
     return {
-        "preprocessing": card.preprocess != preprocess_for(card.model),
+        "preprocessing": card.preprocess != default_preprocess(card.model),
         "class names": card.classes,
         "the licence": card.licence,
-        **base.lost(card),
+        **base.lost_information(card),
         "the image size (give it with --image-size when reading)": (
             isinstance(card.model, ResNetConfig) or size[0] != size[1]  # which positions do not tell
         ),
@@ -274,20 +274,20 @@ def lost(card: Card) -> dict[str, object]:
 # ---- what timm's own reader of these files makes of one
 
 
-def reference(file: Path, card: Card, _: Tensors | None) -> Reference:
+def reference_model(file: Path, card: Card, _: TensorSource | None) -> Reference:
     """In the network of timm that is closest to ours."""
-    model, reason = card.model, timm.cannot(card)
+    model, reason = card.model, timm.unsupported_reason(card)
     if isinstance(model, ModelConfig) and model.positions != "1d":
         reason = "has no table of positions, without which timm reads no file"
     if not isinstance(model, ModelConfig) and model.pool_padding != "zeros":
         reason = "is in big_vision's names, and of BiT timm reads Google's first files alone"
     if reason:
-        raise NoReference(f"this network {reason}")
+        raise ReferenceUnavailable(f"this network {reason}")
     library = import_library("timm")
     with loading("timm"):
         network: nn.Module = library.create_model(timm.architecture(model), **timm.model_args(model))
         network.load_pretrained(str(file))  # type: ignore[operator]
-    differs = "" if timm.adopted(card).model == model else f"has other constants than {LIBRARY}, and differs by"
+    differs = "" if timm.adopt_constants(card).model == model else f"has other constants than {LIBRARY}, and differs by"
     return Reference("timm", network.float().eval(), differs)
 
 
@@ -295,14 +295,14 @@ FORMAT = Format(
     LIBRARY,
     "Google's",
     write,
-    cannot,
-    adopted,
-    lost=lost,
+    unsupported_reason,
+    adopt_constants,
+    lost_information=lost_information,
     suffix=".npz",
     matches=lambda source: any(name.endswith(MARKS) for name in source.shapes),
     read=read,
-    reference=reference,
+    reference_model=reference_model,
     compared_with="timm (reading Google's file)",
-    must_load=False,
-    expressed=expressed,
+    must_load_in_library=False,
+    round_trip=with_supported_positions,
 )

@@ -15,26 +15,26 @@ from vitrail.errors import UserError
 from vitrail.weights.bundle import Card
 from vitrail.weights.formats import preprocessor_config
 from vitrail.weights.formats.base import (
-    Foreign,
+    ForeignWeights,
     Format,
-    card_of,
-    first,
-    in_order,
-    joined,
-    lacking,
-    ours_alone,
-    prefix_rows,
-    translate,
-    uncropped,
-    ungridded,
+    class_names_in_order,
+    convert_tensors,
+    first_reason,
+    join_notes,
+    make_card,
+    missing_features,
+    unsupported_crop,
+    vitrail_only_features,
+    with_position_table,
+    with_prefix_rows,
     write_folder,
 )
+from vitrail.weights.formats.json_settings import Settings, size_to_json
 from vitrail.weights.formats.preprocessor_config import BIT, VIT, Processor
 from vitrail.weights.formats.shapes import resnet_config, vit_config
-from vitrail.weights.formats.sidefile import Settings, side
 from vitrail.weights.formats.table import MODULE, TENSOR, WEIGHT, State, Table, bottleneck, concatenate
 from vitrail.weights.reference_models import Reference, import_library, loading
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.tensors import TensorSource
 
 LIBRARY = "transformers"
 KINDS = ("vit", "dinov2", "dinov2_with_registers", "bit")
@@ -103,7 +103,7 @@ RESNET_FIXED: dict[str, Any] = {
 }
 
 
-def kind_of(model: NetworkConfig) -> str:
+def model_type_of(model: NetworkConfig) -> str:
     if isinstance(model, ResNetConfig):
         return "bit"
     if model.registers:
@@ -111,7 +111,7 @@ def kind_of(model: NetworkConfig) -> str:
     return "vit" if model.layer_scale is None else "dinov2"
 
 
-def shown(model: NetworkConfig, kind: str) -> dict[str, Any]:
+def config_from_tensors(model: NetworkConfig, kind: str) -> dict[str, Any]:
     """The keys of config.json that the tensors show."""
     if isinstance(model, ResNetConfig):
         return {
@@ -148,15 +148,15 @@ def _hidden(config: Settings, kind: str) -> dict[str, Any]:
 
 def config_of(card: Card) -> dict[str, Any]:
     """config.json."""
-    model, kind = card.model, kind_of(card.model)
-    values = {"model_type": kind, **shown(model, kind)}
+    model, kind = card.model, model_type_of(card.model)
+    values = {"model_type": kind, **config_from_tensors(model, kind)}
     if isinstance(model, ResNetConfig):
         name = "Bit"
         values["output_stride"] = max(32, output_stride(model))  # below its own, stages would not halve the map
         values |= RESNET_FIXED
     else:
         name = {"vit": "ViT", "dinov2": "Dinov2"}.get(kind, "Dinov2WithRegisters")
-        values |= {"image_size": side(model.image_size), "patch_size": side(model.patch)}
+        values |= {"image_size": size_to_json(model.image_size), "patch_size": size_to_json(model.patch)}
         values |= {"num_attention_heads": model.heads, "hidden_act": ACTIVATION[model.gelu]}
         values["layer_norm_eps"] = model.norm_eps
         if kind != "vit":
@@ -189,17 +189,17 @@ def made_up_names(count: int) -> tuple[str, ...]:
 # ---- reading
 
 
-def matches(source: Tensors) -> bool:
+def matches(source: TensorSource) -> bool:
     return any(prefix + mark in source.shapes for mark in MARKS for prefix in ("", *PREFIXES))
 
 
-def refuse(source: Tensors) -> None:
+def check_supported(source: TensorSource) -> None:
     config = source.beside("config.json")
     if config and isinstance(config.get("model_type"), str):
         _check_kind(config, source.where)
 
 
-def read(source: Tensors, image_size: Size | None = None) -> Foreign:
+def read(source: TensorSource, image_size: Size | None = None) -> ForeignWeights:
     """Weights in transformers' names."""
     config, where = source.beside("config.json"), source.where
     if config is None:
@@ -215,14 +215,14 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
         unsaid = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
     preprocess = processor.preprocess(model.image_size, model.channels)
     resized = "" if kind == "bit" else processor.resized(model.image_size, any_size=kind != "vit")
-    classes = in_order(config.get("id2label"), model.num_classes)
-    card = card_of(
+    classes = class_names_in_order(config.get("id2label"), model.num_classes)
+    card = make_card(
         model,
         preprocess,
         classes=() if classes == made_up_names(model.num_classes) else classes,
         licence=str(config.get("license") or ""),
     )
-    return Foreign(card, state, joined("" if processor.found else unsaid, resized))
+    return ForeignWeights(card, state, join_notes("" if processor.found else unsaid, resized))
 
 
 def _check_kind(config: Mapping[str, Any], where: str) -> str:
@@ -239,7 +239,7 @@ def _check_kind(config: Mapping[str, Any], where: str) -> str:
 
 
 def _read_vit(
-    source: Tensors, config: Settings, kind: str, asked: Size | None
+    source: TensorSource, config: Settings, kind: str, asked: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
     where, classifies = source.where, "classifier.weight" in source.shapes
     # A classifier looks at the class token, never at the pooler. Of a ViT, a mask token is the mark of another network.
@@ -256,17 +256,17 @@ def _read_vit(
 
     def configure(blank: State) -> NetworkConfig:
         model = vit_config(blank, where, [size] if size else [], asked, **details)
-        config.check(shown(model, kind))
+        config.check(config_from_tensors(model, kind))
         if kind != "vit":
             config.check_ratio(model)
         config.check_labels(model.num_classes)
         return model
 
     new = any(".q_proj." in name for name in source.shapes)
-    return translate(source, vit_table(kind, new), configure, _with_register_rows)
+    return convert_tensors(source, vit_table(kind, new), configure, _with_register_rows)
 
 
-def _read_resnet(source: Tensors, config: Settings, size: Size) -> tuple[NetworkConfig, dict[str, Tensor]]:
+def _read_resnet(source: TensorSource, config: Settings, size: Size) -> tuple[NetworkConfig, dict[str, Tensor]]:
     for key, value in RESNET_FIXED.items():
         if config.get(key, value) != value:
             raise UserError(f"{source.where} is a BiT with {key} {config.get(key)!r}, and vitrail's has {value!r}")
@@ -274,7 +274,7 @@ def _read_resnet(source: Tensors, config: Settings, size: Size) -> tuple[Network
 
     def configure(blank: State) -> NetworkConfig:
         model = resnet_config(blank, source.where, size, **RESNET)
-        config.check(shown(model, "bit"))
+        config.check(config_from_tensors(model, "bit"))
         config.check_labels(model.num_classes)
         if not isinstance(reach, int) or (len(model.blocks) > 1 and output_stride(model) // 2 >= reach):
             raise UserError(
@@ -282,7 +282,7 @@ def _read_resnet(source: Tensors, config: Settings, size: Size) -> tuple[Network
             )
         return model
 
-    return translate(source, RESNET_TABLE, configure)
+    return convert_tensors(source, RESNET_TABLE, configure)
 
 
 def _with_register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -297,7 +297,7 @@ def _with_register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---- writing
 
 
-def adopted(card: Card) -> Card:
+def adopt_constants(card: Card) -> Card:
     """Its image processors smooth when they shrink."""
     model = card.model.model_copy(update=RESNET) if isinstance(card.model, ResNetConfig) else card.model
     preprocess = card.preprocess.model_copy(update={"antialias": True})
@@ -307,10 +307,10 @@ def adopted(card: Card) -> Card:
 POOLING = {"token": "class token", "gap": "mean of the patches", "map": "attention pooling"}
 
 
-def cannot(card: Card) -> str | None:
-    model, reasons = card.model, uncropped(card.preprocess, LIBRARY, "cuts squares alone")
+def unsupported_reason(card: Card) -> str | None:
+    model, reasons = card.model, unsupported_crop(card.preprocess, LIBRARY, "cuts squares alone")
     if isinstance(model, ResNetConfig):
-        return first(reasons)
+        return first_reason(reasons)
     square = model.image_size[0] == model.image_size[1] and model.patch[0] == model.patch[1]
     pooler = "a representation layer before the classifier"
     classifies = "LayerScale with a classifier or representation layer on the class token"
@@ -318,33 +318,33 @@ def cannot(card: Card) -> str | None:
         f"has register tokens without LayerScale, and {LIBRARY} has them only together with LayerScale": (
             model.layer_scale is None
         ),
-        **lacking(LIBRARY, {classifies: model.num_classes or model.representation}),
+        **missing_features(LIBRARY, {classifies: model.num_classes or model.representation}),
         f"has an MLP of {model.mlp_dim}, and in the DINOv2 of {LIBRARY} it is a whole multiple of the width": (
             model.mlp_dim % model.width
         ),
         f"takes images or patches that are not square, which the DINOv2 of {LIBRARY} does not": not square,
     }
-    return first(
+    return first_reason(
         {
             **reasons,
-            **ours_alone(model, LIBRARY),
-            **lacking(LIBRARY, {"a convolutional stem": model.stem}),
+            **vitrail_only_features(model, LIBRARY),
+            **missing_features(LIBRARY, {"a convolutional stem": model.stem}),
             f"reads the {POOLING[model.pool]}, and the ViT of {LIBRARY} the class token alone": model.pool != "token",
-            **lacking(LIBRARY, {"a norm after pooling": model.norm == "after_pool"}),
+            **missing_features(LIBRARY, {"a norm after pooling": model.norm == "after_pool"}),
             f"has no positions, and the networks of {LIBRARY} all have some": model.positions == "none",
-            **lacking(LIBRARY, {pooler: model.representation and model.num_classes}),
-            **({} if kind_of(model) == "vit" else dinov2),
+            **missing_features(LIBRARY, {pooler: model.representation and model.num_classes}),
+            **({} if model_type_of(model) == "vit" else dinov2),
         }
     )
 
 
 def write(folder: Path, card: Card, state: State) -> None:
     """config.json, model.safetensors and preprocessor_config.json."""
-    model, kind = card.model, kind_of(card.model)
+    model, kind = card.model, model_type_of(card.model)
     if isinstance(model, ResNetConfig):
         tensors = RESNET_TABLE.write(state)
     else:
-        model, state = prefix_rows(*ungridded(model, state))
+        model, state = with_prefix_rows(*with_position_table(model, state))
         tensors = vit_table(kind).write(_without_register_rows(model, state))
     if model.num_classes:  # whose file then names what stands before the classifier
         start = "bit." if kind == "bit" else "vit."
@@ -360,21 +360,21 @@ def _without_register_rows(model: ModelConfig, state: State) -> State:
     if not model.registers:
         return state
     table, registers = state["pos_embed.table"], state["reg_token"]
-    first, rows, patches = table.split([1, model.registers, table.shape[1] - model.prefix], dim=1)
-    return {**state, "pos_embed.table": torch.cat([first, patches], dim=1), "reg_token": registers + rows}
+    class_row, rows, patches = table.split([1, model.registers, table.shape[1] - model.prefix], dim=1)
+    return {**state, "pos_embed.table": torch.cat([class_row, patches], dim=1), "reg_token": registers + rows}
 
 
 # ---- transformers itself
 
 
-def reference(path: Path, card: Card, source: Tensors | None) -> Reference:
+def reference_model(path: Path, card: Card, source: TensorSource | None) -> Reference:
     """With the tensors of a file, or those that transformers finds in the folder; its output is what ours gives."""
     model, folder = card.model, path if path.is_dir() else path.parent
     transformers = import_library("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # A ViT without classifier and representation layer would have one invented for it.
-    plain = isinstance(model, ModelConfig) and kind_of(model) == "vit" and not model.representation
+    plain = isinstance(model, ModelConfig) and model_type_of(model) == "vit" and not model.representation
     options: dict[str, Any] = {"add_pooling_layer": False} if plain and not model.num_classes else {}
     with loading("transformers"):
         kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
@@ -404,12 +404,14 @@ FORMAT = Format(
     LIBRARY,
     "transformers'",
     write,
-    cannot,
-    adopted,
-    differs=lambda card: ["its crop can lie one pixel beside ours"] * (card.preprocess.resize == "short_side"),
+    unsupported_reason,
+    adopt_constants,
+    other_differences=lambda card: (
+        ["its crop can lie one pixel beside ours"] * (card.preprocess.resize == "short_side")
+    ),
     matches=matches,
-    refuse=refuse,
+    check_supported=check_supported,
     read=read,
-    reference=reference,
+    reference_model=reference_model,
     compared_with="transformers",
 )

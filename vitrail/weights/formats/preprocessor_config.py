@@ -9,8 +9,8 @@ from typing import Any
 
 from vitrail.config import Preprocess, Size, validate
 from vitrail.errors import UserError
-from vitrail.weights.formats.sidefile import Settings
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.formats.json_settings import Settings
+from vitrail.weights.tensors import TensorSource
 
 FILE = "preprocessor_config.json"
 INTERPOLATION = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -35,7 +35,7 @@ BIT: dict[str, Any] = {
 class Processor(Settings):
     """The file beside weights, over the defaults of its kind; without it, those that go with the network."""
 
-    def __init__(self, source: Tensors, defaults: Mapping[str, Any]):
+    def __init__(self, source: TensorSource, defaults: Mapping[str, Any]):
         told = source.beside(FILE)
         self.found = told is not None
         kind = str((told or {}).get("image_processor_type") or (told or {}).get("feature_extractor_type") or "")

@@ -116,7 +116,7 @@ def _grid(
 ASK = "give the size with --image-size HxW, or image_size=(height, width) in Python"
 
 
-def guessed_square(model: NetworkConfig, told: Sequence[Size], asked: Size | None) -> str:
+def square_image_note(model: NetworkConfig, told: Sequence[Size], asked: Size | None) -> str:
     """What to say where a table of positions alone told the image size: 4x4 patches and 2x8 have the same table."""
     if asked or not isinstance(model, ModelConfig) or model.image_size in told or model.grid == (1, 1):
         return ""

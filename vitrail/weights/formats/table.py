@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.weights.tensors import Tensors
+from vitrail.weights.tensors import TensorSource
 
 State = Mapping[str, Tensor]
 
@@ -106,7 +106,7 @@ class Table:
                     return (rule, numbers), part
         return None
 
-    def read(self, source: Tensors, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def read(self, source: TensorSource, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our names and shapes for the tensors of `source`: its contents, or blanks of their shapes."""
         places = {name: place for name in tensors if (place := self.place(name))}
         if strange := [name for name in tensors if name not in places]:
@@ -147,7 +147,7 @@ class Table:
         found = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
         return next(((rule, _numbers(rule.ours, match)) for rule, match in found), None)
 
-    def _check_whole(self, source: Tensors, found: Mapping[Place, Mapping[int, Tensor]]) -> None:
+    def _check_whole(self, source: TensorSource, found: Mapping[Place, Mapping[int, Tensor]]) -> None:
         """No stack lacks a part, and what one block of the encoder has, the others have too."""
         repeated = [(rule, numbers[0]) for rule, numbers in found if rule.ours.startswith(BLOCK)]
         rules, blocks = dict.fromkeys(rule for rule, _ in repeated), sorted({index for _, index in repeated})
@@ -168,7 +168,7 @@ def without_bias(where: str) -> UserError:
     return UserError(f"{where} has queries, keys and values without bias, and vitrail's network has biases")
 
 
-def _stack(source: Tensors, place: Place, parts: Mapping[int, Tensor]) -> Tensor:
+def _stack(source: TensorSource, place: Place, parts: Mapping[int, Tensor]) -> Tensor:
     if len({tensor.shape[1:] for tensor in parts.values()}) > 1:
         raise _wrong_shape(source, _fill(place[0].theirs[0], place[1]), parts[0])
     return concatenate([parts[part] for part in range(len(parts))])
@@ -184,7 +184,7 @@ def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def _wrong_shape(source: Tensors, name: str, tensor: Tensor) -> UserError:
+def _wrong_shape(source: TensorSource, name: str, tensor: Tensor) -> UserError:
     return UserError(f"{source.where}: tensor '{name}' has shape {tuple(tensor.shape)}, which does not fit its place")
 
 

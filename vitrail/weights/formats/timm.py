@@ -18,24 +18,24 @@ from vitrail.errors import UserError
 from vitrail.models.variants import RESNETS, SIZES
 from vitrail.weights.bundle import Card
 from vitrail.weights.formats.base import (
-    Foreign,
+    ForeignWeights,
     Format,
-    card_of,
-    first,
-    in_order,
-    joined,
-    lacking,
-    ours_alone,
-    translate,
-    uncropped,
-    ungridded,
+    class_names_in_order,
+    convert_tensors,
+    first_reason,
+    join_notes,
+    make_card,
+    missing_features,
+    unsupported_crop,
+    vitrail_only_features,
+    with_position_table,
     write_folder,
 )
-from vitrail.weights.formats.shapes import guessed_square, resnet_config, vit_config
-from vitrail.weights.formats.sidefile import Settings, side, size_of
+from vitrail.weights.formats.json_settings import Settings, size_from_json, size_to_json
+from vitrail.weights.formats.shapes import resnet_config, square_image_note, vit_config
 from vitrail.weights.formats.table import MODULE, SAME, TENSOR, WEIGHT, Form, State, Table, bottleneck
-from vitrail.weights.reference_models import NoReference, Reference, import_library, loading
-from vitrail.weights.tensors import Tensors, read_json
+from vitrail.weights.reference_models import Reference, ReferenceUnavailable, import_library, loading
+from vitrail.weights.tensors import TensorSource, read_json
 
 # ---- tensors
 
@@ -111,7 +111,7 @@ def model_args(model: NetworkConfig) -> dict[str, Any]:
     ratio = model.mlp_dim / model.width  # of which timm takes the whole part, once multiplied
     args = {
         "img_size": list(model.image_size),
-        "patch_size": side(model.patch),
+        "patch_size": size_to_json(model.patch),
         **shared,
         "global_pool": _theirs(POOL, model.pool),
         "embed_dim": model.width,
@@ -171,7 +171,7 @@ def _check_args(args: Settings, model: NetworkConfig) -> None:
 # ---- reading
 
 
-def read(source: Tensors, image_size: Size | None = None) -> Foreign:
+def read(source: TensorSource, image_size: Size | None = None) -> ForeignWeights:
     """Weights in timm's names; without timm's config.json beside them, sizes of the paper are assumed."""
     where, config = source.where, source.beside("config.json") or {}
     if not config.keys() & {"architecture", "pretrained_cfg"}:
@@ -183,20 +183,20 @@ def read(source: Tensors, image_size: Size | None = None) -> Foreign:
     args = Settings(values, where, "model_args.")
     told = [size] if (size := args.size("img_size", asked=image_size)) else []
     if isinstance(trained.get("input_size"), list):
-        told.append(size_of(trained["input_size"][1:], where))  # channels, height, width
+        told.append(size_from_json(trained["input_size"][1:], where))  # channels, height, width
     vit = MARK in source.shapes
     model, state = (_read_vit if vit else _read_resnet)(source, config, args, told, image_size)
     names, count = config.get("label_names") or trained.get("label_names"), model.num_classes
-    classes = in_order(names, count)
+    classes = class_names_in_order(names, count)
     misnamed = f"classes without names, since its label_names are not {count} names"
-    assumed = joined(
+    assumed = join_notes(
         "" if config else VIT_UNSAID if vit else RESNET_UNSAID,
-        guessed_square(model, told, image_size),
+        square_image_note(model, told, image_size),
         misnamed if names and count and not classes else "",
     )
     preprocess = _preprocess(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, model, where)
-    card = card_of(model, preprocess, classes=classes, licence=str(trained.get("license") or ""))
-    return Foreign(card, state, assumed)
+    card = make_card(model, preprocess, classes=classes, licence=str(trained.get("license") or ""))
+    return ForeignWeights(card, state, assumed)
 
 
 VIT_UNSAID = "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
@@ -204,7 +204,7 @@ RESNET_UNSAID = "no config.json: padding, constants and preprocessing are those 
 
 
 def _read_vit(
-    source: Tensors, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
+    source: TensorSource, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
     def configure(blank: State) -> ModelConfig:
         details = {"norm_eps": NORM_EPS, "stem": CONVOLUTIONS, **_hidden(source, config.get("architecture"), args)}
@@ -218,11 +218,11 @@ def _read_vit(
         _check_args(args, model)
         return model
 
-    return translate(source, vit_table(STEM if f"{STEM}.conv.weight" in source.shapes else STEM_ONLY), configure)
+    return convert_tensors(source, vit_table(STEM if f"{STEM}.conv.weight" in source.shapes else STEM_ONLY), configure)
 
 
 def _read_resnet(
-    source: Tensors, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
+    source: TensorSource, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
     name = str(config.get("architecture", "")).partition(".")[0]
     if config and not re.fullmatch(r"resnetv2_\d+x\d+_bit", name):
@@ -233,10 +233,10 @@ def _read_resnet(
         _check_args(args, model)
         return model
 
-    return translate(source, RESNET_TABLE, configure)
+    return convert_tensors(source, RESNET_TABLE, configure)
 
 
-def _hidden(source: Tensors, architecture: str | None, args: Settings) -> dict[str, Any]:
+def _hidden(source: TensorSource, architecture: str | None, args: Settings) -> dict[str, Any]:
     """Heads and GELU, which the tensors do not show; the name of the architecture stands for them."""
     if args.get("norm_layer") not in (None, "layernorm"):
         raise UserError(f"{args.where} has norm layers '{args.get('norm_layer')}', and vitrail's network has LayerNorm")
@@ -303,7 +303,7 @@ def _preprocess(trained: Mapping[str, Any], model: NetworkConfig, where: str) ->
 # ---- writing
 
 
-def adopted(card: Card) -> Card:
+def adopt_constants(card: Card) -> Card:
     preprocess = card.preprocess.model_copy(update={"antialias": True})
     fixed = RESNET
     if isinstance(card.model, ModelConfig):
@@ -312,18 +312,20 @@ def adopted(card: Card) -> Card:
     return card.model_copy(update={"model": card.model.model_copy(update=fixed), "preprocess": preprocess})
 
 
-def cannot(card: Card) -> str | None:
-    model, reasons = card.model, uncropped(card.preprocess, "timm", "scales those otherwise")
+def unsupported_reason(card: Card) -> str | None:
+    model, reasons = card.model, unsupported_crop(card.preprocess, "timm", "scales those otherwise")
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
         named, shape = (model.blocks, model.width / STEM_WIDTH) in BIT, f"has blocks {model.blocks} from {model.width}"
-        return first(reasons | {f"{shape} channels on, and of BiT's ResNets timm has {known} alone": not named})
-    reasons |= ours_alone(model, "timm") | lacking("timm", {"a representation layer": model.representation})
+        return first_reason(reasons | {f"{shape} channels on, and of BiT's ResNets timm has {known} alone": not named})
+    reasons |= vitrail_only_features(model, "timm") | missing_features(
+        "timm", {"a representation layer": model.representation}
+    )
     if stem := model.stem:
         known, named = ", ".join(map(str, STEMS)), stem.blocks in STEMS and stem.width == STEM_WIDTH
         shape = f"has a stem of {stem.width} channels with blocks {stem.blocks}"
         reasons[f"{shape}, and timm has stems of {STEM_WIDTH} channels with blocks {known} alone"] = not named
-    return first(reasons)
+    return first_reason(reasons)
 
 
 def write(folder: Path, card: Card, state: State) -> None:
@@ -333,7 +335,7 @@ def write(folder: Path, card: Card, state: State) -> None:
         tensors, args, features = RESNET_TABLE.write(state), model_args(model), {}
         names = {"classifier": "head.fc", "first_conv": "stem.conv"}
     else:
-        model, state = ungridded(model, state)
+        model, state = with_position_table(model, state)
         stem = STEM if model.stem and model.stem.blocks else STEM_ONLY
         tensors, args = vit_table(stem).write(state), model_args(model)
         features = {"num_features": model.width, "global_pool": args["global_pool"]}
@@ -361,17 +363,19 @@ def write(folder: Path, card: Card, state: State) -> None:
 # ---- timm itself
 
 
-def reference(path: Path, card: Card, source: Tensors | None) -> Reference:
+def reference_model(path: Path, card: Card, source: TensorSource | None) -> Reference:
     """timm's network from a folder with its config.json; with the tensors of a file, its images are of the size in the
     card, of which the folder may not tell."""
     folder = path if path.is_dir() else path.parent
     if not (folder / "config.json").is_file():
-        raise NoReference("timm builds no network without its config.json")
+        raise ReferenceUnavailable("timm builds no network without its config.json")
     name = read_json(folder / "config.json").get("architecture")
     timm = import_library("timm")
     if not isinstance(name, str) or not timm.is_model(name):
         told = isinstance(name, str)
-        raise NoReference(f"timm has no architecture '{name}'" if told else "its config.json names no architecture")
+        raise ReferenceUnavailable(
+            f"timm has no architecture '{name}'" if told else "its config.json names no architecture"
+        )
     place, options = f"local-dir:{folder}", dict[str, Any]()
     if source and isinstance(card.model, ModelConfig):
         options["img_size"] = card.model.image_size
@@ -400,10 +404,10 @@ FORMAT = Format(
     "timm",
     "timm's",
     write,
-    cannot,
-    adopted,
+    unsupported_reason,
+    adopt_constants,
     matches=lambda source: MARK in source.shapes or RESNET_MARK in source.shapes,
     read=read,
-    reference=reference,
+    reference_model=reference_model,
     compared_with="timm",
 )

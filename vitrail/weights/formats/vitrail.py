@@ -10,6 +10,6 @@ FORMAT = Format(
     "vitrail",
     "vitrail's",
     lambda path, card, state: write_bundle(path, state, card),
-    lost=lambda _: {},
+    lost_information=lambda _: {},
     suffix=".safetensors",
 )

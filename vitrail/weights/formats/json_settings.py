@@ -45,7 +45,7 @@ class Settings:
     def size(self, key: str, default: Size | None = None, asked: Size | None = None) -> Size | None:
         """224 or [224, 320] as (height, width). A size that was asked for cannot be another than one that is here."""
         value = self.get(key)
-        told = None if value is None else size_of(value, self.where)
+        told = None if value is None else size_from_json(value, self.where)
         if asked and told and asked != told:
             sizes = ["x".join(map(str, size)) for size in (told, asked)]
             raise UserError(f"{self.where}: its config.json says images of {sizes[0]}, and {sizes[1]} was asked for")
@@ -94,14 +94,14 @@ class Settings:
         return UserError(f"{self.where}: its config.json says {key} {reprlib.repr(value)}, {problem}")
 
 
-def size_of(value: Any, where: str) -> Size:
+def size_from_json(value: Any, where: str) -> Size:
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else ()
-    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+    if len(pair) != 2 or not all(type(length) is int and length > 0 for length in pair):
         raise UserError(f"{where}: {reprlib.repr(value)} is not a size in pixels")
     return pair[0], pair[1]
 
 
-def side(size: Size) -> int | list[int]:
+def size_to_json(size: Size) -> int | list[int]:
     """A size as other libraries' configs write it: one number where it is square."""
     return size[0] if size[0] == size[1] else list(size)
 
