@@ -113,7 +113,7 @@ def show(found: Estimate, console: Console) -> None:
     table.add_row("  activations", _bytes(held.activations), "with the images and a copy of the weights in bfloat16")
     table.add_row("  gradients", _bytes(held.gradients), "these come as activations go")
     console.print(table)
-    note = f"estimated by formulas that were fitted on an {CALIBRATED_ON}, with the images already there and nothing compiled"
+    note = f"estimated with formulas fitted on one {CALIBRATED_ON}, without data loading and without compilation"
     if found.accelerator != CALIBRATED_ON:
         note += f"; that the {found.accelerator} comes as near to its peak is a guess"
     console.print(f"[dim]{note}[/]")
