@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.config.postprocess import Postprocess
-from vitrail.data.sources.manifest import BETWEEN
+from vitrail.data.sources.manifest import LABEL_SEPARATOR
 from vitrail.distributed import Ranks
 from vitrail.metrics.multilabel import (
     THRESHOLD,
@@ -105,7 +105,7 @@ class Multilabel(CrossEntropy):
         least = np.asarray(_thresholds(postprocess, len(classes)))
 
         def named(marked: np.ndarray) -> str:
-            return BETWEEN.join(classes[index] for index in np.flatnonzero(marked).tolist())
+            return LABEL_SEPARATOR.join(classes[index] for index in np.flatnonzero(marked).tolist())
 
         for row, own in enumerate(logits):
             yield named(labels[row]), named(sigmoid(own.astype(np.float64)) >= least)

@@ -1,4 +1,4 @@
-"""Images that a user points at, whether or not they have labels: files, folders, archives, tables and data sets."""
+"""Images at paths, with or without labels: files, folders, archives, tables and data sets."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ from vitrail.data.sources.parquet import is_parquet, read_images
 from vitrail.data.sources.read import read_standard
 from vitrail.errors import UserError, did_you_mean_path, user_path
 
-_Place = tuple[Files | None, Path | None]  # what reads the images, and the path that their names begin with
+_Location = tuple[Files | None, Path | None]  # what reads the images, and the path before their names
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images by number, for a Reader: what the user calls each, and its bytes. Compact, as there may be millions."""
+    """Images by index, as a Reader needs them. Compact in memory, as there may be millions."""
 
-    places: list[_Place]
-    place: np.ndarray  # int32 (n,): in places
-    keys: Texts  # what each is called at its place
-    unreadable: dict[int, str]  # row -> why it cannot be read, where that is known without trying
+    locations: list[_Location]
+    location: np.ndarray  # int32 (n,): index in `locations`
+    names: Texts  # of each image at its location
+    unreadable: dict[int, str]  # row -> why it cannot be read, if that is known without trying
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.location)
 
     def name(self, index: int) -> str:
-        base, key = self.places[self.place[index]][1], self.keys[index]
-        return key if base is None else str(base / key)
+        """Return the path of an image as the user would type it."""
+        base, name = self.locations[self.location[index]][1], self.names[index]
+        return name if base is None else str(base / name)
 
     def read(self, index: int) -> bytes:
-        files = self.places[self.place[index]][0]
+        """Return the encoded image; raise BadImage if it cannot be read."""
+        files = self.locations[self.location[index]][0]
         if files is None or index in self.unreadable:
             raise BadImage(self.unreadable[index])
         try:
-            return files.read(self.keys[index])
+            return files.read(self.names[index])
         except OSError as error:
             raise BadImage(read_error_reason(error)) from None
-        except ValueError as error:  # a table names a path with a null character
+        except ValueError as error:  # a path in a table has a null character
             raise BadImage(f"cannot be read: {error}") from None
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
@@ -57,64 +59,66 @@ class Images:
         return np.ones(len(indices), np.float32)
 
     def subset(self, rows: Sequence[int]) -> Images:
-        known = {new: self.unreadable[old] for new, old in enumerate(rows) if old in self.unreadable}
-        return replace(self, place=self.place[rows], keys=Texts.of(self.keys[row] for row in rows), unreadable=known)
+        unreadable = {new: self.unreadable[old] for new, old in enumerate(rows) if old in self.unreadable}
+        names = Texts.of(self.names[row] for row in rows)
+        return replace(self, location=self.location[rows], names=names, unreadable=unreadable)
 
 
 def image_paths(images: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """What a program gives as images, as a list of paths."""
-    one = isinstance(images, str | Path | bytes) or not isinstance(images, Iterable)
-    paths: list[Any] = [images] if one else [*images]  # type: ignore[misc]
+    """Return the paths in an argument of the Python API as a list."""
+    single = isinstance(images, str | Path | bytes) or not isinstance(images, Iterable)
+    paths: list[Any] = [images] if single else [*images]  # type: ignore[misc]
     for path in paths:
         if not isinstance(path, str | Path):
             raise UserError(
-                f"images are paths here, not {type(path).__name__}; for images in memory there are the methods of "
+                f"images must be paths, not {type(path).__name__}; for images in memory use the methods of "
                 "vitrail.load(WEIGHTS)"
             )
     return paths
 
 
 def find_images(paths: Sequence[str | Path], notes: list[str] | None = None, follow: bool = True) -> Images:
-    """Files as given; folders and archives as the images in them, in order; tables and shards as their rows; published
-    data sets that are no image files, such as CIFAR, as their images.
+    """Return the images at `paths`, in order.
 
-    What looks like a picture and cannot be opened, or is not there and not all that was asked for, has a row too.
-    What was ignored is noted. Unless `follow`, links in folders are left out.
+    A folder or archive gives the images in it, a table or shard its rows, and a standard data set that is not image
+    files, such as CIFAR, its images. An image that cannot be opened has a row too, and so has a missing path if there
+    are several paths. Ignored files are noted. With `follow=False` links in folders are skipped.
     """
-    places: dict[int, tuple[int, _Place]] = {}  # by identity: number, place
+    locations: dict[int, tuple[int, _Location]] = {}  # by identity: number, location
     numbers: list[int] = []
-    keys: list[str] = []
+    names: list[str] = []
     unreadable: dict[int, str] = {}
-    for place, key, reason in _found(paths, [] if notes is None else notes, follow):
-        number, _ = places.setdefault(id(place), (len(places), place))
+    for location, name, reason in _find(paths, [] if notes is None else notes, follow):
+        number, _ = locations.setdefault(id(location), (len(locations), location))
         if reason:
-            unreadable[len(keys)] = reason
+            unreadable[len(names)] = reason
         numbers.append(number)
-        keys.append(key)
-    return Images([place for _, place in places.values()], np.array(numbers, np.int32), Texts.of(keys), unreadable)
+        names.append(name)
+    found = [location for _, location in locations.values()]
+    return Images(found, np.array(numbers, np.int32), Texts.of(names), unreadable)
 
 
-_Row = tuple[_Place, str, str]  # where it is, what it is called there, why it cannot be read
+_Row = tuple[_Location, str, str]  # location, name there, why it cannot be read
 
 
-def _found(paths: Sequence[str | Path], notes: list[str], follow: bool) -> Iterator[_Row]:
-    nowhere: _Place = (None, None)
-    folders: dict[Path, _Place] = {}  # of single files
+def _find(paths: Sequence[str | Path], notes: list[str], follow: bool) -> Iterator[_Row]:
+    nowhere: _Location = (None, None)
+    folders: dict[Path, _Location] = {}  # of single files
     for path in map(user_path, paths):
         if is_packed(path):
             packed = read_packed(path, [])
             yield from _rows((packed.files, None), (entry.name for entry in packed.entries))
         elif is_parquet(path):
-            files, names = read_images(path)
-            yield from _rows((files, None), names)
+            shards, names = read_images(path)
+            yield from _rows((shards, None), names)
         elif is_manifest(path):
-            listed, names = read_paths(path)
-            yield from _rows((listed, None), names)
+            files, names = read_paths(path)
+            yield from _rows((files, None), names)
         elif path.is_dir():
             yield from _in_tree(path, FolderFiles(str(path.absolute()), follow), notes, follow)
         elif path.suffix.lower() == ".zip" and path.is_file():
             yield from _in_tree(path, ZipFiles(str(path.absolute())), notes, follow)
-        elif path.is_file() and is_tar(path) and (rows := _published(path, notes, follow)):
+        elif path.is_file() and is_tar(path) and (rows := _in_data_set(path, notes, follow)):
             yield from rows
         elif path.is_file():
             folder = folders.setdefault(path.parent, (FolderFiles(str(path.absolute().parent)), path.parent))
@@ -129,27 +133,27 @@ def _found(paths: Sequence[str | Path], notes: list[str], follow: bool) -> Itera
             raise UserError(f"{path} {PATH_NOT_FOUND}{did_you_mean_path(path)}")
 
 
-def _rows(place: _Place, names: Iterable[str]) -> Iterator[_Row]:
-    yield from ((place, name, "") for name in names)
+def _rows(location: _Location, names: Iterable[str]) -> Iterator[_Row]:
+    yield from ((location, name, "") for name in names)
 
 
 def _in_tree(path: Path, files: FolderFiles | ZipFiles, notes: list[str], follow: bool) -> Iterator[_Row]:
-    """The pictures in a folder or an archive; where there is none, those of a data set in files of its own."""
+    """Yield the images in a folder or an archive; if it has none, those of a standard data set in it."""
     listing = files.list()
-    if not listing.images and not listing.unreadable and (rows := _published(path, notes, follow)):
+    if not listing.images and not listing.unreadable and (rows := _in_data_set(path, notes, follow)):
         yield from rows
         return
     note_ignored(listing, notes)
     note_links(listing, notes)
-    place = (files, path)
-    yield from _rows(place, (entry.name for entry in listing.images))
-    yield from ((place, name, reason) for name, reason in listing.unreadable)
+    location = (files, path)
+    yield from _rows(location, (entry.name for entry in listing.images))
+    yield from ((location, name, reason) for name, reason in listing.unreadable)
 
 
-def _published(path: Path, notes: list[str], follow: bool) -> list[_Row]:
-    """The images of a data set in its original layout, or none; one that is damaged is a row that says why."""
+def _in_data_set(path: Path, notes: list[str], follow: bool) -> list[_Row]:
+    """Return the images of a standard data set; a damaged one is a single row with the reason."""
     try:
-        found = read_standard(path, notes, follow)
+        images = read_standard(path, notes, follow)
     except UserError as error:
         return [((None, None), str(path), str(error))]
-    return [] if found is None else list(_rows((found.files, path), (entry.name for entry in found.entries)))
+    return [] if images is None else list(_rows((images.files, path), (entry.name for entry in images.entries)))
