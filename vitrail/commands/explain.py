@@ -27,7 +27,7 @@ from vitrail.report.explain_plots import (
     draw_filters,
     draw_similarity,
 )
-from vitrail.report.explain_summary import FEWEST, distance_sentences
+from vitrail.report.explain_summary import MIN_IMAGES, distance_sentences
 from vitrail.report.provenance import vit_kind
 from vitrail.terminal import escape, make_console
 from vitrail.workflows.explain_inputs import (
@@ -109,8 +109,8 @@ def explain(
     console = console or make_console()
     if shown < 0:
         raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
-    if measured and measured < FEWEST:
-        raise UserError(f"--measured is 0 or at least {FEWEST}: fewer images judge nothing")
+    if measured and measured < MIN_IMAGES:
+        raise UserError(f"--measured is 0 or at least {MIN_IMAGES}: fewer images judge nothing")
     classifier, images = as_classifier(weights, image_size, device), image_paths(images)
     weights = classifier.spec
     net = require_vit(classifier.net)
@@ -172,7 +172,7 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
         subtitle=_subtitle(config),
         query=map_query(config),
         block_query=block_query(config),
-        votes=can_vote(net),
+        uses_votes=can_vote(net),
         findings=[],
         notes=notes,
         filters=PageFigure("filters", draw_filters(embedding_filters(net))),
@@ -194,15 +194,15 @@ def _with_images(
     classes, notes, findings = classifier.card.model.num_classes, [*facts.notes], list[str]()
     if not classes:
         notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
-    elif len(seen.pixels) < FEWEST:
+    elif len(seen.pixels) < MIN_IMAGES:
         given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
-        notes.append(f"With {given} no map can be judged: give {FEWEST} or more, better 50.")
+        notes.append(f"With {given} no map can be judged: give {MIN_IMAGES} or more, better 50.")
     if seen.failed:
         notes.append(seen.unread)
     distances = measure_attention_distance(classifier, seen, bar)
     shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
     numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
-    if min(measured, len(seen.pixels)) >= FEWEST and classes > 1:
+    if min(measured, len(seen.pixels)) >= MIN_IMAGES and classes > 1:
         trusted = measure_faithfulness(classifier, seen, measured, bar)
         notes += trusted.notes
         findings += trusted.sentences
@@ -214,7 +214,7 @@ def _with_images(
             facts,
             curves=PageFigure("faithfulness", trusted.curves),
             pasted=PageFigure("pasted", trusted.pasted) if trusted.pasted else None,
-            trust=trusted.rows,
+            map_scores=trusted.rows,
             measured=trusted.images,
             pasted_sentence=trusted.pasted_sentence,
         )

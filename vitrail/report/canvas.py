@@ -1,8 +1,8 @@
-"""Figures in the page's colours, as SVG to set inside a page or as files that stand alone.
+"""Plots in the colours of the page, as SVG to embed or as standalone files.
 
-A picture takes its text colour from the page (`currentColor`) and its hues from CSS variables with a fallback, so it
-reads on a light and on a dark page. The hues are blue, vermilion and green of the Okabe-Ito palette, which
-colour-blind readers can tell apart.
+An embedded plot takes its text colour from the page (`currentColor`) and its other colours from CSS variables with a
+fallback, so it works on a light and on a dark page. The colours are blue, vermilion and green of the Okabe-Ito palette,
+which colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vitrail.atomic import atomic_write
 from vitrail.report.svg import inline_svg
 from vitrail.terminal import is_printable
 
-# Each colour is drawn as an exact hex value, then replaced in the finished SVG by what the page decides. Cells have
-# their own, since white counts stand on them.
+# Plots are drawn with these exact hex values, which PAGE_COLOURS replaces in the SVG. Cells of the confusion matrix have
+# their own colours, since they contain white text.
 INK, BLUE, RED, GREEN, CELL_BLUE, CELL_RED = "#010203", "#0072b2", "#d55e00", "#009e73", "#0072b1", "#d55e01"
 PAGE_COLOURS = {
     INK: "currentColor",
@@ -32,31 +32,31 @@ PAGE_COLOURS = {
     CELL_BLUE: f"var(--cell-blue, {CELL_BLUE})",
     CELL_RED: f"var(--cell-red, {CELL_RED})",
 }
-PAPER = '<rect class="page" width="100%" height="100%"/>'
-# A picture that stands alone brings the page's colours along; its hues are plain, for programs without variables.
-ALONE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
+BACKGROUND = '<rect class="page" width="100%" height="100%"/>'
+# A standalone file includes the colours of the page, without CSS variables, which not every program supports.
+STANDALONE_STYLE = f"""<style>svg {{ color: #201d1a }} .page {{ fill: #fbfaf6 }}
 @media screen and (prefers-color-scheme: dark) {{ svg {{ color: #e9e4d9 }} .page {{ fill: #15161a }}
 [style*="stroke: {BLUE}"] {{ stroke: #5b9be6 !important }} [style*="fill: {BLUE}"] {{ fill: #5b9be6 !important }}
 [style*="stroke: {RED}"] {{ stroke: #f0884f !important }} [style*="fill: {RED}"] {{ fill: #f0884f !important }}
 [style*="stroke: {GREEN}"] {{ stroke: #4fbf98 !important }}
 [style*="fill: {GREEN}"] {{ fill: #4fbf98 !important }} }}</style>
-{PAPER}"""
+{BACKGROUND}"""
 
 
 def render_svg(paint: Callable[[Figure], None], width: int, height: int, alt: str, tight: bool = False) -> str:
-    """Paint on a figure of this many CSS pixels and return its SVG; `tight` lets labels grow beyond the size."""
+    """Draw a figure of `width` x `height` CSS pixels and return its SVG; with `tight`, labels may extend it."""
     with style():
         figure = Figure(figsize=(width / 72, height / 72), layout=None if tight else "constrained")
         paint(figure)
         buffer = io.StringIO()
-        room = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None}, **room)
+        options = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None}, **options)
     return inline_svg(buffer.getvalue(), alt, PAGE_COLOURS)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of so many CSS pixels, not yet drawn."""
+    """A plot that is not yet drawn. `width` and `height` are CSS pixels."""
 
     alt: str
     width: int
@@ -64,7 +64,7 @@ class Plot:
     paint: Callable[[Figure], None]
 
     def save(self, *paths: Path) -> str:
-        """Draw it into files, by their endings .svg or .png; returns the SVG to set inside a page."""
+        """Draw the plot into .svg or .png files. Returns the SVG to embed in a page."""
         with style():
             figure = Figure(figsize=(self.width / 72, self.height / 72), layout="constrained")
             self.paint(figure)
@@ -72,37 +72,40 @@ class Plot:
 
 
 def save(figure: Figure, *paths: Path) -> str:
-    """Write a figure drawn in our style, by the endings of `paths` as .svg or .png; returns the plain SVG."""
+    """Write a figure to .svg or .png files. Returns the SVG as matplotlib wrote it."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     document = buffer.getvalue()
-    figure.set_layout_engine("none")  # it stands as it is
+    figure.set_layout_engine("none")  # keep the layout of the first savefig
     for path in paths:
         with atomic_write(path) as temporary:
             if path.suffix == ".png":
                 figure.savefig(temporary, format="png", dpi=180, facecolor="#ffffff")
             else:
                 opening, tag, rest = document.partition("<metadata>")
-                temporary.write_text(opening + ALONE + tag + rest.replace(INK, "currentColor"), encoding="utf-8")
+                temporary.write_text(
+                    opening + STANDALONE_STYLE + tag + rest.replace(INK, "currentColor"), encoding="utf-8"
+                )
     return document
 
 
 def short_name(name: str, longest: int) -> str:
-    """A class name that fits beside an axis; characters XML cannot hold become a dot."""
+    """Shorten a class name for an axis; characters that XML does not allow become a dot."""
     clean = "".join(letter if is_printable(letter) else "·" for letter in str(name))
     return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
 
 
 @contextmanager
 def style() -> Iterator[None]:
+    """Apply the style of all plots, whatever the matplotlib settings of the user."""
     faint = {"grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True}
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
     spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8}
     text = {"font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11}
     svg = {"svg.fonttype": "none", "svg.hashsalt": "vitrail", "text.parse_math": False, "text.usetex": False}
-    own = {**faint, **ink, **spines, **text, **svg}
-    plain = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
-    with matplotlib.rc_context({**plain, **own}), warnings.catch_warnings():
-        # A glyph missing in the font that measures the text is there in the reader's browser.
+    settings = {**faint, **ink, **spines, **text, **svg}
+    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
+    with matplotlib.rc_context({**defaults, **settings}), warnings.catch_warnings():
+        # The browser has glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
         yield

@@ -1,4 +1,4 @@
-"""The page of `vitrail explain` and the figures on it as files: self-contained, light and dark."""
+"""The page of `vitrail explain`, and its figures as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.errors import UserError
-from vitrail.report.canvas import PAPER, Plot
+from vitrail.report.canvas import BACKGROUND, Plot
 from vitrail.report.explain_summary import MapScore
 from vitrail.report.page import page_environment
 from vitrail.terminal import printable_text
@@ -22,38 +22,38 @@ from vitrail.terminal import printable_text
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
 SUFFIXES = (".svg", ".png")
-OWN_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # no other name is removed, whatever a list says
+FIGURE_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # files with other names are never removed
 
 
 @dataclass(frozen=True, eq=False)
 class PageFigure:
-    """A figure on the page, and the name of its files."""
+    """A figure of the page and the name of its files, without suffix."""
 
     file: str
-    drawing: Plot
+    plot: Plot
 
 
 @dataclass(frozen=True, eq=False)
 class ExplainedImage:
-    """An image with its answer and its figures."""
+    """An image with its prediction and its figures."""
 
     name: str
-    answer: str
+    prediction: str
     maps: PageFigure
     heads: PageFigure
 
 
 @dataclass(frozen=True, eq=False)
 class ExplainFacts:
-    """What the page says. Sections whose facts are missing are left out, with a note that says why."""
+    """The contents of the page. A section without contents is omitted; a note says why."""
 
     title: str
     subtitle: str
-    query: str  # whose view maps of the whole network show
-    block_query: str  # and maps of one block
-    votes: bool  # whether maps of a class show votes of patches, and not relevance
+    query: str  # the token that maps of the whole network are computed for
+    block_query: str  # the token that maps of one block are computed for
+    uses_votes: bool  # class maps show the votes of patches, not relevance
     findings: Sequence[str]
-    notes: Sequence[str]  # what could not be shown, and why
+    notes: Sequence[str]  # what could not be computed, and why
     images: Sequence[ExplainedImage] = ()
     filters: PageFigure | None = None
     similarity: PageFigure | None = None
@@ -61,57 +61,60 @@ class ExplainFacts:
     distance_images: int = 0
     curves: PageFigure | None = None
     pasted: PageFigure | None = None
-    trust: Sequence[MapScore] = ()
-    measured: int = 0
+    map_scores: Sequence[MapScore] = ()
+    measured: int = 0  # images that the maps were measured on
     pasted_sentence: str = ""
     about: Sequence[tuple[str, str]] = field(default=())
     commands: Sequence[str] = ()
 
     @property
     def files(self) -> list[str]:
-        """Where figures are written, from the folder of the page."""
-        return [f"{FIGURES}/{picture.file}{suffix}" for picture in self.pictures for suffix in SUFFIXES]
+        """Paths of all figure files, relative to the page."""
+        return [f"{FIGURES}/{figure.file}{suffix}" for figure in self.figures for suffix in SUFFIXES]
 
     @property
-    def pictures(self) -> list[PageFigure]:
+    def figures(self) -> list[PageFigure]:
         single = (self.filters, self.similarity, self.distances, self.curves, self.pasted)
-        return [one for one in single if one is not None] + [p for one in self.images for p in (one.maps, one.heads)]
+        of_images = [figure for image in self.images for figure in (image.maps, image.heads)]
+        return [figure for figure in single if figure is not None] + of_images
 
 
 def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]) -> None:
-    """The page, each figure as SVG and PNG beside it, and the numbers, which list the files of figures. Those that an
-    earlier explanation listed, and this one does not have, are removed."""
-    check_figures(folder, facts.pictures)
+    """Write the page, each figure as SVG and PNG, and the numbers as JSON with a list of the figure files.
+
+    Figure files that an earlier explanation listed and this one does not write are removed.
+    """
+    check_figures(folder, facts.figures)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-    drawn = {}
-    for picture in facts.pictures:
-        files = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
-        drawn[picture.file] = Markup(picture.drawing.save(*files))
-    text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, drawn=drawn)
+    svgs = {}
+    for figure in facts.figures:
+        files = [folder / FIGURES / f"{figure.file}{suffix}" for suffix in SUFFIXES]
+        svgs[figure.file] = Markup(figure.plot.save(*files))
+    text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, svgs=svgs)
     with atomic_write(folder / PAGE) as temporary:
         temporary.write_bytes(printable_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
-    for name in _earlier(folder) - set(facts.files):
+    for name in _earlier_figures(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
     with atomic_write(folder / NUMBERS) as temporary:
         temporary.write_text(strict_json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 
-def check_figures(folder: Path, pictures: Sequence[PageFigure] = ()) -> None:
-    """That no figure of somebody else's is replaced, and nothing is written through a link."""
+def check_figures(folder: Path, figures: Sequence[PageFigure] = ()) -> None:
+    """Raise an error if a figure would replace a file that vitrail did not write, or be written through a link."""
     if (folder / FIGURES).is_symlink():
         raise UserError(f"{folder / FIGURES} is a link: choose another --out")
-    for picture in pictures:
-        paths = [folder / FIGURES / f"{picture.file}{suffix}" for suffix in SUFFIXES]
-        drawn = next((path for path in paths if os.path.lexists(path)), None)
-        own = paths[0].is_file() and PAPER in paths[0].read_text(encoding="utf-8", errors="replace")
-        if drawn is not None and not own:
-            raise UserError(f"{drawn} was not written by vitrail and would be replaced: choose another --out")
+    for figure in figures:
+        paths = [folder / FIGURES / f"{figure.file}{suffix}" for suffix in SUFFIXES]
+        existing = next((path for path in paths if os.path.lexists(path)), None)
+        is_vitrail = paths[0].is_file() and BACKGROUND in paths[0].read_text(encoding="utf-8", errors="replace")
+        if existing is not None and not is_vitrail:
+            raise UserError(f"{existing} was not written by vitrail and would be replaced: choose another --out")
 
 
-def _earlier(folder: Path) -> set[str]:
-    """Files of figures that an earlier explanation wrote here."""
+def _earlier_figures(folder: Path) -> set[str]:
+    """Return the figure files that an earlier explanation listed."""
     try:
         listed = strict_json.loads((folder / NUMBERS).read_text(encoding="utf-8"))["figures"]
-        return {name for name in listed if OWN_FILE.fullmatch(name)}
+        return {name for name in listed if FIGURE_FILE.fullmatch(name)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return set()  # there was none, or it is not ours
+        return set()  # no earlier explanation, or another program's file

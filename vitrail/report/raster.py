@@ -1,4 +1,4 @@
-"""Arrays -> pixels: filters as tiles, and images under maps."""
+"""Raster images of filters, and of images under maps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 
-def mosaic(tiles: np.ndarray, across: int) -> np.ndarray:
-    """Tiles (n, h, w, C), each stretched to 0..255, in rows of `across` on transparent ground: RGBA uint8, enlarged."""
+def tile_filters(tiles: np.ndarray, across: int) -> np.ndarray:
+    """Arrange tiles (n, h, w, C) in rows of `across`, each scaled to 0..255 and enlarged: RGBA uint8."""
     count, height, width, channels = tiles.shape
     scale = max(1, 64 // max(height, width))
     gap = max(2, scale * max(height, width) // 10)
@@ -23,18 +23,18 @@ def mosaic(tiles: np.ndarray, across: int) -> np.ndarray:
     return out
 
 
-def lit(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """An image as bright as a map (h, w) is, as the paper draws it: what has no share is black."""
-    return (rgb(image) * enlarged(shares, image.shape[:2])[..., None]).astype(np.uint8)
+def dim_by_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Multiply an image by a map (h, w), as in the paper: where the map is 0, the result is black."""
+    return (to_rgb(image) * upsample_map(values, image.shape[:2])[..., None]).astype(np.uint8)
 
 
-def enlarged(shares: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """A map (h, w) as a smooth one of (height, width) whose largest value is 1."""
-    large = Image.fromarray(shares.astype(np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    light = np.asarray(large).clip(0)
-    return light / (light.max() or 1)
+def upsample_map(values: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Resize a map (h, w) to `size` with bilinear interpolation, and scale its maximum to 1."""
+    resized = Image.fromarray(values.astype(np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    result = np.asarray(resized).clip(0)
+    return result / (result.max() or 1)
 
 
-def rgb(image: np.ndarray) -> np.ndarray:
-    """Three colours of any number of channels: the first three, or grey."""
+def to_rgb(image: np.ndarray) -> np.ndarray:
+    """Return three channels of an image with any number of channels: the first three, or grey."""
     return image[..., :3] if image.shape[-1] >= 3 else image[..., :1].repeat(3, -1)

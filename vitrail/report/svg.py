@@ -1,4 +1,4 @@
-"""A drawing program's SVG file -> SVG to set inside an HTML page, beside others, in the page's colours and font."""
+"""Convert an SVG file to SVG that can be embedded in an HTML page, in the colours and font of the page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 
 
 def inline_svg(document: str, alt: str, colours: Mapping[str, str]) -> str:
-    """The drawing without namespaces, metadata or global style, with ids no other picture has, a size that shrinks
-    with the page and, in style attributes, `colours` replaced by what the page decides. Text is left as it is."""
+    """Return SVG to embed in a page.
+
+    Namespaces, metadata and global style are removed, ids get a unique prefix, the size shrinks with the page, and
+    `colours` are replaced in style attributes. Text is unchanged.
+    """
     root = ElementTree.fromstring(document)
     prefix = f"p{zlib.crc32((alt + document).encode()):08x}-"
     for parent in list(root.iter()):
@@ -21,7 +24,7 @@ def inline_svg(document: str, alt: str, colours: Mapping[str, str]) -> str:
         element.tag = _local(element.tag)
         plain = {_local(key): value for key, value in element.attrib.items()}
         if element.tag == "g":
-            plain.pop("id", None)  # groups are not referred to
+            plain.pop("id", None)  # nothing refers to groups
         element.attrib.clear()
         element.attrib.update({key: _attribute(key, value, prefix, colours) for key, value in plain.items()})
     width = float(root.attrib["viewBox"].split()[2])
@@ -33,7 +36,7 @@ def inline_svg(document: str, alt: str, colours: Mapping[str, str]) -> str:
 
 
 def _local(name: str) -> str:
-    """A tag or attribute without its namespace."""
+    """Return a tag or attribute name without its namespace."""
     return name.rpartition("}")[2]
 
 
@@ -46,6 +49,6 @@ def _attribute(key: str, value: str, prefix: str, colours: Mapping[str, str]) ->
         return value.replace("url(#", f"url(#{prefix}", 1)
     if key == "style":
         value = re.sub(r"(font-family:|font: [^;']*?px) [^;]*", r"\1 var(--sans, sans-serif)", value)
-        for drawn, wanted in colours.items():
-            value = value.replace(drawn, wanted)
+        for old, new in colours.items():
+            value = value.replace(old, new)
     return value

@@ -15,7 +15,7 @@ from vitrail.interpret.faithfulness import STEPS, FaithfulnessCurves, deletion_i
 from vitrail.interpret.pointing_game import PastedImages, hit_rate, paste_images, pointing_game
 from vitrail.report.canvas import Plot
 from vitrail.report.explain_plots import draw_faithfulness_curves, draw_pasted
-from vitrail.report.explain_summary import FEWEST, MapScore, Pointing, map_verdicts, score_maps
+from vitrail.report.explain_summary import MIN_IMAGES, MapScore, Pointing, map_verdicts, score_maps
 from vitrail.tasks.result import percent
 from vitrail.workflows.explain_inputs import (
     BATCH,
@@ -62,7 +62,7 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
     if not found.tried:
         notes.append("Pointing could not be measured: the network gives all these images one class.")
     elif not points:
-        rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {FEWEST} are needed"
+        rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {MIN_IMAGES} are needed"
         notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
     sentence = (
         f"A picture is shrunk and pasted into a quarter of an image of another class: {counts}, because of what it "
@@ -109,7 +109,7 @@ def _pasted(
     net = require_vit(classifier.net)
     whole = torch.cat(list(normalised_batches(classifier, pixels)))
     found = paste_images(net, whole, wanted)
-    if len(found.pixels) < FEWEST:
+    if len(found.pixels) < MIN_IMAGES:
         return found, {}, None
     task = bar.add_task("pasted pictures", total=len(found.pixels))
     maps = explanation_maps(
