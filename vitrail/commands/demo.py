@@ -23,7 +23,7 @@ from vitrail.inference.classifier import load
 from vitrail.inference.device import device_of
 from vitrail.interrupt import Interrupted, Interrupts
 from vitrail.metrics.accuracy import ClassificationScores, softmax
-from vitrail.report.demo_page import DemoFacts, Half, write_demo_page
+from vitrail.report.demo_page import DemoFacts, DemoRun, write_demo_page
 from vitrail.report.page import ReportImage
 from vitrail.tasks.classification import example
 from vitrail.terminal import escape, make_console
@@ -192,8 +192,8 @@ def _facts(
         subtitle=f"{own.network}, from pre-trained weights and from random ones, on 2,000 images of CIFAR-10",
         measured_on="Measured on the 1,000 test images of the demo.",
         verdict=verdict,
-        halves=[Half(run.name, starts[run], _scores(one), f"{run.folder}/report.html") for run, one in both],
-        pictures=list(zip(*(_pictures(folder / run.folder, test) for run, _ in both), strict=True)),
+        runs=[DemoRun(run.name, starts[run], _scores(one), f"{run.folder}/report.html") for run, one in both],
+        images=list(zip(*(_pictures(folder / run.folder, test) for run, _ in both), strict=True)),
         commands=commands,
     )
 

@@ -21,8 +21,8 @@ from vitrail.atomic import atomic_write
 from vitrail.report.svg import inline_svg
 from vitrail.terminal import is_printable
 
-# Plots are drawn with these exact hex values, which PAGE_COLOURS replaces in the SVG. Cells of the confusion matrix have
-# their own colours, since they contain white text.
+# Plots are drawn with these exact hex values, which PAGE_COLOURS replaces in the SVG. Cells of the confusion matrix
+# have their own colours, since they contain white text.
 INK, BLUE, RED, GREEN, CELL_BLUE, CELL_RED = "#010203", "#0072b2", "#d55e00", "#009e73", "#0072b1", "#d55e01"
 PAGE_COLOURS = {
     INK: "currentColor",

@@ -1,4 +1,4 @@
-"""The page of `vitrail check`: one self-contained HTML file in the look of the classification report."""
+"""The page of `vitrail check`: one HTML file in the style of the classification report."""
 
 from __future__ import annotations
 
@@ -15,81 +15,88 @@ from vitrail.doctor.findings import Case, Finding, Findings
 from vitrail.report.page import page_environment
 from vitrail.terminal import printable_text
 
-MOST_PICTURES = 60  # of a finding
-MOST_ROWS = 200
-OF_A_GROUP = 6  # pictures of one case
-SIDE = 160  # pixels
-_NO_PICTURES = ("classes", "corrupt", "format", "missing", "missing-class", "few-images", "imbalance")
+MAX_IMAGES = 60  # per finding
+MAX_ROWS = 200  # per finding
+MAX_CASE_IMAGES = 6  # per case
+IMAGE_SIZE = 160  # pixels of the longer side
+_KINDS_WITHOUT_IMAGES = ("classes", "corrupt", "format", "missing", "missing-class", "few-images", "imbalance")
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """A case with the pictures there is room for: (name, split and labels, pixels)."""
+class ShownCase:
+    """A case with the images that are shown: (name, split and labels, pixels)."""
 
     case: Case
-    pictures: list[tuple[str, str, np.ndarray]]
+    images: list[tuple[str, str, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
+    """One finding, shown either as images or as table rows."""
+
     finding: Finding
-    shown: list[Shown]  # of findings that pictures explain
-    rows: list[Case]  # of those that words explain
+    shown: list[ShownCase]
+    rows: list[Case]
 
     @property
     def more(self) -> int:
+        """The number of cases that are not shown."""
         return len(self.finding.cases) - len(self.shown or self.rows)
 
 
-def write_check_page(path: Path, found: Findings, name: str, commands: Sequence[str]) -> None:
-    text = printable_text(render_check_page(found, name, commands).replace("\0", "\ufffd"))  # which a page cannot hold
+def write_check_page(path: Path, findings: Findings, name: str, commands: Sequence[str]) -> None:
+    text = printable_text(
+        render_check_page(findings, name, commands).replace("\0", "\ufffd")
+    )  # file names may contain NUL
     with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
-def render_check_page(found: Findings, name: str, commands: Sequence[str]) -> str:
+def render_check_page(findings: Findings, name: str, commands: Sequence[str]) -> str:
     environment = page_environment()
-    totals = {name: sum(counts.values()) for name, counts in found.balance.items()}
+    totals = {name: sum(counts.values()) for name, counts in findings.balance.items()}
     return environment.get_template("check.html").render(
-        found=found,
+        findings=findings,
         name=name,
-        sections=[_section(found, finding) for finding in found.findings],
-        severities=[finding.severity for finding in found.findings],
-        classes=sorted(found.balance.items(), key=lambda one: (-totals[one[0]], one[0])),
+        sections=[_section(findings, finding) for finding in findings.findings],
+        severities=[finding.severity for finding in findings.findings],
+        classes=sorted(findings.balance.items(), key=lambda item: (-totals[item[0]], item[0])),
         largest=max(totals.values(), default=0) or 1,
         commands=commands,
     )
 
 
-def _section(found: Findings, finding: Finding) -> Section:
-    if finding.kind in _NO_PICTURES:
-        return Section(finding, [], finding.cases[:MOST_ROWS])
-    shown: list[Shown] = []
-    room = MOST_PICTURES
+def _section(findings: Findings, finding: Finding) -> Section:
+    if finding.kind in _KINDS_WITHOUT_IMAGES:
+        return Section(finding, [], finding.cases[:MAX_ROWS])
+    shown: list[ShownCase] = []
+    remaining = MAX_IMAGES
     for case in finding.cases:
-        names = case.names[: min(OF_A_GROUP, room)]
+        names = case.names[: min(MAX_CASE_IMAGES, remaining)]
         if len(names) < min(len(case.names), 2):
             break
-        room -= len(names)
-        shown.append(Shown(case, [(name, _place(found, name), _picture(found, name)) for name in names]))
+        remaining -= len(names)
+        shown.append(
+            ShownCase(case, [(name, _split_and_labels(findings, name), _thumbnail(findings, name)) for name in names])
+        )
     return Section(finding, shown, [])
 
 
-def _place(found: Findings, name: str) -> str:
-    where = found.where(name)
-    split = "" if where["split"] == "all" else f"{where['split']} · "
-    return split + ", ".join(where["labels"])
+def _split_and_labels(findings: Findings, name: str) -> str:
+    location = findings.where(name)
+    split = "" if location["split"] == "all" else f"{location['split']} · "
+    return split + ", ".join(location["labels"])
 
 
-def _picture(found: Findings, name: str) -> np.ndarray:
-    """Small pixels of an image; grey where it cannot be had any more."""
+def _thumbnail(findings: Findings, name: str) -> np.ndarray:
+    """Return a small version of an image, or a grey one if it can no longer be read."""
     try:
-        pixels = decode(found.source.files.read(name))
+        pixels = decode(findings.source.files.read(name))
     except (OSError, BadImage):
         return np.full((8, 8, 3), 128, np.uint8)
     height, width = pixels.shape[:2]
-    if max(height, width) <= SIDE:
+    if max(height, width) <= IMAGE_SIZE:
         return pixels
-    scale = SIDE / max(height, width)
+    scale = IMAGE_SIZE / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX))

@@ -16,8 +16,7 @@ from vitrail.atomic import atomic_write
 from vitrail.errors import UserError
 from vitrail.report.canvas import BACKGROUND, Plot
 from vitrail.report.explain_summary import MapScore
-from vitrail.report.page import page_environment
-from vitrail.terminal import printable_text
+from vitrail.report.page import page_environment, write_text_file
 
 FIGURES = "figures"  # the folder beside the page
 PAGE, NUMBERS = "explain.html", "explain.json"
@@ -91,8 +90,7 @@ def write_explanation(folder: Path, facts: ExplainFacts, numbers: dict[str, Any]
         files = [folder / FIGURES / f"{figure.file}{suffix}" for suffix in SUFFIXES]
         svgs[figure.file] = Markup(figure.plot.save(*files))
     text = page_environment().get_template(PAGE).render(facts=facts, folder=FIGURES, svgs=svgs)
-    with atomic_write(folder / PAGE) as temporary:
-        temporary.write_bytes(printable_text(text.replace("\0", "\ufffd")).encode("utf-8", errors="replace"))
+    write_text_file(folder / PAGE, text, "the page")
     for name in _earlier_figures(folder) - set(facts.files):
         (folder / name).unlink(missing_ok=True)
     with atomic_write(folder / NUMBERS) as temporary:

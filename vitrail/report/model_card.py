@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitrail.report.page import ReportFacts, label_error_sentence, write_whole
+from vitrail.report.page import ReportFacts, label_error_sentence, write_text_file
 from vitrail.tasks.result import percent
 
 MAX_CLASSES = 200  # class names listed
@@ -20,7 +20,7 @@ pipeline_tag: image-classification
 
 def write_model_card(path: str | Path, facts: ReportFacts) -> None:
     """Write the card. An existing file is replaced only when the new one is complete."""
-    write_whole(path, model_card(facts), "the model card")
+    write_text_file(path, model_card(facts), "the model card")
 
 
 def model_card(facts: ReportFacts) -> str:

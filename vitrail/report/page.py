@@ -69,10 +69,10 @@ class ReportFacts:
 
 def write_report(path: str | Path, facts: ReportFacts) -> None:
     """Write the report. An existing file is replaced only when the new one is complete."""
-    write_whole(path, render_report(facts), "the report")
+    write_text_file(path, render_report(facts), "the report")
 
 
-def write_whole(path: str | Path, text: str, what: str) -> None:
+def write_text_file(path: str | Path, text: str, what: str) -> None:
     """Write `text` to `path` atomically; `what` names the file in error messages."""
     text = printable_text(text.replace("\0", "\ufffd"))  # file names may contain NUL
     with os_errors_as(f"cannot write {what} {path}"), atomic_write(Path(path)) as temporary:
