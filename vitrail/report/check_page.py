@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.doctor.findings import Case, Finding, Findings
-from vitrail.report.page import page_environment
-from vitrail.terminal import printable_text
+from vitrail.report.page import page_environment, write_text_file
 
 MAX_IMAGES = 60  # per finding
 MAX_ROWS = 200  # per finding
@@ -45,11 +43,8 @@ class Section:
 
 
 def write_check_page(path: Path, findings: Findings, name: str, commands: Sequence[str]) -> None:
-    text = printable_text(
-        render_check_page(findings, name, commands).replace("\0", "\ufffd")
-    )  # file names may contain NUL
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+    """Write the page. An existing file is replaced only when the new one is complete."""
+    write_text_file(path, render_check_page(findings, name, commands), "the report")
 
 
 def render_check_page(findings: Findings, name: str, commands: Sequence[str]) -> str:
@@ -76,9 +71,8 @@ def _section(findings: Findings, finding: Finding) -> Section:
         if len(names) < min(len(case.names), 2):
             break
         remaining -= len(names)
-        shown.append(
-            ShownCase(case, [(name, _split_and_labels(findings, name), _thumbnail(findings, name)) for name in names])
-        )
+        images = [(name, _split_and_labels(findings, name), _thumbnail(findings, name)) for name in names]
+        shown.append(ShownCase(case, images))
     return Section(finding, shown, [])
 
 
