@@ -272,7 +272,7 @@ def test_float64_stays_float64(tmp_path):
     assert stored.dtype == torch.float64 and torch.equal(stored, module[4].weight)
     assert not torch.equal(stored, stored.float().double())
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"float64 in it and \(16, 5\) float32 here"):
+    with pytest.raises(UserError, match=r"float64 in the checkpoint and \(16, 5\) float32"):
         go(tmp_path, net(), data, "train.ema=0.9", resume=True)
 
 
@@ -416,7 +416,7 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
 def test_the_call_of_before_still_works(tmp_path):
     """`vitrail.train(model=MODULE, objective=, source=, evaluator=)` is `vitrail.fit`."""
     data, module, other = DataLoader(samples(), batch_size=8), net(), net()
-    with pytest.warns(Note, match=r"called vitrail\.fit"):
+    with pytest.warns(Note, match=r"renamed to vitrail\.fit"):
         old = vitrail.train(
             model=module, objective=loss, source=data, evaluator=mean_loss, out=tmp_path / "old", overrides=STEPS
         )
@@ -456,7 +456,9 @@ def test_a_folder_holds_one_run(tmp_path):
     weights.unlink()
     wider = net()
     wider[0] = nn.Linear(5, 17, bias=False)
-    with pytest.raises(UserError, match=r"'model/0.weight' is \(16, 5\) float32 in it and \(17, 5\) float32 here"):
+    with pytest.raises(
+        UserError, match=r"'model/0.weight' is \(16, 5\) float32 in the checkpoint and \(17, 5\) float32"
+    ):
         go(folder, wider, data, resume=True)
     with pytest.raises(UserError, match="a network of your own: go on with vitrail"):
         vitrail.train(out=folder, resume=True)
