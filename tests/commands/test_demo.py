@@ -84,7 +84,7 @@ def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_i
         patch.setattr(TrainingProgress, "step", stop_in_the_second_half)
         with pytest.raises(Interrupted, match=r"^stopped; the same command goes on$"):
             run(folder, log)
-    assert log.read_text().count("to beat:") == 2
+    assert log.read_text().count("baseline: ") == 2
 
     text = run(folder, log)
     assert f"the run in {folder / 'pretrained'} is finished" in text

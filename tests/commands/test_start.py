@@ -225,6 +225,6 @@ def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
         return result.scores.top1, log.getvalue()
 
     accuracy, said = run("probe")
-    assert f"to beat: {accuracy:.1%}, a linear probe on the starting weights" in said
-    assert "the head starts as this probe" in said and "starts at zero" not in said and accuracy > 0.5
-    assert "the head starts as this probe" not in run("zero", "model.head_init=zero")[1]
+    assert f"baseline: {accuracy:.1%} (linear probe on the starting weights" in said
+    assert "head: initialized with this linear probe" in said and "starts at zero" not in said and accuracy > 0.5
+    assert "head: initialized with this linear probe" not in run("zero", "model.head_init=zero")[1]

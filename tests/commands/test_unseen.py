@@ -67,10 +67,10 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
         return train(tmp_path / data, from_=start, out=out, overrides=[*few, *settings], console=quiet)
 
     first = run("one", tiny)
-    assert read_card(first.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
+    assert read_card(first.weights).metrics["measured_on"].endswith("of the validation split, none of them trained on.")
     second = run("two", first.weights)
     third = run("three", second.weights)
-    assert read_card(third.weights).metrics["measured_on"].endswith("of the held-out split, which training never saw.")
+    assert read_card(third.weights).metrics["measured_on"].endswith("of the validation split, none of them trained on.")
     learned = {name: TrainingRecord.of(read_weights(run.weights)) for name, run in (("one", first), ("two", second))}
     learned["three"] = TrainingRecord.of(read_weights(third.weights))
     assert all(not one.card.data.get("trained_on") and not one.card.data["trained_before"] for one in learned.values())
@@ -84,8 +84,8 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
     before = len(set(split.splits["val"].pixel_digests) & set(learned["one"].digests))
     assert 0 < before == again.metrics["seen_before"]
-    assert f"{before} were in the training of the weights it started from" in again.metrics["measured_on"]
-    assert "never saw" not in again.metrics["measured_on"]
+    assert f"the starting weights were trained on {before} of them" in again.metrics["measured_on"]
+    assert "none of them" not in again.metrics["measured_on"]
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_copies_of_training_images_are_told_of(tiny, tmp_path, quiet):
     few = ("train.steps=1", "train.batch_size=8", "precision.compute=fp32", "schedule.warmup=0")
     result = train(tmp_path, from_=tiny, out=tmp_path / "run", overrides=few, console=quiet)
     said = read_card(result.weights).metrics["measured_on"]
-    assert said == "Measured on 8 images of the held-out split, 8 of which are exact copies of training images."
+    assert said == "Measured on 8 images of the validation split, 8 of which are exact copies of training images."
 
 
 def test_every_training_image_is_known_again_by_its_pixels_however_many_there_are(tmp_path):

@@ -1,4 +1,7 @@
-"""The end of a run: the last measurement, the weights file that carries it, and the report."""
+"""The end of a run: the final measurement, the weights file that carries its numbers, the report and the model card.
+
+In: the `Plan` and the trained network. Out: a `TrainResult`, and the files in the run folder.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from vitrail.workflows.vitrail_files import MODEL_CARD, PREDICTIONS
 
 
 def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
-    """Measure the network and write its files, the weights last: with them, the run counts as finished."""
+    """Measure the network and write the files of the run. The weights come last: a run with weights is finished."""
     weights = run.folder / "model.safetensors"
     if not plan.model.num_classes:
         return TrainResult(run.folder, weights, None, _finish_pretraining(plan, net, run))
@@ -45,44 +48,46 @@ def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainRe
 
 def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float) -> Scores:
     """Measure once on the test images; write predictions.csv, report.html, model_card.md and model.safetensors."""
-    folder, about, console = run.folder, run.facts, run.console
+    folder, run_facts, console = run.folder, run.facts, run.console
     name = "test" if "test" in plan.dataset.splits else "val"
     samples = plan.dataset.splits[name]
-    copies, before = _known(plan, samples), count_seen_digests(samples, earlier_digests(about))
-    split = _split(name, copies, before)
+    copies, before = _count_training_copies(plan, samples), count_seen_digests(samples, earlier_digests(run_facts))
+    split = _describe_split(name, copies, before)
     data, interrupts = plan.config.data, run.interrupts
     task = prediction_task(task_name(plan.config, plan.dataset), len(plan.dataset.classes))
-    with interrupts.interruptible():  # all that training made has been saved
-        found = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, task=task)
-    show_scores(console, found)
+    with interrupts.interruptible():  # a signal loses nothing: the last checkpoint is saved
+        measurement = measure(net, split, samples, plan.preprocess, data, plan.device, interrupts, task=task)
+    show_scores(console, measurement)
     if name == "val" and plan.steps and not validates_in_float32(plan.config.precision):
-        console.print("[dim]measured in float32; the lines before it in the precision of the weights, bf16[/]")
-    baseline = about["baseline"]
-    # As the report has it: where the interval reaches the probe's accuracy, these images cannot tell which is better.
-    if baseline and found.scores.interval[1] < baseline["accuracy"]:
-        advice = "--from WEIGHTS starts from trained ones" if not about["source"] else "--recipe probe fits one on them"
-        console.print(f"[yellow]worse than the linear probe on {escape(baseline['features'])}[/]: {advice}")
-    metrics = found.scores.numbers() | ({"seen_before": before} if before else {})
-    found = with_tuning(
-        found, samples
-    )  # for the report; nothing of it is written into the weights without being asked for
-    place = _place(run)
-    history = read_metrics(place / "metrics.jsonl")
-    card = _card(plan, found.sentence, metrics, about, history)
-    config = (place / "config.toml").read_text(encoding="utf-8")
-    facts = _facts(plan, found, folder, about, seconds, card, history, config)
-    write_predictions(place / PREDICTIONS, found, samples)
-    write_report(place / "report.html", facts)
-    write_model_card(place / MODEL_CARD, facts)
-    write_bundle(place / "model.safetensors", _with_digests(plan, net, about), card)
+        console.print("[dim]measured in float32; the lines above were measured in bfloat16[/]")
+    baseline = run_facts["baseline"]
+    # As in the report: if the interval contains the accuracy of the probe, the difference is not significant.
+    if baseline and measurement.scores.interval[1] < baseline["accuracy"]:
+        advice = "use that linear probe with --recipe probe" if run_facts["source"] else "try --from WEIGHTS"
+        features = escape(baseline["features"])
+        console.print(
+            f"[yellow]below the baseline, {baseline['accuracy']:.1%} by a linear probe on {features}[/]: {advice}"
+        )
+    metrics = measurement.scores.numbers() | ({"seen_before": before} if before else {})
+    # For the report only: `vitrail evaluate --write` stores a temperature and thresholds in the weights.
+    measurement = with_tuning(measurement, samples)
+    output = _output_folder(run)
+    history = read_metrics(output / "metrics.jsonl")
+    card = _card(plan, measurement.sentence, metrics, run_facts, history)
+    config = (output / "config.toml").read_text(encoding="utf-8")
+    facts = _report_facts(plan, measurement, folder, run_facts, seconds, card, history, config)
+    write_predictions(output / PREDICTIONS, measurement, samples)
+    write_report(output / "report.html", facts)
+    write_model_card(output / MODEL_CARD, facts)
+    write_bundle(output / "model.safetensors", _with_digests(plan, net, run_facts), card)
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(f"report:  [bold]{escape(str(folder / 'report.html'))}[/]")
     console.print(f"card:    [bold]{escape(str(folder / MODEL_CARD))}[/]")
-    return found.scores
+    return measurement.scores
 
 
-def _place(run: RunContext) -> Path:
-    """Where the files go: to the folder, or beside what it holds if the run has not saved anything before."""
+def _output_folder(run: RunContext) -> Path:
+    """The folder to write to: the run folder, or `NEW` in it if the run has not saved anything yet (a linear probe)."""
     new = run.folder / NEW
     if new.exists():
         return new
@@ -90,51 +95,53 @@ def _place(run: RunContext) -> Path:
     return run.folder
 
 
-def _known(plan: Plan, samples: Samples) -> int:
-    """How many images lie among those of the training as well."""
+def _count_training_copies(plan: Plan, samples: Samples) -> int:
+    """The number of measured images that are exact copies of training images."""
     return int(np.isin(samples.original_digests, plan.dataset.splits["train"].original_digests).sum())
 
 
-def _with_digests(plan: Plan, net: Network, about: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights, and the digests of all images that they and the weights before them learned from."""
-    own = content_digests(plan.dataset.splits["train"])
-    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([own, earlier_digests(about)]))}
+def _with_digests(plan: Plan, net: Network, run_facts: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights, with the digests of all images that they and their starting weights were trained on."""
+    digests = content_digests(plan.dataset.splits["train"])
+    return {**net.state_dict(), TRAINED_ON: digest_tensor(np.concatenate([digests, earlier_digests(run_facts)]))}
 
 
-def _split(name: str, copies: int, before: int) -> str:
-    """Which images were measured on, and what makes their numbers too good."""
-    words = "test split" if name == "test" else "held-out split"
+def _describe_split(name: str, copies: int, before: int) -> str:
+    """The measured split in words, with training images among them, which make the scores too high."""
+    words = "test split" if name == "test" else "validation split"
     if copies:
         words += f", {copies:,} of which are exact copies of training images"
     if before:
-        words += f"; {before:,} were in the training of the weights it started from, which makes the numbers too good"
-    return words if name == "test" or copies or before else f"{words}, which training never saw"
+        words += f"; the starting weights were trained on {before:,} of them, so the scores are too high"
+    return words if name == "test" or copies or before else f"{words}, none of them trained on"
 
 
 def _finish_pretraining(plan: Plan, net: Network, run: RunContext) -> dict[str, float]:
-    """After masked-patch pre-training: the network without a classifier, to fine-tune from."""
-    folder, console = _place(run), run.console
+    """After masked-patch pre-training: write the network without a classifier, as weights to fine-tune."""
+    folder, console = _output_folder(run), run.console
     history = read_metrics(folder / "metrics.jsonl")
     last = [row for row in history if "val_loss" in row][-1]
-    found = {key: value for key, value in last.items() if key != "step"}
-    card = _card(plan, "masked patches of held-out images", found, run.facts, history)
+    metrics = {key: value for key, value in last.items() if key != "step"}
+    card = _card(plan, "masked patches of the validation split", metrics, run.facts, history)
     write_bundle(folder / "model.safetensors", _with_digests(plan, net, run.facts), card)
-    right = f", {found['val_accuracy']:.1%} of the corrupted patches right" if found.get("val_accuracy") else ""
-    console.print(f"held-out loss [bold]{found['val_loss']:.4f}[/]{right}")
+    accuracy = f", accuracy {metrics['val_accuracy']:.1%} on corrupted patches" if metrics.get("val_accuracy") else ""
+    console.print(f"validation loss [bold]{metrics['val_loss']:.4f}[/]{accuracy}")
     console.print(f"weights: [bold]{escape(str(folder / 'model.safetensors'))}[/]")
     console.print(
-        f"next:    vitrail train DATA --from {escape(shlex.quote(str(folder)))} fine-tunes them to classes",
+        f"next:    vitrail train DATA --from {escape(shlex.quote(str(folder)))}  (fine-tunes these weights)",
     )
-    return found
+    return metrics
 
 
 def _card(
-    plan: Plan, sentence: str, metrics: dict[str, Any], about: dict[str, Any], history: list[dict[str, Any]]
+    plan: Plan, sentence: str, metrics: dict[str, Any], run_facts: dict[str, Any], history: list[dict[str, Any]]
 ) -> Card:
     dataset, data = plan.dataset, plan.config.data
     recipe = plan.config.model_dump(mode="json", exclude_none=True)
-    recipe["data"]["path"] = Path(dataset.root).name  # a whole path tells about the machine, not about the weights
-    recipe["model"]["weights"] = about["source"]
+    recipe["data"]["path"] = Path(
+        dataset.root
+    ).name  # a whole path tells run_facts the machine, not run_facts the weights
+    recipe["model"]["weights"] = run_facts["source"]
     return Card(
         model=plan.model,
         preprocess=plan.preprocess,
@@ -148,27 +155,27 @@ def _card(
             "given_split": dataset.given_split,
             **asdict(SplitRule.of(data.model_dump())),
             "max_pixels": data.max_pixels,
-            "trained_before": about["trained_before"],
+            "trained_before": run_facts["trained_before"],
         },
         metrics={"measured_on": sentence, **metrics},
         curves=downsample_curves(history),
-        source=about["source"],
-        licence=about["licence"],
+        source=run_facts["source"],
+        licence=run_facts["licence"],
         created_with=created_with(),
     )
 
 
-def _facts(
+def _report_facts(
     plan: Plan,
-    found: Measurement,
+    measurement: Measurement,
     folder: Path,
-    about: dict[str, Any],
+    run_facts: dict[str, Any],
     seconds: float,
     card: Card,
     history: list[dict[str, Any]],
     config: str,
 ) -> ReportFacts:
-    dataset, baseline = plan.dataset, about["baseline"]
+    dataset, baseline = plan.dataset, run_facts["baseline"]
     speeds = [row["images_per_second"] for row in history if "images_per_second" in row]
     weights = str(folder / "model.safetensors")
     cost = [("training time", f"{seconds / 60:.1f} minutes")] if plan.steps else [("time", f"{seconds:.0f} s")]
@@ -176,16 +183,16 @@ def _facts(
     cost += [
         ("parameters", f"{count_parameters(plan.model):,}"),
         ("compute", f"{count_macs(plan.model) / 1e9:.2f} GMAC an image"),
-        ("device", about["environment"]["device"]),
+        ("device", run_facts["environment"]["device"]),
     ]
-    return found.facts(
+    return measurement.facts(
         (f"linear probe on {baseline['features']}", baseline["accuracy"]) if baseline else None,
         title=data_name(dataset.root),
         subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
         history=history,
         val_baseline=baseline["watched"] if baseline else None,
         predictions_file=PREDICTIONS,
-        decisions=[(row["what"], row["value"], row["why"]) for row in about["decisions"]],
+        decisions=[(row["what"], row["value"], row["why"]) for row in run_facts["decisions"]],
         data=data_rows(plan),
         excluded=dataset.excluded,
         notes=dataset.notes,

@@ -1,4 +1,7 @@
-"""The linear probe: one pass over the images for features, then logistic regression. Baseline, and a recipe."""
+"""The linear probe: frozen features of all images, then logistic regression.
+
+It is the baseline of every classification run (`fit_baseline`), and a recipe of its own (`probe_network`).
+"""
 
 from __future__ import annotations
 
@@ -20,40 +23,40 @@ from vitrail.workflows.choose import SMALL_DATA
 from vitrail.workflows.resolve import Plan
 
 THUMBNAIL = (16, 16)
-BASELINE_SECONDS = 60.0  # features that would take longer are not worth a baseline
+BASELINE_SECONDS = 60.0  # if computing the features would take longer, there is no baseline
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A linear classifier's accuracy on the images the run will be measured on, and on those watched meanwhile."""
+    """The accuracy of a linear probe on the images that the run will be measured on."""
 
-    features: str  # what the probe saw
+    features: str  # what the probe was fitted on, for messages
     accuracy: float
-    watched: float | None
+    watched: float | None  # accuracy on the validation split; the name is in checkpoints
     seconds: float
 
 
 def probe_network(plan: Plan, net: Network, interrupts: Interrupts) -> Probe:
-    """Fit the probe on the network's features of the training images."""
+    """Fit a linear probe on the features of `net` for the training images."""
     net.eval()
     samples, data = plan.dataset.splits["train"], plan.config.data
     return _fit(plan, network_outputs(net.forward_features, samples, plan.preprocess, data, plan.device, interrupts))
 
 
 def penalty_reason(fitted: Probe) -> str:
-    """The reason for the penalty of a probe, with what was tried."""
+    """Why this penalty was chosen, with the accuracy of each candidate."""
     if not fitted.tried:
-        return "the only one, or the strongest where no images can be held out to choose by"
+        return "the only candidate, or the strongest if no images can be held out to choose by"
     tried = ", ".join(f"{penalty:g}: {accuracy:.1%}" for penalty, accuracy in fitted.tried)
-    left_out = f"; without {fitted.unmeasured:,} classes whose images all belong together" if fitted.unmeasured else ""
-    return f"best on a fifth of the training images, what belongs together on one side{left_out} ({tried})"
+    excluded = f"; {fitted.unmeasured:,} classes with a single group are not measured" if fitted.unmeasured else ""
+    return f"best accuracy on a fifth of the training images, split by group{excluded} ({tried})"
 
 
 def fit_baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tuple[Baseline, Probe] | None:
-    """The number a run has to beat, with the probe that reached it; none when the data is too large for it to take
-    seconds.
+    """Fit the baseline of a run. Returns its accuracy and the probe, or None if fitting would take minutes.
 
-    With starting weights the probe sees their features; without any (`net` is none), the pixels of a thumbnail.
+    The features are those of `net`, which has the starting weights. For a run from random weights (`net` is None) they
+    are the pixels of thumbnails.
     """
     splits = plan.dataset.splits
     images = sum(len(samples) for samples in splits.values())
@@ -69,18 +72,16 @@ def fit_baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tup
         device = torch.device("cpu")
     else:
         forward = net.eval().forward_features
-    found = {
+    outputs = {
         split: network_outputs(forward, samples, spec, plan.config.data, device, interrupts)
         for split, samples in splits.items()
     }
-    fitted = _fit(plan, found["train"])
+    fitted = _fit(plan, outputs["train"])
     accuracy = {
-        split: (fitted.predict(outputs.values) == outputs.labels).float().mean().item()
-        for split, outputs in found.items()
+        split: (fitted.predict(out.values) == out.labels).float().mean().item() for split, out in outputs.items()
     }
-    watched = accuracy.get("val")
-    reached = accuracy["test" if "test" in accuracy else "val"]
-    return Baseline(name, reached, watched, time.monotonic() - started), fitted
+    measured = accuracy["test" if "test" in accuracy else "val"]
+    return Baseline(name, measured, accuracy.get("val"), time.monotonic() - started), fitted
 
 
 def _fit(plan: Plan, train: Outputs) -> Probe:

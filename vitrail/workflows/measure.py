@@ -1,4 +1,7 @@
-"""Weights and held-out images -> scores, and the pictures that explain them."""
+"""Measure a network on one split: predictions, scores, and example images for the report.
+
+In: a network and the images of a split. Out: a `Measurement`, and the table predictions.csv.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ from vitrail.workflows.report_images import ReportImages
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a network scores on one split, on which images, and some of those as pictures."""
+    """The scores of a network on one split, its outputs, and example images."""
 
     task: PredictionTask
-    sentence: str  # what was measured on
+    sentence: str  # which images were measured
     outputs: Outputs
     scores: Scores
     examples: Examples
@@ -46,7 +49,7 @@ class Measurement:
         return self.task.result(self.scores)
 
     def facts(self, baseline: Baseline | None = None, **facts: Any) -> ReportFacts:
-        """A report of it, with these other facts."""
+        """The facts of a report page: this measurement and `facts`."""
         return ReportFacts(
             result=self.task.result(self.scores, baseline),
             split_used=self.sentence,
@@ -69,7 +72,7 @@ def measure(
     *,
     task: PredictionTask,
 ) -> Measurement:
-    """Score a network in float32 on every image of a split; `split` says in words which that is."""
+    """Score a network in float32 on every image of a split. `split` is its description for the report."""
     out = compute_logits(net, samples, spec, data, device, interrupts)
     return score_outputs(net, out, split, samples, spec, data, task=task)
 
@@ -84,7 +87,7 @@ def compute_logits(
     ranks: Ranks = SINGLE_PROCESS,
     temperature: float = 1.0,
 ) -> Outputs:
-    """What a network says of every image of a split, in float32."""
+    """The logits of a network for every image of a split, in float32, divided by `temperature`."""
     net.eval()
     with deterministic(device):
         out = network_outputs(net, samples, spec, data, device, interrupts, ranks)
@@ -102,36 +105,39 @@ def score_outputs(
     task: PredictionTask,
     postprocess: Postprocess | None = None,
 ) -> Measurement:
-    """Score the logits that `net` gave, and find the pictures that explain them."""
-    left_out = f"; {len(out.failures):,} could not be read" if out.failures else ""
-    sentence = f"Measured on {len(out.labels):,} image{'s' * (len(out.labels) != 1)} of the {split}{left_out}."
+    """Score the logits of `net`, and choose example images: mistakes, uncertain predictions and suspected labels."""
+    unreadable = f"; {len(out.failures):,} could not be read" if out.failures else ""
+    sentence = f"Measured on {len(out.labels):,} image{'s' * (len(out.labels) != 1)} of the {split}{unreadable}."
     out = replace(out, labels=task.labels_of(out.values, out.labels))
     measured = out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess()
     examples = task.examples(*measured)
-    pictures = ReportImages(net, out, samples, spec, data)
+    images = ReportImages(net, out, samples, spec, data)
     return Measurement(
         task,
         sentence,
         out,
         task.score(*measured),
         examples,
-        pictures.explained(examples.mistakes[: pictures.most(MISTAKES)]),
-        pictures.explained(examples.uncertain[: pictures.most(UNCERTAIN)]),
-        pictures.plain(examples.suspects),
+        images.explained(examples.mistakes[: images.most(MISTAKES)]),
+        images.explained(examples.uncertain[: images.most(UNCERTAIN)]),
+        images.plain(examples.suspects),
     )
 
 
-def show_scores(console: Console, found: Measurement) -> None:
-    console.print(found.result.line)
-    console.print(f"[dim]{escape(found.sentence)}[/]")
+def show_scores(console: Console, measurement: Measurement) -> None:
+    """Print the scores and which images they were measured on."""
+    console.print(measurement.result.line)
+    console.print(f"[dim]{escape(measurement.sentence)}[/]")
 
 
-def write_predictions(path: Path, found: Measurement, samples: Samples, postprocess: Postprocess | None = None) -> None:
-    """One row an image, in the order of the data."""
-    out, task = found.outputs, found.task
+def write_predictions(
+    path: Path, measurement: Measurement, samples: Samples, postprocess: Postprocess | None = None
+) -> None:
+    """Write predictions.csv: one row per image, in the order of the dataset."""
+    out, task = measurement.outputs, measurement.task
     predicted = task.rows(
-        out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess(), found.examples
+        out.values.numpy(), out.labels.numpy(), samples.classes, postprocess or Postprocess(), measurement.examples
     )
     rows = ((samples.name(index), *row) for index, row in zip(out.sample.tolist(), predicted, strict=True))
-    with os_errors_as(f"cannot write the answers {path}"), atomic_write(path) as temporary:
+    with os_errors_as(f"cannot write the predictions {path}"), atomic_write(path) as temporary:
         temporary.write_bytes(csv_bytes(task.columns, rows))

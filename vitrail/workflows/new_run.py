@@ -1,4 +1,8 @@
-"""What a new run does before its first step; and the linear probe, a run that takes no steps."""
+"""A new run before its first step: network, baseline, micro-batch size, folder. And the whole run of a linear probe.
+
+In: a `Plan`. Out: the plan with the micro-batch size, the module to train, the task, and the run with the facts that
+its checkpoints store.
+"""
 
 from __future__ import annotations
 
@@ -26,76 +30,80 @@ from vitrail.workflows.show import show_decisions
 
 
 def prepare_run(plan: Plan, run: RunContext) -> tuple[Plan, nn.Module, Task, RunContext]:
-    """Build the network, measure the baseline, fit the batch into memory, and begin the folder."""
+    """Build the network, measure the baseline, choose the micro-batch size, and create the run folder."""
     ranks = run.ranks
     with run.interrupts.interruptible(ranks):
         net, task = build_starting_network(plan, run.console), task_of_plan(plan)
-        # The baseline needs the network as it is, before anything is put around it.
-        measured = ranks.broadcast(lambda: _baseline(plan, net, run))
+        # The baseline uses the plain network, before LoRA or a masked-patch head is added.
+        baseline = ranks.broadcast(lambda: _measure_baseline(plan, net, run))
         module = build_trained_module(plan, net)
         ranks.broadcast_tensors([tensor.data for tensor in module.state_dict().values()])
         plan = _with_micro_batch(plan, module, task, run)
-        return plan, module, task, replace(run, facts=ranks.broadcast(lambda: _begin_folder(plan, measured, run)))
+        return plan, module, task, replace(run, facts=ranks.broadcast(lambda: _create_folder(plan, baseline, run)))
 
 
 def run_probe(plan: Plan, run: RunContext) -> TrainResult:
-    """The frozen network with a linear head fitted on its features. One process does it."""
+    """Fit a linear head on the features of the frozen network, then finish the run. One process works."""
     with run.interrupts.interruptible(run.ranks):
         net = build_starting_network(plan, run.console)
 
-    def work() -> TrainResult:
+    def fit_and_finish() -> TrainResult:
         console, started = run.console, time.monotonic()
-        with run.interrupts.interruptible(), console.status("one pass over the images, then logistic regression"):
+        with (
+            run.interrupts.interruptible(),
+            console.status("computing features of the images, then logistic regression"),
+        ):
             fitted = probe_network(plan, net, run.interrupts)
         net.head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-        best = Decision("penalty", f"{fitted.penalty:g}", penalty_reason(fitted))
-        plan.decisions.append(best)
-        show_decisions(console, [best])
+        penalty = Decision("penalty", f"{fitted.penalty:g}", penalty_reason(fitted))
+        plan.decisions.append(penalty)
+        show_decisions(console, [penalty])
         seconds = time.monotonic() - started
-        result = finish(plan, net, replace(run, facts=_begin_folder(plan, None, run)), seconds)
+        result = finish(plan, net, replace(run, facts=_create_folder(plan, None, run)), seconds)
         move_into_place(run.folder)
         remove_replaced_run(run.folder)
         return result
 
-    return run.ranks.broadcast(work)
+    return run.ranks.broadcast(fit_and_finish)
 
 
-def _begin_folder(plan: Plan, measured: Baseline | None, run: RunContext) -> dict[str, Any]:
-    about = checkpoint_facts(plan, measured)
+def _create_folder(plan: Plan, baseline: Baseline | None, run: RunContext) -> dict[str, Any]:
+    """Create the run folder; return the facts that checkpoints store."""
+    facts = checkpoint_facts(plan, baseline)
     create_run_folder(run.folder, plan.config.model_dump(mode="json", exclude_none=True), plan.dataset.excluded)
-    return about
+    return facts
 
 
-def _baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
-    """A linear probe's accuracy, which the run should beat; the head may start as this probe."""
+def _measure_baseline(plan: Plan, net: Network, run: RunContext) -> Baseline | None:
+    """The accuracy of a linear probe. With model.head_init=probe the head is initialized with it."""
     if not plan.model.num_classes:
         return None
     console = run.console
-    with run.interrupts.interruptible(), console.status("fitting a linear probe, the baseline to beat"):
-        found = fit_baseline(plan, net if plan.weights is not None else None, run.interrupts)
-    if found is None:
+    with run.interrupts.interruptible(), console.status("fitting a linear probe as the baseline"):
+        fitted = fit_baseline(plan, net if plan.weights is not None else None, run.interrupts)
+    if fitted is None:
         return None
-    measured, probe = found
-    features = f"{escape(measured.features)} ({measured.seconds:.0f} s)"
-    console.print(f"to beat: [bold]{measured.accuracy:.1%}[/], a linear probe on {features}")
+    baseline, probe = fitted
+    how = f"linear probe on {escape(baseline.features)}, {baseline.seconds:.0f} s"
+    console.print(f"baseline: [bold]{baseline.accuracy:.1%}[/] ({how})")
     if plan.weights is not None and plan.config.model.head_init == "probe":
         net.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
-        console.print("[dim]the head starts as this probe[/]")
-    return measured
+        console.print("[dim]head: initialized with this linear probe[/]")
+    return baseline
 
 
 def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext) -> Plan:
-    """The plan with the number of images at a time written down, so that a resumed run adds up in the same order."""
+    """The plan with a micro-batch size that fits in memory. A resumed run uses the same one, for the same sums."""
     if plan.config.train.micro_batch_size:
         return plan
     ranks = run.ranks
     example = example_batch(plan, task.targets, ranks)
     most = len(example)
     fits = choose_micro_batch(module, task.loss, example, plan.config, plan.model, ranks)
-    (fits,) = (-number for number in ranks.all_reduce_max(-fits))  # the smallest of all
+    (fits,) = (-number for number in ranks.all_reduce_max(-fits))  # the smallest of all processes
     if fits >= most:
         return plan
-    why = f"{most} images of a step at once do not fit in the memory; their gradients are summed"
+    why = f"a batch of {most} images does not fit in memory, so gradients are accumulated"
     decision = Decision("micro-batch", f"{fits} images", why)
     show_decisions(run.console, [decision])
     config = plan.config.model_copy(update={"train": plan.config.train.model_copy(update={"micro_batch_size": fits})})

@@ -1,4 +1,8 @@
-"""The network of a run: as it starts, as it is trained (with what the task puts around it), and as it is kept."""
+"""The network of a run: at the start, while it is trained (with LoRA or a masked-patch head), and as it is saved.
+
+In: a `Plan`. Out: the network with its starting weights, the module to train, the task, and at the end the network to
+save.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +32,33 @@ from vitrail.workflows.resolve import Plan
 
 
 def build_starting_network(plan: Plan, console: Console) -> Network:
-    """The network as a run starts with it: random, or with the starting weights fitted to it."""
+    """Build the network with random weights, or with the starting weights adapted to it."""
     torch.manual_seed(plan.config.train.seed)
     net = build_model(plan.model)
     if plan.config.model.init == "mimetic":
         mimetic_(net)
     if plan.weights is not None:
-        how = plan.config.model.resample
-        state, changes = adapt_state_dict(plan.weights.state, plan.weights.card.model, plan.model, how)
-        fresh = set(net.load_state_dict(state, strict=False).missing_keys)
-        assert fresh <= {"head.weight", "head.bias"}, fresh
+        resample = plan.config.model.resample
+        state, changes = adapt_state_dict(plan.weights.state, plan.weights.card.model, plan.model, resample)
+        missing = set(net.load_state_dict(state, strict=False).missing_keys)
+        assert missing <= {"head.weight", "head.bias"}, missing
         for change in changes:
             console.print(f"[dim]{escape(change)}[/]")
     return net.to(plan.device)
 
 
 def task_of_plan(plan: Plan) -> Task:
+    """What is learned: the task of the plan, with its teacher if there is one."""
     return tasks.make_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
 
 
 def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
-    """The teacher, and the loss that it was trained with; softmax where its file does not say."""
+    """The teacher, and the loss that it was trained with; softmax if its file has no loss."""
     weights = read_weights(plan.config.objective.teacher)
     if weights.card.classes is None or not len(weights.card.classes):
-        raise UserError("the teacher does not say which classes it tells apart: distil from weights of a vitrail run")
+        raise UserError(
+            "the weights of objective.teacher have no class names: use the weights of a vitrail run as the teacher"
+        )
     net = build_from_state_dict(weights.card.model, weights.state).to(plan.device).eval().requires_grad_(False)
     cast = autocast(plan.config.precision.compute, plan.device)
 
@@ -61,12 +68,12 @@ def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
 
     card = weights.card
     teacher = matching_teacher(forward, card.preprocess, plan.preprocess, card.classes, plan.dataset.classes)
-    alone = card.task == "multilabel" or card.recipe.get("objective", {}).get("loss") == "sigmoid"
-    return teacher, "sigmoid" if alone else "softmax"
+    sigmoid = card.task == "multilabel" or card.recipe.get("objective", {}).get("loss") == "sigmoid"
+    return teacher, "sigmoid" if sigmoid else "softmax"
 
 
 def build_trained_module(plan: Plan, net: Network) -> nn.Module:
-    """The network as it is trained: with its low-rank updates, or its head for masked patches; parts of it frozen."""
+    """The module to train: the network with LoRA or a masked-patch head, and with its frozen parameters."""
     config = plan.config
     module = _with_extras(plan, net)
     freeze(net, config.optimizer.freeze)
@@ -86,8 +93,8 @@ def _with_extras(plan: Plan, net: Network) -> nn.Module:
 
 
 def final_network(plan: Plan, state: Mapping[str, Tensor]) -> Network:
-    """The network that a run keeps, from the tensors of what it trained."""
-    with torch.device("meta"):  # nothing is initialised: the tensors of the state are taken as they are
+    """The network to save, from the state dict of the trained module; LoRA is merged into it."""
+    with torch.device("meta"):  # no initialization: load_state_dict assigns the tensors
         net = build_model(plan.model)
         module = _with_extras(plan, net)
     module.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)

@@ -1,4 +1,8 @@
-"""Training in the folder of a run, whatever is trained: checkpoints, curves, and what to say when it is stopped."""
+"""Run the trainer in a run folder: checkpoints, curves, and how to resume after a signal.
+
+In: a module, a task, batches, settings and a `RunContext`. Out: the trained weights. `vitrail train` and `vitrail.fit`
+both train here.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,12 @@ from vitrail.workflows.run_folder import NEW, OLD, check_not_replaced, move_into
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training left behind."""
+    """The result of a training run."""
 
     folder: Path
     weights: Path
-    report: Path | None  # none where nothing is classified
-    scores: Any  # of the last measurement
+    report: Path | None  # none without a classifier
+    scores: Any  # of the final measurement
 
 
 def train_in_folder(
@@ -56,7 +60,7 @@ def train_in_folder(
         )
         result = trainer.fit(saved)
     except BaseException:
-        with contextlib.suppress(UserError):  # what stopped the run is what to report
+        with contextlib.suppress(UserError):  # report what stopped the run, not an error of the plot
             if run.ranks.is_first:
                 _draw_curves(run.folder)
         raise
@@ -72,7 +76,7 @@ def _draw_curves(folder: Path) -> None:
 
 
 class RunCheckpoints(CheckpointManager):
-    """The checkpoints of a run folder. With the first one of a new run the folder becomes that run's."""
+    """The checkpoints of a run folder. The first one of a new run moves the run from `NEW` into the folder."""
 
     def __init__(self, run: RunContext, train: TrainConfig, new: bool):
         tenth = max(1, (train.steps or 0) // 10)
@@ -89,13 +93,13 @@ class RunCheckpoints(CheckpointManager):
             return
         CheckpointManager(folder / NEW / "checkpoints", self.keep, ranks, every=self.every).save(state, run_facts)
         if ranks.broadcast(lambda: move_into_place(folder)):
-            self.run.console.print(f"the earlier run is kept in {escape(str(folder / OLD))} until this one ends")
+            self.run.console.print(f"the previous run is kept in {escape(str(folder / OLD))} until this run finishes")
         self.new = False
 
 
 @contextlib.contextmanager
 def resume_advice(folder: Path, command: str) -> Iterator[None]:
-    """A signal that stops the run in the folder says what is saved, and the `command` that resumes it."""
+    """When a signal stops the run, add to the message what is saved and the command that resumes the run."""
     try:
         yield
     except Interrupted as stopped:

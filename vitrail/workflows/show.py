@@ -1,4 +1,4 @@
-"""What commands print."""
+"""What several commands print: the progress of a scan, the dataset, and the automatic choices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitrail.workflows.choose import START, Decision
 
 
 def data_name(root: str) -> str:
-    """What a dataset is called: its folder, or its file without the ending."""
+    """The name of a dataset: that of its folder, or of its file without the suffix."""
     path = Path(root)
     return path.stem if path.suffix.lower() in (".zip", ".csv", ".tsv", ".parquet", ".gz", ".tgz") else path.name
 
 
 @contextmanager
 def scan_progress(console: Console, interrupts: Interrupts) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for the scan of a dataset, as the callback that open_dataset takes. A signal stops it at once."""
+    """Show a progress bar; yield the callback `(done, total)` for open_dataset. A signal stops the scan at once."""
     with interrupts.interruptible(), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("checking images", total=None)
 
@@ -36,6 +36,7 @@ def scan_progress(console: Console, interrupts: Interrupts) -> Iterator[Callable
 
 
 def show_data(console: Console, dataset: Dataset) -> None:
+    """Print the number of classes, the images of each split, and the notes."""
     counts = ", ".join(f"{len(samples):,} {name}" for name, samples in dataset.splits.items())
     classes = f"{len(dataset.classes)} classes; " if len(dataset.classes) > 1 else ""
     console.print(f"{classes}images: {counts}")
@@ -44,7 +45,7 @@ def show_data(console: Console, dataset: Dataset) -> None:
 
 
 def show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
-    """A row for each; what a run starts from, which matters most and takes the most words, on a line of its own."""
+    """Print the choices and their reasons as a table; the starting weights, with a long reason, on their own line."""
     for decision in decisions:
         if decision.what == START:
             console.print(f"{START}: [bold]{escape(decision.value)}[/] [dim]{escape(decision.why)}[/]")

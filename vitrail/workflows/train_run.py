@@ -1,4 +1,8 @@
-"""`vitrail train`: any training, from a folder of images to a measured classifier with its report."""
+"""`vitrail train`: from a folder of images to a measured classifier with its report.
+
+In: the options of the command. Out: a `TrainResult`. A new run goes through `resolve.make_plan`, `new_run.prepare_run`,
+`run_training.train_in_folder` and `finish.finish`; a resumed one starts at `resume.read_run` instead of the first two.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ from vitrail.workflows.run_model import build_trained_module, final_network, tas
 from vitrail.workflows.run_training import TrainResult, resume_advice, train_in_folder
 from vitrail.workflows.show import scan_progress, show_data, show_decisions
 
-OWN_MODULE = ("objective", "source", "evaluator")  # what `vitrail.fit` calls task, batches and evaluate
+CUSTOM_MODULE = ("objective", "source", "evaluator")  # the old names of task, batches and evaluate of `vitrail.fit`
 
 
 def train(
@@ -63,35 +67,35 @@ def train(
     console: Console | None = None,
     **options: Any,
 ) -> TrainResult:
-    """Train a classifier on images. Whatever is not given is chosen from the data and the machine, with the reason.
+    """Train a classifier on images. Settings that are not given are chosen automatically, and the reasons are printed.
 
     Parameters
     ----------
     data
         A folder with one folder of images per class, a table, an archive, ... (docs/data.md).
     model
-        A network by name, such as "S/16".
+        A network by name, such as "S/16" (see `vitrail models`).
     recipe
         A recipe by name, or a .toml file.
     from_
         Weights to start from: a file, a run folder, "bundled" or "hf-hub:owner/name".
     out
-        The folder of the run; by default a new one in runs/ with the name of the data.
+        The run folder; by default a new one in runs/, named after the data.
     quarantine
-        A list of images to leave out, as `vitrail check` writes it.
+        A list of images to exclude, as `vitrail check` writes it.
     overrides
         Settings as "section.key=value".
     resume
-        Continue the unfinished run in `out`, or in the newest folder of the data; start it where there is none and the
-        data is given.
+        Resume the unfinished run in `out`, or the newest run of `data`. If there is none and `data` is given, start a
+        new run.
     accept_changes
-        Resume though the config.toml or the images of the run have changed.
+        Resume even if the config.toml or the images of the run have changed.
     overwrite
         Replace the run in `out` once the new one is finished.
     console
-        Where to print; by default the terminal.
+        The console to print to; by default the terminal.
     options
-        The everyday settings by their short names: epochs, steps, batch_size, lr, image_size, device, seed, workers,
+        Common settings by their short names: epochs, steps, batch_size, lr, image_size, device, seed, workers,
         precision.
 
     Returns
@@ -99,39 +103,48 @@ def train(
     TrainResult
         The folder, the weights, the report and the scores of the run.
     """
-    if isinstance(model, nn.Module) or options.keys() & OWN_MODULE:
-        kept = data is not None or recipe is not None or from_ is not None or quarantine is not None or accept_changes
-        return _fit_own_module(
-            model, kept, options, out=out, overrides=overrides, resume=resume, overwrite=overwrite, console=console
+    if isinstance(model, nn.Module) or options.keys() & CUSTOM_MODULE:
+        image_options = (
+            data is not None or recipe is not None or from_ is not None or quarantine is not None or accept_changes
+        )
+        return _fit_custom_module(
+            model,
+            image_options,
+            options,
+            out=out,
+            overrides=overrides,
+            resume=resume,
+            overwrite=overwrite,
+            console=console,
         )
     if unknown := sorted(options.keys() - OPTIONS.keys()):
         raise TypeError(f"train() got an unexpected keyword argument '{unknown[0]}'")
     overrides = [overrides] if isinstance(overrides, str) else overrides
     _check_types(model, recipe, overrides, {"data": data, "from_": from_, "out": out, "quarantine": quarantine})
-    given = _given_settings(data, model, from_, quarantine, with_options(overrides, options))
+    settings = _user_settings(data, model, from_, quarantine, with_options(overrides, options))
     with process_group() as ranks, Interrupts() as interrupts, ExitStack() as held:
         console = console if console is not None and ranks.is_first else make_console(ignore_write_errors=True)
         console.quiet = console.quiet or not ranks.is_first
         if resume and overwrite:
-            raise UserError("--resume goes on with a run and --overwrite replaces it: choose one")
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, with the same command
-        again = resume or (restarted and out is not None)
+            raise UserError("--resume continues a run and --overwrite replaces it: choose one of them")
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # torchrun repeats the same command
+        may_resume = resume or (restarted and out is not None)
         if resume and out is None and data is not None:
             out = ranks.broadcast(lambda: newest_folder(data))
-        fresh = bool(given or recipe)  # what is given could start a run
-        if again and ranks.broadcast(lambda: _can_resume(out, fresh)):
+        can_start = bool(settings or recipe)
+        if may_resume and ranks.broadcast(lambda: _can_resume(out, can_start)):
             folder = user_path(str(out))
-            if fresh and is_finished(folder):
-                return ranks.broadcast(lambda: _finished(folder, given, recipe, console))
+            if can_start and is_finished(folder):
+                return ranks.broadcast(lambda: _finished(folder, settings, recipe, console))
             lock = ranks.broadcast(lambda: held.enter_context(lock_run_folder(folder)))
-            return _resume(RunContext(folder, console, interrupts, ranks, lock), given, recipe, accept_changes)
-        with_weights: list[Plan] = []  # the first process keeps the starting weights; the others do not need them
+            return _resume(RunContext(folder, console, interrupts, ranks, lock), settings, recipe, accept_changes)
+        with_weights: list[Plan] = []  # only the first process keeps the starting weights
 
         @interrupts.interruptible()
-        def begin() -> tuple[Plan, Path]:
-            check_output_folder(out, overwrite, again)
+        def plan_run() -> tuple[Plan, Path]:
+            check_output_folder(out, overwrite, may_resume)
             with scan_progress(console, interrupts) as scanned:
-                plan = make_plan(given, recipe, scanned, ranks.world_size, console.print)
+                plan = make_plan(settings, recipe, scanned, ranks.world_size, console.print)
             with_weights.append(plan)
             check_memory(plan.config, plan.model, plan.device, ranks=ranks, pretrained=plan.weights is not None)
             folder = run_folder_for(out, plan.dataset.root)
@@ -141,21 +154,23 @@ def train(
             show_decisions(console, plan.decisions)
             return replace(plan, weights=None), folder
 
-        plan, folder = ranks.broadcast(begin)
+        plan, folder = ranks.broadcast(plan_run)
         lock = ranks.broadcast(lambda: held.enter_context(lock_run_folder(folder)))
         plan = with_weights[0] if with_weights else plan
         run = RunContext(folder, console, interrupts, ranks, lock)
-        return run_probe(plan, run) if plan.config.kind == "probe" else _fit_and_finish(*prepare_run(plan, run))
+        if plan.config.kind == "probe":
+            return run_probe(plan, run)
+        return _train_and_finish(*prepare_run(plan, run))
 
 
-def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: Any) -> TrainResult:
-    """`vitrail.train(model=MODULE, objective=, source=, evaluator=)`, which is `vitrail.fit` now."""
-    task, batches, evaluate = (options.pop(name, None) for name in OWN_MODULE)
+def _fit_custom_module(model: Any, image_options: bool, options: dict[str, Any], **others: Any) -> TrainResult:
+    """The old call `vitrail.train(model=MODULE, objective=, source=, evaluator=)`: warn and call `vitrail.fit`."""
+    task, batches, evaluate = (options.pop(name, None) for name in CUSTOM_MODULE)
     if not isinstance(model, nn.Module) or task is None or batches is None:
-        raise UserError("a network of your own takes all of model=MODULE, objective=LOSS and source=BATCHES")
-    if kept:
+        raise UserError("training your own module needs model=MODULE, objective=LOSS and source=BATCHES")
+    if image_options:
         raise UserError(
-            "a network of your own takes its data from source: leave out data, recipe, from_, quarantine and "
+            "training your own module takes its data from source: leave out data, recipe, from_, quarantine and "
             "accept_changes"
         )
     warn_once("vitrail.train(model=MODULE, objective=, source=)", "vitrail.fit(MODULE, task, batches)")
@@ -163,77 +178,77 @@ def _fit_own_module(model: Any, kept: bool, options: dict[str, Any], **others: A
 
 
 def _check_types(model: object, recipe: object, overrides: object, paths: Mapping[str, object]) -> None:
-    """What a program may have mixed up; the command line cannot."""
+    """Check the types of arguments that a Python caller may mix up."""
     if not isinstance(model, str | None):
-        raise UserError(f"model is the name of a network, such as 'S/16', not {type(model).__name__}")
+        raise UserError(f"model must be the name of a network, such as 'S/16', not {type(model).__name__}")
     for name, path in paths.items():
         if path is not None and not isinstance(path, str | Path):
-            raise UserError(f"{name} is a path, not {type(path).__name__}")
+            raise UserError(f"{name} must be a path, not {type(path).__name__}")
     if recipe is not None and not isinstance(recipe, str):
-        raise UserError(f"recipe is a name or the path of a .toml file as text, not {type(recipe).__name__}")
-    if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):
-        raise UserError(f"overrides are texts such as ['train.steps=100'], not {overrides!r}")
+        raise UserError(f"recipe must be a name or the path of a .toml file as a str, not {type(recipe).__name__}")
+    if not isinstance(overrides, Sequence) or not all(isinstance(setting, str) for setting in overrides):
+        raise UserError(f"overrides must be a list of str such as ['train.steps=100'], not {overrides!r}")
 
 
-def _given_settings(
+def _user_settings(
     data: str | Path | None,
     model: str | None,
     weights: str | Path | None,
     quarantine: str | Path | None,
     overrides: Sequence[str],
 ) -> dict[str, Any]:
-    """What the caller gave, as nested settings."""
-    given = parse_settings(overrides)
+    """The settings of the caller, as nested dictionaries."""
+    settings = parse_settings(overrides)
     if data is not None:
-        given = merge({"data": {"path": str(data)}}, given)
+        settings = merge({"data": {"path": str(data)}}, settings)
     for section, key, value in (
         ("data", "quarantine", None if quarantine is None else str(quarantine)),
         ("model", "name", model),
         ("model", "weights", None if weights is None else weights_spec(weights)),
     ):
         if value is not None:
-            given = merge(given, {section: {key: value}})
-    return given
+            settings = merge(settings, {section: {key: value}})
+    return settings
 
 
-def _finished(folder: Path, given: dict[str, Any], recipe: str | None, console: Console) -> TrainResult:
-    """The same command again, when there is nothing left to do: a job that was started once more ends well."""
-    check_same_settings(folder, given, recipe)
+def _finished(folder: Path, settings: dict[str, Any], recipe: str | None, console: Console) -> TrainResult:
+    """The result of a finished run: repeating its command succeeds, so that a job can be requeued."""
+    check_same_settings(folder, settings, recipe)
     weights = folder / "model.safetensors"
     console.print(f"the run in [bold]{escape(str(folder))}[/] is finished: its weights are {escape(str(weights))}")
     report = folder / "report.html"
     return TrainResult(folder, weights, report if report.is_file() else None, read_card(weights).metrics)
 
 
-def _can_resume(out: str | Path | None, fresh: bool) -> bool:
-    """Whether there is a run to resume; where nothing is given to start one with, there has to be."""
+def _can_resume(out: str | Path | None, can_start: bool) -> bool:
+    """Whether to resume a run. True if no new run can be started, so that a missing run raises an error."""
     if out is None:
-        raise UserError("say which run to go on with: vitrail train --resume --out FOLDER")
-    return not fresh or has_saved_run(user_path(out))
+        raise UserError("no run to resume: name its folder, vitrail train --resume --out FOLDER")
+    return not can_start or has_saved_run(user_path(out))
 
 
-def _resume(run: RunContext, given: dict[str, Any], recipe: str | None, accept_changes: bool) -> TrainResult:
+def _resume(run: RunContext, settings: dict[str, Any], recipe: str | None, accept_changes: bool) -> TrainResult:
     folder, console = run.folder, run.console
 
     @run.interrupts.interruptible()
     def read() -> tuple[Plan, Checkpoint]:
         refuse_links(folder)
-        check_same_settings(folder, given, recipe)
+        check_same_settings(folder, settings, recipe)
         plan, saved = read_run(folder, console, run.interrupts, accept_changes)
-        console.print(f"[bold]{escape(str(folder))}[/] goes on from step {saved.facts['step']:,} of {plan.steps:,}")
+        console.print(f"resuming [bold]{escape(str(folder))}[/] from step {saved.facts['step']:,} of {plan.steps:,}")
         return plan, saved
 
     plan, saved = run.ranks.broadcast(read)
     run = replace(run, facts=resumed_facts(saved.facts, plan))
-    return _fit_and_finish(plan, build_trained_module(plan, build_model(plan.model)), task_of_plan(plan), run, saved)
+    return _train_and_finish(plan, build_trained_module(plan, build_model(plan.model)), task_of_plan(plan), run, saved)
 
 
-def _fit_and_finish(
+def _train_and_finish(
     plan: Plan, module: nn.Module, task: Task, run: RunContext, saved: Checkpoint | None = None
 ) -> TrainResult:
-    """The part of a run that can be stopped and resumed."""
+    """Train to the last step, then measure and write the result. This part can be stopped and resumed."""
     command = "vitrail" if run.ranks.world_size == 1 else "torchrun ... -m vitrail"
-    with resume_advice(run.folder, f"go on with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
+    with resume_advice(run.folder, f"resume with: {command} train --resume --out {shlex.quote(str(run.folder))}"):
         with run.interrupts.interruptible(run.ranks):
             batches = ImageBatches(plan, task.targets, run)
             validate = make_validation(plan, task, run) if "val" in plan.dataset.splits else None

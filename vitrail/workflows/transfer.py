@@ -122,7 +122,7 @@ def run_transfer(
                     console=console,
                 )
             except Interrupted as stopped:
-                if not stopped.advice or "go on with" in stopped.advice:  # else it says what was lost
+                if not stopped.advice or "resume with" in stopped.advice:  # else it says what was lost
                     saved = " and saved" if stopped.advice else ""
                     stopped.advice = f"{saved}; the same command goes on"
                 raise
