@@ -88,7 +88,7 @@ def test_the_demo_compares_explains_goes_on_and_says_what_is_next(bundled, few_i
 
     text = run(folder, log)
     assert f"the run in {folder / 'pretrained'} is finished" in text
-    assert "scratch goes on from step 2 of 4" in text
+    assert "scratch from step 2 of 4" in text
     assert re.search(r"the same 4 steps \(.*minutes\): [\d.]+ % after pre-training, [\d.]+ % from random", text)
     assert re.search(r"The difference is -?[\d.]+ points .* McNemar's test\)", text)
 

@@ -105,7 +105,7 @@ def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, un
         assert started.alive, started.errors() or "the run was too short to be killed"
         started.kill()
         kills, command = kills + 1, resume(out)
-    assert "goes on from step" in vitrail(world, tmp_path, command)
+    assert "from step" in vitrail(world, tmp_path, command)
     assert_same_bits(expected, weights(out))
     steps = [row["step"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row]
     assert steps == list(range(5, 31, 5))
@@ -163,7 +163,7 @@ def alone(table, tiny, tmp_path_factory):
     command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=12")
     started = processes.start(1, out.parent, _with_one_unreadable, *command)
     assert started.codes() == [0], started.errors()
-    assert started.said().count("cannot be read any more and is left out") == 1
+    assert started.said().count("can no longer be read and is skipped") == 1
     return out
 
 
@@ -200,11 +200,11 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
         stopped = processes.start(world, tmp_path, _stopped, next(stops), *command)
         assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
         how = "vitrail" if world == 1 else "torchrun ... -m vitrail"
-        assert stopped.errors() == f"stopped and saved; go on with: {how} train --resume --out {out}\n"
+        assert stopped.errors() == f"stopped and saved; resume with: {how} train --resume --out {out}\n"
         command = resume(out)
     last = processes.start(worlds[-1], tmp_path, _with_one_unreadable, *command)
     assert last.codes() == [0] * worlds[-1], last.errors()
-    assert "goes on from step 31 of 50" in last.said()
+    assert "from step 31 of 50" in last.said()
     assert_close(out, alone)
 
 
@@ -245,7 +245,7 @@ def test_a_signal_saves_once_and_is_told_once(photos, tiny, tmp_path, uninterrup
     command = arguments(photos, tiny, out, *EXACT, *settings)
     stopped = processes.start(world, tmp_path, _signalled, moment, which, *command)
     assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
-    assert stopped.errors() == f"stopped and saved; go on with: torchrun ... -m vitrail train --resume --out {out}\n"
+    assert stopped.errors() == f"stopped and saved; resume with: torchrun ... -m vitrail train --resume --out {out}\n"
     assert CheckpointManager(out / "checkpoints", 2).steps()[-1][0] == MOMENTS[moment][3]
     vitrail(world, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted(kind)), weights(out))
@@ -295,10 +295,10 @@ def test_torchrun_and_its_processes_are_stopped_at_once(photos, tiny, tmp_path, 
             os.kill(number, signal.SIGTERM)
         _, errors = started.communicate(timeout=60)
     assert started.returncode != 0
-    assert errors.count(f"stopped and saved; go on with: torchrun ... -m vitrail train --resume --out {out}\n") == 1, (
+    assert errors.count(f"stopped and saved; resume with: torchrun ... -m vitrail train --resume --out {out}\n") == 1, (
         errors
     )
-    assert "goes on from step" in vitrail(2, tmp_path, resume(out))
+    assert "from step" in vitrail(2, tmp_path, resume(out))
     assert_same_bits(weights(uninterrupted("ddp")), weights(out))
 
 
@@ -336,7 +336,7 @@ def test_torchrun_starts_a_killed_process_again_and_the_run_goes_on(photos, tiny
     with torchrun("--max-restarts", "2", script, *command) as started:
         said, errors = started.communicate(timeout=90)
     assert started.returncode == 0, errors
-    assert said.count("goes on from step 6 of 30") == 1, said
+    assert said.count("from step 6 of 30") == 1, said
     assert_same_bits(weights(uninterrupted("fsdp")), weights(out))
 
 

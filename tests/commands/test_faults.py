@@ -290,10 +290,10 @@ def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, who
     with stopped_at(3, monkeypatch):
         start(out, resume=True)  # there is nothing yet: it starts
     for setting, sentence in (
-        ("optimizer.lr=0.5", r"started with optimizer.lr=[\d.e-]+, and not 0.5"),
-        ("train.batch_size=16", "started with train.batch_size=8, and not 16"),
-        ("train.ema=0", r"started with train.ema=0\.\d+, and not 0"),
-        ("augment.flip=false", "started with augment.flip=True, and not False"),
+        ("optimizer.lr=0.5", r"started with optimizer.lr=[\d.e-]+, not 0.5"),
+        ("train.batch_size=16", "started with train.batch_size=8, not 16"),
+        ("train.ema=0", r"started with train.ema=0\.\d+, not 0"),
+        ("augment.flip=false", "started with augment.flip=True, not False"),
     ):
         with pytest.raises(UserError, match=sentence):
             start(out, setting, resume=True)
@@ -317,14 +317,14 @@ def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, 
     with pytest.raises(UserError, match="--accept-changes"):
         train(out=out, resume=True, console=quiet)
     (out / "config.toml").write_text(text.replace("steps = 8", "steps = 2"))
-    with pytest.raises(UserError, match=r"has taken 3 steps already: train\.steps=2 is too few"):
+    with pytest.raises(UserError, match=r"train\.steps=2 is too few.* 3 steps"):
         train(out=out, resume=True, accept_changes=True, console=quiet)
     (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
     with (tmp_path / "log").open("w") as file:
         train(out=out, resume=True, accept_changes=True, console=Console(file=file, width=300))
     said = (tmp_path / "log").read_text()
-    assert "the settings changed (train.steps 8 -> 10)" in said
-    assert "the images are not those this run was started with" in said
+    assert "settings changed: train.steps 8 -> 10" in said
+    assert "the images have changed since the run was started" in said
     assert assert_loads(out).facts["step"] == 10
 
 

@@ -146,7 +146,7 @@ def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
         signal.raise_signal(signal.SIGTERM)
         return by_name(network, batch)
 
-    with pytest.raises(Interrupted, match="stopped and saved; the same call with resume=True goes on"):
+    with pytest.raises(Interrupted, match=r"stopped and saved; .*resume=True"):
         run(tmp_path / "parts", stopped, resume=True)
     resumed = run(tmp_path / "parts", module=nn.Sequential(*net(dropout=0.3)), resume=True)
     assert all(torch.equal(whole[name], tensor) for name, tensor in resumed.items())
@@ -425,7 +425,7 @@ def test_the_call_of_before_still_works(tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(module.state_dict().values(), other.state_dict().values(), strict=True)
     )
-    with pytest.raises(UserError, match="takes all of model=MODULE, objective=LOSS and source=BATCHES"):
+    with pytest.raises(UserError, match="needs model=MODULE, objective=LOSS and source=BATCHES"):
         vitrail.train(model=module, objective=loss, out=tmp_path / "old")
     with pytest.raises(UserError, match="takes its data from source"):
         vitrail.train("photos", model=module, objective=loss, source=data, out=tmp_path / "old")
@@ -438,7 +438,7 @@ def test_a_folder_holds_one_run(tmp_path):
     go(folder, net(), data)
     with pytest.raises(UserError, match="already holds a finished run"):
         go(folder, net(), data)
-    with pytest.raises(UserError, match=r"was started with optimizer.lr=0.001, and not 0.5"):
+    with pytest.raises(UserError, match=r"was started with optimizer.lr=0.001, not 0.5"):
         go(folder, net(), data, "optimizer.lr=0.5", resume=True)
     with pytest.raises(UserError, match="is not of this module"):
         go(folder, tied := Tied(), data, resume=True)
@@ -460,9 +460,9 @@ def test_a_folder_holds_one_run(tmp_path):
         UserError, match=r"'model/0.weight' is \(16, 5\) float32 in the checkpoint and \(17, 5\) float32"
     ):
         go(folder, wider, data, resume=True)
-    with pytest.raises(UserError, match="a network of your own: go on with vitrail"):
+    with pytest.raises(UserError, match=r"resume it with vitrail\.fit"):
         vitrail.train(out=folder, resume=True)
-    with pytest.raises(UserError, match="settings of a network of your own"):
+    with pytest.raises(UserError, match=r"kind=custom .*vitrail\.fit"):
         vitrail.train(recipe=str(folder / "config.toml"), out=tmp_path / "other")
 
 
@@ -470,10 +470,10 @@ def test_files_of_others_stay(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "mine.ckpt").write_text("x")
     for resume in (False, True):
-        with pytest.raises(UserError, match="holds 'checkpoints' but no run, and a run would replace that"):
+        with pytest.raises(UserError, match="holds 'checkpoints' but no run"):
             go(tmp_path, net(), DataLoader(samples(), batch_size=8), resume=resume)
     (tmp_path / "model.safetensors").write_text("x")
-    with pytest.raises(UserError, match="holds no run: there is no config"):
+    with pytest.raises(UserError, match=r"holds no run: .*config\.toml"):
         go(tmp_path, net(), DataLoader(samples(), batch_size=8), resume=True)
     assert (tmp_path / "checkpoints" / "mine.ckpt").is_file()
 

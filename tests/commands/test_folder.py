@@ -173,7 +173,7 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
             patch.setattr(trainer, "build_train_state", fail)
         with pytest.raises(Interrupted if ends == "by a signal" else UserError) as failed:
             start(run, recipe="probe" if probe else "scratch", overwrite=True)
-    assert "go on" not in str(failed.value)
+    assert "resume" not in str(failed.value)
     assert contents(run) == before
     start(run, *(["train.seed=3"] if not probe else []), recipe="probe" if probe else "scratch", overwrite=True)
     assert contents(run)["model.safetensors"] != before["model.safetensors"]
@@ -425,7 +425,7 @@ def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, f
         signal.raise_signal(signal.SIGTERM)
 
     at_step(3, remove)
-    with pytest.raises(Interrupted, match="and saved; go on with"):
+    with pytest.raises(Interrupted, match="and saved; resume with"):
         start(out)
     assert [step for step, _ in CheckpointManager(out / "checkpoints", 1).steps()] == [3]
     train(out=out, resume=True, console=quiet)
@@ -519,7 +519,7 @@ def test_a_signal_is_obeyed_at_once_where_nothing_has_to_be_saved(photos, tiny, 
     said = launched.errors()
     assert said.startswith("stopped") and said.count("\n") == 1, said
     saved = where in ("first step", "measurement")
-    assert ("saved; go on with" in said) == saved
+    assert ("saved; resume with" in said) == saved
     assert bool(CheckpointManager(out / "checkpoints", 1).steps()) == saved
     assert saved or not out.exists()
 

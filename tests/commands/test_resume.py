@@ -85,10 +85,10 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_pa
     _wait_for_checkpoint(out, launched)
     launched.signal(number)
     assert launched.codes() == [128 + number], launched.said()
-    assert launched.errors() == f"stopped and saved; go on with: vitrail train --resume --out {out}\n"
+    assert launched.errors() == f"stopped and saved; resume with: vitrail train --resume --out {out}\n"
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "goes on from step" in done.stdout
+    assert "from step" in done.stdout
     assert_same_bits(weights(reference), weights(out))
 
 
@@ -107,7 +107,7 @@ def test_a_run_whose_terminal_is_closed_is_saved(photos, tiny, tmp_path, referen
     assert launched.wait(60) == 128 + signal.SIGHUP, said
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "goes on from step" in done.stdout
+    assert "from step" in done.stdout
     assert_same_bits(weights(reference), weights(out))
 
 
@@ -148,7 +148,7 @@ def test_a_signal_that_takes_the_reader_too_is_answered_alike(photos, tiny, tmp_
     launched.send_signal(number)
     assert launched.wait(60) == 128 + number
     done = vitrail("train", "--resume", "--out", out)
-    assert done.returncode == 0 and "goes on from step" in done.stdout, done.stderr
+    assert done.returncode == 0 and "from step" in done.stdout, done.stderr
 
 
 def _with_two_threads(*arguments):
@@ -181,12 +181,12 @@ def test_resume_refuses_changed_images(unfinished, quiet):
     data, run = unfinished
     original = (data / "red" / "000.png").read_bytes()
     draw(data / "red", (1, 2, 3), 1)
-    with pytest.raises(UserError, match="are not those this run was started with: as many, but some have changed;"):
+    with pytest.raises(UserError, match=r"images .* have changed .*the number is the same"):
         train(out=run, resume=True, console=quiet)
     (data / "red" / "000.png").write_bytes(original)
     for number in range(5):
         (data / "red" / f"{number:03}.png").unlink()
-    with pytest.raises(UserError, match=r"there were \d+ train, 9 val, and are \d+ train, \d val; put them back"):
+    with pytest.raises(UserError, match=r"have changed .*: \d+ train, 9 val then, \d+ train, \d val now"):
         train(out=run, resume=True, console=quiet)
 
 
@@ -215,7 +215,7 @@ def test_another_number_of_epochs_is_refused(beside, quiet, monkeypatch):
     with stopped_at(3, monkeypatch):
         train(recipe="own.toml", out="run", console=quiet)
     typed = {"recipe": "own.toml", "out": "run", "resume": True, "console": quiet}
-    sentence = r"started with train.steps=\d+, and not \d+: leave it out"
+    sentence = r"started with train.steps=\d+, not \d+: leave"
     with pytest.raises(UserError, match=sentence):
         train(overrides=["train.epochs=4"], **typed)
     text = Path("own.toml").read_text()
@@ -236,7 +236,7 @@ def test_another_teacher_of_the_same_name_is_refused(photos, tmp_path, quiet, mo
     shutil.copytree(tmp_path / "run", tmp_path / "same")
     train(out=tmp_path / "same", resume=True, console=quiet)
     train(photos, out=tmp_path / "teacher", overwrite=True, overrides=[*SMALL, "train.steps=5"], console=quiet)
-    with pytest.raises(UserError, match=r"the weights of the teacher, .* are not those this run was started with"):
+    with pytest.raises(UserError, match=r"the teacher, .*, has changed since"):
         train(out=tmp_path / "run", resume=True, console=quiet)
     train(out=tmp_path / "run", resume=True, accept_changes=True, console=quiet)
 
@@ -255,7 +255,7 @@ def test_resume_refuses_an_edited_config(unfinished, quiet):
     _, run = unfinished
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("split_seed = 0", "split_seed = 1"))
-    with pytest.raises(UserError, match="was changed after the run was started"):
+    with pytest.raises(UserError, match=r"config\.toml was changed .*--accept-changes"):
         train(out=run, resume=True, console=quiet)
     (run / "config.toml").write_text(text)
     assert train(out=run, resume=True, console=quiet).scores.n == 9
@@ -263,9 +263,9 @@ def test_resume_refuses_an_edited_config(unfinished, quiet):
 
 def test_resume_refuses_other_settings_and_missing_runs(unfinished, quiet, tmp_path):
     data, run = unfinished
-    with pytest.raises(UserError, match=r"started with train\.steps=10, and not 20: leave it out"):
+    with pytest.raises(UserError, match=r"started with train\.steps=10, not 20: leave"):
         train(data, out=run, resume=True, overrides=["train.steps=20"], console=quiet)
-    with pytest.raises(UserError, match="say which run"):
+    with pytest.raises(UserError, match=r"vitrail train --resume --out"):
         train(resume=True, console=quiet)
     with pytest.raises(UserError, match="holds no run"):
         train(out=tmp_path / "nowhere", resume=True, console=quiet)
@@ -295,7 +295,7 @@ def test_data_that_disappears_stops_the_run_and_keeps_its_checkpoints(unfinished
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "read_run", read_then_remove)
-        with pytest.raises(UserError, match=r"can(not)? be read any more.*go on with --resume"):
+        with pytest.raises(UserError, match=r"can (no longer )?be read .*--resume"):
             train(out=run, resume=True, console=quiet)
     assert sorted((run / "checkpoints").iterdir()) == before
     data.with_name("gone").rename(data)
@@ -320,7 +320,7 @@ def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photo
         overrides = [*SMALL, "train.steps=6"]
         train(data, out=tmp_path / "run", overrides=overrides, console=Console(file=file, width=200))
     text = (tmp_path / "log").read_text()
-    assert text.count("cannot be read any more and is left out") == 1
+    assert text.count("can no longer be read and is skipped") == 1
 
 
 def test_two_launches_never_share_a_folder(unfinished, quiet):
@@ -333,7 +333,7 @@ def test_two_launches_never_share_a_folder(unfinished, quiet):
     other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
     for options in ({"resume": True}, {"data": data, "overwrite": True}):
-        with pytest.raises(UserError, match="another launch is at work in"):
+        with pytest.raises(UserError, match="another process is writing to"):
             train(out=run, console=quiet, **options)
     assert (run / "config.toml").is_file()
     other.kill()

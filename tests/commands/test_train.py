@@ -1,6 +1,6 @@
 import io
-import re
 import json
+import re
 import shutil
 import tomllib
 

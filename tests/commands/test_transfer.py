@@ -187,7 +187,7 @@ def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_pat
 @pytest.mark.parametrize(
     ("of_the_run", "said"),
     [
-        (" and saved; go on with: vitrail train", "stopped and saved; the same command goes on"),
+        (" and saved; resume with: vitrail train", "stopped and saved; the same command goes on"),
         ("", "stopped; the same command goes on"),
         (", and nothing is saved: it was removed", "stopped, and nothing is saved: it was removed"),
     ],

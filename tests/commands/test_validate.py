@@ -93,10 +93,10 @@ def test_overwrite_keeps_the_old_run_if_the_new_one_is_rejected(photos, tmp_path
         assert (out / "model.safetensors").read_bytes() == before
     with pytest.raises(UserError, match="choose one"):
         train(photos, out=out, overwrite=True, resume=True, overrides=first, console=quiet)
-    with pytest.raises(UserError, match="among the images"):
+    with pytest.raises(UserError, match="inside the training images"):
         train(photos, out=photos / "red", overrides=first, console=quiet)
     new = [*first, "objective.class_weights.red=2"]
-    with pytest.raises(UserError, match="holds the weights to start from"):
+    with pytest.raises(UserError, match="holds the starting weights"):
         train(photos, from_=out, out=out, overwrite=True, overrides=new, console=quiet)
     start = shutil.copy(out / "model.safetensors", tmp_path / "start.safetensors")
     train(photos, from_=start, out=out, overwrite=True, overrides=new, console=quiet)

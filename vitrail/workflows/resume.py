@@ -1,4 +1,8 @@
-"""Going on with a run exactly where it stopped: settings from its config.toml, the rest from its last checkpoint."""
+"""Resume a run exactly where it stopped.
+
+In: the run folder. Out: the `Plan` and the last checkpoint (`read_run`). Settings come from config.toml, the rest from
+the checkpoint, which stores the facts of `checkpoint_facts`.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +47,16 @@ from vitrail.workflows.resolve import Plan, read_data, total_steps, with_recipe_
 from vitrail.workflows.show import scan_progress
 from vitrail.workflows.train_test_overlap import TrainingRecord, earlier_training
 
-# What a user may leave to the run, whose config.toml then has what it chose.
+# Automatic values: config.toml has the value that was chosen, so these may be given again.
 CHOSEN = {"train.micro_batch_size": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
-# What tensors of a checkpoint are shaped by.
+# Settings that the tensors of a checkpoint depend on.
 FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
          "precision.parameters")  # fmt: skip
+NEEDED = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"}  # facts, to resume
 
 
-class _About(BaseModel):
-    """What checkpoints say of their runs, those of custom ones less than others; an older one may not say all of it."""
+class _RunFacts(BaseModel):
+    """The facts about its run in a checkpoint. Those of `vitrail.fit` and of older versions have fewer fields."""
 
     model_config = ConfigDict(allow_inf_nan=False)
     config: dict[str, Any]
@@ -70,14 +75,14 @@ class _About(BaseModel):
 
 
 def read_facts(saved: Checkpoint, folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run, if it says so in the right kinds of values."""
-    said = validate(_About, saved.facts, f"the last checkpoint of {folder}")
-    return {**saved.facts, **said.model_dump(exclude_unset=True)}
+    """The facts about the run in a checkpoint, with their types checked."""
+    facts = validate(_RunFacts, saved.facts, f"the last checkpoint of {folder}")
+    return {**saved.facts, **facts.model_dump(exclude_unset=True)}
 
 
-def checkpoint_facts(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
-    """What a checkpoint says of its run, so that going on does not need the starting weights again."""
-    digests, partly = earlier_training(_learned_from(plan))
+def checkpoint_facts(plan: Plan, baseline: Baseline | None) -> dict[str, Any]:
+    """The facts about a run that its checkpoints store, so that resuming does not need the starting weights."""
+    digests, partly = earlier_training(_training_records(plan))
     return {
         "config": plan.config.model_dump(mode="json"),
         "model": plan.model.model_dump(),
@@ -87,34 +92,34 @@ def checkpoint_facts(plan: Plan, to_beat: Baseline | None) -> dict[str, Any]:
         "began_with": len(plan.dataset.splits["train"]),
         "environment": environment(plan.device),
         "decisions": [asdict(decision) for decision in plan.decisions],
-        "baseline": asdict(to_beat) if to_beat else None,
+        "baseline": asdict(baseline) if baseline else None,
         "source": plan.weights.origin if plan.weights else "",
         "licence": plan.weights.card.licence if plan.weights else "",
-        "digests_before": digests,  # an array, which a checkpoint keeps as a tensor
+        "digests_before": digests,  # an array, stored as a tensor
         "trained_before": partly,
-        "teacher": _teacher(plan.config),
+        "teacher": _teacher_digest(plan.config),
     }
 
 
-def _learned_from(plan: Plan) -> list[TrainingRecord]:
-    """The starting weights and the teacher, where there are any."""
+def _training_records(plan: Plan) -> list[TrainingRecord]:
+    """The records of the starting weights and of the teacher, if any."""
     start = [TrainingRecord.of(plan.weights)] if plan.weights else []
     teacher = plan.config.objective.teacher
     return [*start, TrainingRecord.of(read_weights(teacher))] if teacher else start
 
 
-def _teacher(config: RunConfig) -> str:
+def _teacher_digest(config: RunConfig) -> str:
     """A checksum of the teacher's weights."""
     teacher = config.objective.teacher
     if not teacher:
         return ""
     weights = read_weights(teacher)
-    named = str if isinstance(weights.card.model, ResNetConfig) else old_name  # as runs before wrote it down
+    named = str if isinstance(weights.card.model, ResNetConfig) else old_name  # earlier versions hashed the old names
     return digest({named(name): tensor for name, tensor in weights.state.items()}, {})
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What decides the last bits of a result."""
+    """Versions and hardware that the last bits of a result depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "vitrail": __version__,
@@ -128,35 +133,36 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def resumed_facts(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The same from a checkpoint, with what has changed since and was accepted."""
-    start = ("decisions", "baseline", "source", "licence", "trained_before", "digests_before", "began_with")
-    return checkpoint_facts(plan, None) | {key: facts[key] for key in start if key in facts}
+    """The facts of a resumed run: those of its checkpoint about the start, the others from the present plan."""
+    from_start = ("decisions", "baseline", "source", "licence", "trained_before", "digests_before", "began_with")
+    return checkpoint_facts(plan, None) | {key: facts[key] for key in from_start if key in facts}
 
 
 def has_saved_run(folder: Path) -> bool:
-    """Whether there is anything to go on from, or to lose."""
+    """Whether a folder holds a checkpoint or a finished run."""
     if CheckpointManager(folder / "checkpoints", 1).steps() or is_finished(folder):
         return True
     if any((folder / "checkpoints").glob("step_*")):
-        raise UserError(f"no checkpoint in {folder / 'checkpoints'} has all its parts: start again with --overwrite")
+        raise UserError(f"no checkpoint in {folder / 'checkpoints'} is complete: start again with --overwrite")
     return False
 
 
 def is_finished(folder: Path) -> bool:
+    """Whether a run folder has its final weights."""
     return (folder / "model.safetensors").is_file()
 
 
-def check_same_settings(folder: Path, given: dict[str, Any], recipe: str | None) -> None:
-    """What is given again must be what the run was started with; what is not given need not be given again."""
+def check_same_settings(folder: Path, settings: dict[str, Any], recipe: str | None) -> None:
+    """Raise UserError if `settings` or `recipe` differ from those the run was started with. They may be left out."""
     file = folder / "config.toml"
     if not file.is_file():
         return
     stored = read_recipe(str(file))
-    given = deepcopy(with_recipe_file(recipe or "", given))
-    if recipe and not recipe.endswith(".toml"):  # of a file counts what it says, not how it is called
+    given = deepcopy(with_recipe_file(recipe or "", settings))
+    if recipe and not recipe.endswith(".toml"):  # a recipe file is compared by its settings, not by its name
         given["recipe"] = recipe
-    if "epochs" in given.get("train", {}):  # which stand as steps in what is stored
-        _count_steps(given, stored, folder)
+    if "epochs" in given.get("train", {}):  # config.toml has steps instead
+        _epochs_to_steps(given, stored, folder)
     if given.get("data", {}).get("path"):
         given["data"]["path"] = os.path.normpath(user_path(given["data"]["path"]).absolute())
     if path := given.get("data", {}).get("quarantine"):
@@ -164,98 +170,117 @@ def check_same_settings(folder: Path, given: dict[str, Any], recipe: str | None)
     for section, key in (("model", "weights"), ("objective", "teacher")):
         if spec := given.get(section, {}).get(key):
             given[section][key] = absolute_spec(spec)
-    asked = validate(RunConfig, merge(stored, given), str(file)).model_dump()
+    requested = validate(RunConfig, merge(stored, given), str(file)).model_dump()
     before = validate(RunConfig, stored, str(file)).model_dump()
     for path in leaves(given):
-        new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (asked, before))
+        new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (requested, before))
         if (new, type(new)) != (old, type(old)) and new != CHOSEN.get(path, ...):
             raise UserError(
-                f"the run in {folder} was started with {path}={old}, and not {new}: leave it out to go on, "
+                f"the run in {folder} was started with {path}={old}, not {new}: leave this setting out to resume, "
                 "or choose another --out"
             )
 
 
-def _count_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
+def _epochs_to_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
+    """Replace train.epochs in `given` by the steps that it had when the run was started."""
     settings = merge(stored, given)
     if "steps" not in given["train"]:
         settings["train"].pop("steps", None)
     train = validate(RunConfig, settings, "settings").train
     del given["train"]["epochs"]
     images = CheckpointManager(folder / "checkpoints", 1).facts().get("began_with")
-    if isinstance(images, int) and "steps" in stored.get("train", {}):  # an old run may not tell, and a probe has none
+    if isinstance(images, int) and "steps" in stored.get("train", {}):  # missing in old runs; a probe has no steps
         given["train"]["steps"] = total_steps(train, images)
 
 
 def read_run(
     folder: Path, console: Console, interrupts: Interrupts, accept_changes: bool = False
 ) -> tuple[Plan, Checkpoint]:
-    """The plan of an unfinished run, and the checkpoint it goes on from."""
+    """The plan of an unfinished run, and the checkpoint to resume from."""
     if not (folder / "config.toml").is_file():
-        raise UserError(f"{folder} holds no run: there is no config.toml in it")
+        raise UserError(f"{folder} holds no run: it has no config.toml")
     if (folder / "model.safetensors").is_file():
         raise UserError(f"the run in {folder} is finished: its weights are {folder / 'model.safetensors'}")
     written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
     if written.kind == "custom":
-        raise UserError(f"{folder} holds a run of a network of your own: go on with vitrail.train(..., resume=True)")
-    found = CheckpointManager(folder / "checkpoints", written.train.keep_checkpoints).latest()
-    if found is None:
-        raise UserError(f"{folder} has no checkpoint to go on from: start the run again with --overwrite")
-    saved, damaged = found
-    about = saved.facts
-    missing = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"} - about.keys()
+        raise UserError(f"{folder} holds a run of vitrail.fit: resume it with vitrail.fit(..., resume=True)")
+    latest = CheckpointManager(folder / "checkpoints", written.train.keep_checkpoints).latest()
+    if latest is None:
+        raise UserError(f"{folder} has no checkpoint to resume from: start the run again with --overwrite")
+    saved, damaged = latest
+    missing = {
+        "config",
+        "model",
+        "preprocess",
+        "fingerprint",
+        "environment",
+        "decisions",
+        "seconds",
+    } - saved.facts.keys()
     if missing:
-        raise UserError(f"the checkpoint of {folder} was written by another version of vitrail: start the run again")
-    about = read_facts(saved, folder)
-    config = validate(RunConfig, about["config"], "checkpoint")
+        raise UserError(
+            f"the checkpoint of {folder} was written by an incompatible version of vitrail: start the run again"
+        )
+    facts = read_facts(saved, folder)
+    config = validate(RunConfig, facts["config"], "checkpoint")
     if written != config:
-        if not accept_changes:
-            raise UserError(
-                f"{folder / 'config.toml'} was changed after the run was started; a resumed run keeps its settings: "
-                "put them back, add --accept-changes, or start a new run with --recipe and another --out"
-            )
-        changed = changed_settings(config, written)
-        fixed = sorted(key for key in changed if key.startswith(FIXED))
-        if fixed:
-            raise UserError(
-                f"{fixed[0]} cannot change in a run that has begun, since its checkpoint depends on it: put it back to "
-                f"{changed[fixed[0]][0]}, or start a new run with another --out"
-            )
-        if (steps := written.train.steps or 0) < about["step"]:
-            raise UserError(f"the run has taken {about['step']:,} steps already: train.steps={steps} is too few")
-        told = "; ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
-        console.print(f"[yellow]the settings changed ({escape(told)})[/]")
+        _check_changes(folder, config, written, facts["step"], accept_changes, console)
         config = written
     for sentence in damaged:
         console.print(f"[yellow]{escape(sentence)}[/]")
-    if about.get("teacher", now := _teacher(config)) != now:
-        sentence = f"the weights of the teacher, {config.objective.teacher}, are not those this run was started with"
+    if facts.get("teacher", now := _teacher_digest(config)) != now:
+        sentence = f"the teacher, {config.objective.teacher}, has changed since the run was started"
         if not accept_changes:
-            raise UserError(f"{sentence}: put them back, add --accept-changes, or start a new run with another --out")
+            raise UserError(
+                f"{sentence}: restore its weights, add --accept-changes, or start a new run with another --out"
+            )
         console.print(f"[yellow]{escape(sentence)}[/]")
-    dataset = _same_data(config, about, accept_changes, console, interrupts)
+    dataset = _same_data(config, facts, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
-    warn_machine_changed(about["environment"], environment(device), console)
-    model = network_config(about["model"], "checkpoint")
+    warn_machine_changed(facts["environment"], environment(device), console)
+    model = network_config(facts["model"], "checkpoint")
     if model.num_classes not in (0, len(dataset.classes)):
-        raise UserError(f"the data has {len(dataset.classes)} classes now, and the run {model.num_classes}")
-    preprocess = validate(Preprocess, about["preprocess"], "checkpoint")
-    decisions = [Decision(**row) for row in about["decisions"]]
-    return Plan(config, model, preprocess, dataset, device, None, decisions), replace(saved, facts=about)
+        raise UserError(f"the data now has {len(dataset.classes)} classes, but the run has {model.num_classes}")
+    preprocess = validate(Preprocess, facts["preprocess"], "checkpoint")
+    decisions = [Decision(**row) for row in facts["decisions"]]
+    return Plan(config, model, preprocess, dataset, device, None, decisions), replace(saved, facts=facts)
+
+
+def _check_changes(
+    folder: Path, before: RunConfig, now: RunConfig, step: int, accept_changes: bool, console: Console
+) -> None:
+    """Raise UserError if config.toml changed since `before`, unless the changes are accepted and possible."""
+    if not accept_changes:
+        raise UserError(
+            f"{folder / 'config.toml'} was changed after the run was started: restore it, add --accept-changes, or "
+            "start a new run with --recipe and another --out"
+        )
+    changed = changed_settings(before, now)
+    fixed = sorted(key for key in changed if key.startswith(FIXED))
+    if fixed:
+        raise UserError(
+            f"{fixed[0]} cannot change in a started run, because its checkpoints depend on it: set it back to "
+            f"{changed[fixed[0]][0]}, or start a new run with another --out"
+        )
+    if (steps := now.train.steps or 0) < step:
+        raise UserError(f"train.steps={steps} is too few: the run has already taken {step:,} steps")
+    changes = "; ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+    console.print(f"[yellow]settings changed: {escape(changes)}[/]")
 
 
 def _same_data(
-    config: RunConfig, about: dict[str, Any], accept_changes: bool, console: Console, interrupts: Interrupts
+    config: RunConfig, facts: dict[str, Any], accept_changes: bool, console: Console, interrupts: Interrupts
 ) -> Dataset:
     with scan_progress(console, interrupts) as scanned:
         dataset = read_data(config, scanned)
-    if dataset.fingerprint == about["fingerprint"]:
+    if dataset.fingerprint == facts["fingerprint"]:
         return dataset
     if not accept_changes:
         raise UserError(
-            f"the images in {config.data.path} are not those this run was started with{_counted(about, dataset)}; "
-            "put them back, add --accept-changes, or start a new run with another --out"
+            f"the images in {config.data.path} have changed since the run was started{_image_counts(facts, dataset)}; "
+            "restore them, add --accept-changes, or start a new run with another --out"
         )
-    console.print("[yellow]the images are not those this run was started with[/]")
+    console.print("[yellow]the images have changed since the run was started[/]")
     return dataset
 
 
@@ -263,25 +288,28 @@ def _images(dataset: Dataset) -> dict[str, int]:
     return {name: len(samples) for name, samples in dataset.splits.items()}
 
 
-def _counted(about: dict[str, Any], dataset: Dataset) -> str:
-    """How many there were and are; a checkpoint may be older than their being counted."""
-    now, then = _images(dataset), about.get("images")
+def _image_counts(facts: dict[str, Any], dataset: Dataset) -> str:
+    """The number of images in each split then and now, for a message; old checkpoints have none."""
+    now, then = _images(dataset), facts.get("images")
     if then is None:
         return ""
     if then == now:
-        return ": as many, but some have changed"
+        return ": the number is the same, but not the images"
     before, after = (", ".join(f"{count:,} {name}" for name, count in images.items()) for images in (then, now))
-    return f": there were {before}, and are {after}"
+    return f": {before} then, {after} now"
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, each with its old and its new value."""
     old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
 def warn_machine_changed(then: dict[str, str], now: dict[str, str], console: Console) -> None:
+    """Print a warning if versions or hardware changed since the run was started (`environment`)."""
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(
-            f"[yellow]the machine changed ({escape('; '.join(changed))}): the result may differ in the last digits[/]",
+            f"[yellow]the machine or a library changed ({escape('; '.join(changed))}): results may differ in the last "
+            "digits[/]",
         )

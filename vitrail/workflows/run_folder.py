@@ -1,5 +1,8 @@
-"""The folder of a run: never one that already holds another, never used by two launches at once, and nothing in it is
-removed but what a run wrote."""
+"""The run folder: who may write to it, and how a new run replaces an earlier one.
+
+One process locks it (`lock_run_folder`). Only files that vitrail wrote are replaced or removed. A new run is written to
+`NEW` and moved into the folder with its first checkpoint. An earlier run stays in `OLD` until the new one is finished.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,11 @@ from vitrail.workflows.vitrail_files import (
 
 try:
     import fcntl
-except ImportError:  # Windows, where two launches at once are the user's to avoid
+except ImportError:  # Windows has no fcntl, so the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 FILES = (
-    "model.safetensors",  # removed first and put in place last: with it a run counts as finished
+    "model.safetensors",  # removed first and moved last: a run with this file is finished
     PREDICTIONS,
     OLD_PREDICTIONS,
     "curves.svg",
@@ -49,87 +52,89 @@ FILES = (
     "report.html",
     "config.toml",
 )
-# Folders, and which files in them are a run's.
+# Subfolders of a run, and the names of its files in them.
 FOLDERS = {"checkpoints": FILE_NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(MARK)}")}
-PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # what a killed process leaves of a file it was writing
+PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # a file that a killed process was writing
 LOCK = ".lock"
-NEW = ".vitrail-new"  # where a run lies until it has saved for the first time
-OLD = ".vitrail-old"  # where the run that was there before lies until the new one is finished
-REPLACED = "replaced"  # in NEW: an unfinished run that is replaced, while OLD holds a finished one
-WEAK = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # such files other programs write, too
+NEW = ".vitrail-new"  # a new run, until its first checkpoint
+OLD = ".vitrail-old"  # the earlier run, until the new one is finished
+REPLACED = "replaced"  # in NEW: a replaced unfinished run, while OLD holds a finished one
+WEAK = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # file names that other programs use too
 
 
-def check_output_folder(out: str | Path | None, overwrite: bool, again: bool = False) -> None:
-    """That a new run may use the folder; before anything that takes long. `again`: it may hold one that has not saved
-    anything yet."""
+def check_output_folder(out: str | Path | None, overwrite: bool, may_resume: bool = False) -> None:
+    """Raise UserError if a new run may not use the folder. Called before anything slow.
+
+    `may_resume`: the folder may hold a run that has not saved a checkpoint yet."""
     if out is None:
         return
     folder = user_path(out)
     if folder.is_file():
-        raise UserError(f"--out {folder} is a file: name a folder")
+        raise UserError(f"--out {folder} is a file, but must be a folder")
     run = is_vitrail_file(folder / "config.toml")
-    if run and not overwrite and not again:
+    if run and not overwrite and not may_resume:
         if (folder / "model.safetensors").is_file():
             raise UserError(f"{folder} already holds a finished run: choose another --out, or add --overwrite")
-        raise UserError(f"{folder} holds an unfinished run: add --resume to go on, or --overwrite to start again")
+        raise UserError(f"{folder} holds an unfinished run: add --resume to continue it, or --overwrite to start again")
     with os_errors_as(f"cannot write to {folder}"):
         files_of_run(folder)
     others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
     if others and not run and not overwrite:
         raise UserError(
-            f"{folder} holds '{others[0]}' but no run, and a run would replace that: choose another --out, "
+            f"{folder} holds '{others[0]}', but no run, and a run would replace it: choose another --out, "
             "or add --overwrite"
         )
-    with lock_run_folder(folder):  # that it can be
+    with lock_run_folder(folder):  # raises if it cannot be locked
         return
 
 
 def check_inputs_are_outside(folder: Path, plan: Plan, recipe: str) -> None:
-    """That a run does not write among its own images, or over anything it reads."""
-    place, root, config = folder.resolve(), Path(plan.dataset.root).resolve(), plan.config
-    inside = root.is_dir() and root in place.parents
-    if place == root or (inside and folder.is_dir() and any(is_image_name(path.name) for path in folder.rglob("*"))):
-        raise UserError(f"--out {folder} lies among the images to train on: choose another folder")
+    """Raise UserError if the run folder is among the training images, or holds a file that the run reads."""
+    target, root, config = folder.resolve(), Path(plan.dataset.root).resolve(), plan.config
+    inside = root.is_dir() and root in target.parents
+    if target == root or (inside and folder.is_dir() and any(is_image_name(path.name) for path in folder.rglob("*"))):
+        raise UserError(f"--out {folder} is inside the training images: choose another folder")
     teacher = config.objective.teacher
-    if teacher and place in (Path(teacher).resolve(), *Path(teacher).resolve().parents):
+    if teacher and target in (Path(teacher).resolve(), *Path(teacher).resolve().parents):
         raise UserError(f"--out {folder} holds the teacher: choose another folder")
     written = {(folder / name).resolve() for name in (*FILES, *FOLDERS, NEW)}
     for what, path in (
-        ("the images to train on", root),
-        ("the weights to start from", local_path(config.model.weights) if config.model.weights else None),
+        ("the training images", root),
+        ("the starting weights", local_path(config.model.weights) if config.model.weights else None),
         ("the recipe", Path(recipe).expanduser() if recipe.endswith(".toml") else None),
         ("the quarantine list", Path(config.data.quarantine).expanduser() if config.data.quarantine else None),
     ):
-        own = path.resolve() if path is not None else None
-        if own is not None and (own == place or written & {own, *own.parents}):
+        source = path.resolve() if path is not None else None
+        if source is not None and (source == target or written & {source, *source.parents}):
             raise UserError(f"--out {folder} holds {what}, {path}: choose another folder")
 
 
 def files_of_run(folder: Path) -> list[Path]:
-    """The files of a run in a folder, which a new one replaces; links at their names are there, too, and are never
-    followed. A file of somebody else's with such a name is refused, and all others are left alone."""
-    found, run = [], is_vitrail_file(folder / "config.toml")
+    """The files of a run in a folder, which a new run replaces. Links with such names are included, never followed.
+
+    Raises UserError for a file with such a name that vitrail did not write. Other files are ignored."""
+    paths, run = [], is_vitrail_file(folder / "config.toml")
     for name in FILES:
         path = folder / name
         if path.is_symlink() or (is_vitrail_file(path) and (run or name not in WEAK)):
-            found.append(path)
+            paths.append(path)
         elif path.exists():
             _refuse(path)
-    for name, own in FOLDERS.items():
+    for name, pattern in FOLDERS.items():
         path = folder / name
         if path.is_symlink():
-            found.append(path)
+            paths.append(path)
         elif path.is_dir():
-            found += [inner for inner in sorted(path.iterdir()) if _is_of_run(inner, own)]
+            paths += [inner for inner in sorted(path.iterdir()) if _is_of_run(inner, pattern)]
         elif path.exists():
             _refuse(path)
-    return found + [path for path in folder.glob(".*.partial") if _is_partial(path, FILES)]
+    return paths + [path for path in folder.glob(".*.partial") if _is_partial(path, FILES)]
 
 
-def _is_of_run(path: Path, own: re.Pattern[str]) -> bool:
+def _is_of_run(path: Path, pattern: re.Pattern[str]) -> bool:
     if partial := PARTIAL.fullmatch(path.name):
-        return own.fullmatch(partial[1]) is not None and not path.is_dir()
-    if not own.fullmatch(path.name):
+        return pattern.fullmatch(partial[1]) is not None and not path.is_dir()
+    if not pattern.fullmatch(path.name):
         return False
     if not path.is_symlink() and path.suffix == ".safetensors" and not has_vitrail_header(path):
         _refuse(path)
@@ -142,23 +147,24 @@ def _is_partial(path: Path, names: tuple[str, ...]) -> bool:
 
 
 def _refuse(path: Path) -> None:
-    raise UserError(f"{path} was not written by vitrail, and a run would replace it: move it, or choose another --out")
+    raise UserError(f"{path} was not written by vitrail and would be replaced: move it, or choose another --out")
 
 
 def refuse_links(folder: Path) -> None:
-    """Before a run goes on: it makes no links, and writes through none that somebody else put there."""
-    places = [folder / name for name in (*FILES, *FOLDERS)]
-    inner = [path for place in places if place.name in FOLDERS and place.is_dir() for path in place.iterdir()]
-    for path in (*places, *inner):
+    """Raise UserError for a link in a run folder: a run creates none, and a resumed run must not write through one."""
+    outer = [folder / name for name in (*FILES, *FOLDERS)]
+    inner = [path for sub in outer if sub.name in FOLDERS and sub.is_dir() for path in sub.iterdir()]
+    for path in (*outer, *inner):
         if path.is_symlink():
             raise UserError(
-                f"{path} is a link, and a run does not write through links: put what it leads to in its place"
+                f"{path} is a link, and a run does not write through links: replace it by the file or folder itself"
             )
 
 
 def create_run_folder(folder: Path, settings: dict[str, Any], excluded: Sequence[tuple[str, str]] = ()) -> None:
-    """Begin a run in a place of its own: an earlier one moves aside when the new run has saved something. Its
-    settings go to config.toml, the files it does not use to excluded.csv, each with the reason."""
+    """Create a new run in `NEW`, with config.toml and excluded.csv (the images that it does not use, and why).
+
+    `move_into_place` moves it into the folder itself."""
     with os_errors_as(f"cannot write to {folder}"):
         _remove(folder / NEW)
         (folder / NEW).mkdir()
@@ -195,7 +201,7 @@ def move_into_place(folder: Path) -> bool:
 
 
 def _move(moves: dict[Path, Path]) -> None:
-    """All of them or none."""
+    """Move all files or none."""
     done: list[Path] = []
     try:
         for source, target in moves.items():
@@ -210,58 +216,59 @@ def _move(moves: dict[Path, Path]) -> None:
 
 
 def remove_replaced_run(folder: Path) -> None:
-    """The new run is finished: the one before it is not needed any more."""
+    """Remove the earlier run in `OLD`, once the new run is finished."""
     with contextlib.suppress(OSError, UserError):
         _remove(folder / OLD)
 
 
 def _remove(folder: Path) -> None:
-    """What a run wrote there, links as links, and the folders that are empty then."""
-    own = folder.name in (NEW, OLD, REPLACED)
-    if own and folder.is_symlink():
+    """Remove the files of a run from a folder, links as links, and then empty subfolders."""
+    ours = folder.name in (NEW, OLD, REPLACED)
+    if ours and folder.is_symlink():
         folder.unlink()
         return
     for path in files_of_run(folder):
         path.unlink()
-    for place in (*(folder / name for name in FOLDERS), *([folder] if own else [])):
-        if place.is_symlink():
-            place.unlink()
-        elif place.is_dir():
-            with contextlib.suppress(OSError):  # something else is in there
-                place.rmdir()
+    for subfolder in (*(folder / name for name in FOLDERS), *([folder] if ours else [])):
+        if subfolder.is_symlink():
+            subfolder.unlink()
+        elif subfolder.is_dir():
+            with contextlib.suppress(OSError):  # it has other files
+                subfolder.rmdir()
 
 
 def check_not_replaced(folder: Path, lock: LockId) -> None:
-    """That the folder is still this run's: somebody may have removed it, and begun another run there."""
+    """Raise UserError if the folder was removed or replaced by another run since `lock` was taken."""
     try:
-        found = (folder / LOCK).lstat()
-        own = (found.st_dev, found.st_ino) == lock
+        status = (folder / LOCK).lstat()
+        own = (status.st_dev, status.st_ino) == lock
     except FileNotFoundError:
-        own = True  # a lock that was taken for one left behind
+        own = True  # the lock file was removed as a leftover
     except OSError:
         own = False
     if not own or not (folder / "config.toml").is_file():
-        raise UserError(f"{folder} was removed or replaced while its run was at work: what was not saved is lost")
+        raise UserError(f"{folder} was removed or replaced during the run: what was not saved is lost")
 
 
 def stop_message(folder: Path, command: str) -> str:
+    """What to add to "stopped": what is saved, and the command that resumes the run."""
     if (folder / NEW).exists():
         return " before anything was saved"
     if not (folder / "config.toml").is_file() or not CheckpointManager(folder / "checkpoints", 1).steps():
-        return f", and nothing is saved: {folder} was removed or emptied while the run was at work"
-    kept = f" (the run before it is in {folder / OLD})" if (folder / OLD).is_dir() else ""
+        return f", and nothing is saved: {folder} was removed or emptied during the run"
+    kept = f" (the previous run is in {folder / OLD})" if (folder / OLD).is_dir() else ""
     return f" and saved; {command}{kept}"
 
 
 def run_folder_for(out: str | Path | None, root: str) -> Path:
-    """The folder that was asked for, or a new one in runs/ with the name of the data."""
+    """`out`, or a new folder in runs/ named after the data."""
     if out is not None:
         return user_path(out)
     return next(folder for folder in _numbered(root) if not folder.exists())
 
 
 def newest_folder(data: str | Path) -> Path:
-    """The last one that `run_folder_for` gave for this data, or the first that it would."""
+    """The newest folder of `run_folder_for` for this data, or the first one that it would return."""
     root = os.path.normpath(user_path(data).absolute())
     taken = list(takewhile(Path.exists, _numbered(root)))
     return taken[-1] if taken else next(_numbered(root))
@@ -275,7 +282,7 @@ def _numbered(root: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[LockId]:
-    """The folder for this launch alone. The lock ends with its process, however that ends."""
+    """Lock the folder for this process, and create it. The lock ends with the process, even if that is killed."""
     there = folder.exists()
     with os_errors_as(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -286,26 +293,27 @@ def lock_run_folder(folder: Path) -> Iterator[LockId]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                advice = "wait for it, or choose another --out"
-                raise UserError(f"another launch is at work in {folder}: {advice}") from None
-            # else the file system knows no locks
+                raise UserError(
+                    f"another process is writing to {folder}: wait until it ends, or choose another --out"
+                ) from None
+            # otherwise the file system has no locks
         own = os.fstat(file.fileno())
         try:
             yield own.st_dev, own.st_ino
         finally:
             with contextlib.suppress(OSError, UserError):
-                _remove(folder / NEW)  # of a run that ended before it saved anything
+                _remove(folder / NEW)  # a run that ended before its first checkpoint
             with contextlib.suppress(OSError):
-                found = (folder / LOCK).lstat()
-                if (found.st_dev, found.st_ino, found.st_size) == (own.st_dev, own.st_ino, 0):
-                    (folder / LOCK).unlink()  # else it is another launch's, or has held something before us
+                status = (folder / LOCK).lstat()
+                if (status.st_dev, status.st_ino, status.st_size) == (own.st_dev, own.st_ino, 0):
+                    (folder / LOCK).unlink()  # otherwise another process owns it, or it is not a lock file
             if not there:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # if nothing was written
 
 
 def _open_lock(path: Path) -> IO[bytes]:
-    """Whatever lies there is not emptied, and a link or a pipe that somebody prepared is not opened."""
+    """Open or create the lock file without truncating it. Links and pipes are refused."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{LOCK} is a link")
     number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
