@@ -68,12 +68,12 @@ def pack(
         f"[bold]{escape(str(folder))}[/]: {counted(images, 'image')} in {counted(len(manifest['shards']), 'shard')}, "
         f"{written / 1e6:,.1f} MB, {time.monotonic() - started:.0f} s"
     )
-    for name, why in packing.left_out[:3]:
+    for name, why in packing.skipped[:3]:
         console.print(f"[yellow]left out: {escape(name)}: {escape(why)}[/]")
-    if len(packing.left_out) > 3:
-        console.print(f"[yellow]and {len(packing.left_out) - 3:,} more, listed in manifest.json[/]")
+    if len(packing.skipped) > 3:
+        console.print(f"[yellow]and {len(packing.skipped) - 3:,} more, listed in manifest.json[/]")
     console.print(f"next: {escape(shlex.join(['vitrail', 'train', str(folder)]))}")
-    return PackResult(folder, images, written, len(manifest["shards"]), packing.left_out)
+    return PackResult(folder, images, written, len(manifest["shards"]), packing.skipped)
 
 
 def _packed(

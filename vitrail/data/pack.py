@@ -1,7 +1,7 @@
-"""Images -> Parquet shards that vitrail reads fast and other libraries read too (the Hugging Face image layout).
+"""Pack images into Parquet shards that vitrail reads fast and other libraries can read (the Hugging Face image layout).
 
-A shard is written whole or not at all, with a side file that says where its images lie, so packing that was stopped
-goes on with the next shard.
+Each shard is written whole or not at all, with a side file that has the offsets of its images. So an interrupted
+packing resumes with the next shard.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from vitrail.data.sources.shards import original_name
 from vitrail.data.traits import Trait
 from vitrail.errors import UserError
 
-ROWS = 256  # images in a row group
+ROW_GROUP = 256  # images
 
 
 @dataclass(frozen=True)
 class PackOptions:
+    """How images are packed."""
+
     max_pixels: int
-    resize: int | None = None  # the shorter side is made this long where it is longer; none: bytes stay as they are
-    quality: int = 95  # of the JPEGs written for resized images
+    resize: int | None = None  # the shorter side of larger images becomes this long; None: bytes are unchanged
+    quality: int = 95  # of resized JPEGs
     shard_bytes: int = 256_000_000
 
 
@@ -50,43 +52,43 @@ class _Shard:
 
 
 class Packer:
-    """One folder being packed."""
+    """Packs images into one folder."""
 
-    def __init__(self, source: ImageList, found: ScanResult, out: Path, options: PackOptions):
-        usable = [row for row in range(len(source.entries)) if row not in found.problems]
-        self.left_out = source.unreadable + [(source.entries[row].name, why) for row, why in found.problems.items()]
+    def __init__(self, source: ImageList, scanned: ScanResult, out: Path, options: PackOptions):
+        usable = [row for row in range(len(source.entries)) if row not in scanned.problems]
+        self.skipped = source.unreadable + [(source.entries[row].name, why) for row, why in scanned.problems.items()]
         self.source, self.out, self.options = source.keep(usable), out, options
-        self.scan = found.rows(usable)
+        self.scan = scanned.rows(usable)
         self.classes = class_list(source, None, source.files.identity[0])
         self.shards = _plan(self.source, options.shard_bytes)
 
     @property
     def order(self) -> list[int]:
-        """Rows of the source in the order of the shards."""
+        """The rows of the source in the order of the shards."""
         return [row for shard in self.shards for row in shard.rows]
 
     def key(self) -> str:
-        """The same for the same images, labels and options: what a stopped packing may go on with."""
-        told = [asdict(self.options), self.classes, [asdict(shard) for shard in self.shards]]
-        whole = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
+        """Return a digest of the images, labels and options: an interrupted packing can resume if it is the same."""
+        plan = [asdict(self.options), self.classes, [asdict(shard) for shard in self.shards]]
+        digest = hashlib.blake2b(json.dumps(plan).encode(), digest_size=16)
         for row, labels in enumerate(self.source.labels):
-            said = [column[row] for column in (self.source.groups, self.source.weights) if column is not None]
-            text = f"{self.source.entries[row].name}\0{labels}\0{said}"
-            whole.update(text.encode("utf-8", "surrogateescape") + self.scan.digests[row].tobytes())
-        return whole.hexdigest()
+            values = [column[row] for column in (self.source.groups, self.source.weights) if column is not None]
+            text = f"{self.source.entries[row].name}\0{labels}\0{values}"
+            digest.update(text.encode("utf-8", "surrogateescape") + self.scan.digests[row].tobytes())
+        return digest.hexdigest()
 
     def begin(self) -> int:
-        """Make the folder, or find what an earlier call left in it; returns how many shards are there already."""
+        """Make the folder, or resume in it; return the number of shards that are already written."""
         marker = self.out / UNFINISHED
         if marker.is_file():
             if _key_in(marker) != self.key():
                 raise UserError(
-                    f"'{self.out}' holds the beginning of another packing: remove it or name another folder"
+                    f"'{self.out}' has an unfinished packing of other data or options; remove it or use another folder"
                 )
         elif self.out.is_file():
-            raise UserError(f"'{self.out}' is a file: name a folder to write")
+            raise UserError(f"'{self.out}' is a file; use a new folder")
         elif self.out.exists() and any(self.out.iterdir()):
-            raise UserError(f"'{self.out}' is not empty: name a new folder, or remove it")
+            raise UserError(f"'{self.out}' is not empty; use a new folder, or remove it")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
             with atomic_write(marker) as temporary:
@@ -97,11 +99,11 @@ class Packer:
         return sum(self._side(shard).is_file() for shard in self.shards)
 
     def _is_whole(self, shard: _Shard) -> bool:
-        """Whether a shard is still as it was written: its side file says how that was."""
+        """Whether a shard is unchanged since it was written, by the digest in its side file."""
         try:
             with np.load(self._side(shard), allow_pickle=False) as side:
                 return str(side["blake2b"]) == _digest(self.out / shard.file) and len(side["sums"]) == len(shard.rows)
-        except Exception:  # damaged, or one of the two is missing: the shard is written again
+        except Exception:  # a damaged or missing file: write the shard again
             return False
 
     def write(self, progress: Callable[[int, int], None]) -> None:
@@ -115,8 +117,8 @@ class Packer:
                 done += len(shard.rows)
                 progress(done, total)
 
-    def finish(self, notes: list[str], scanned: Progress | None) -> dict[str, Any]:
-        """Index and manifest; with them the folder is whole. Returns the manifest."""
+    def finish(self, notes: list[str], progress: Progress | None) -> dict[str, Any]:
+        """Write the index and the manifest, which complete the folder; return the manifest."""
         order = self.order
         source = self.source.keep(order)
         sides = [np.load(self._side(shard), allow_pickle=False) for shard in self.shards]
@@ -137,18 +139,18 @@ class Packer:
         manifest = self._manifest(notes)
         _write_json(self.out / MANIFEST, manifest)
         self._write_index(index)
-        if self.options.resize is not None:  # the images are new ones: look at each, and so read all back
+        if self.options.resize is not None:  # the packed images are new: scan them, which also reads all of them back
             packed = read_packed(self.out, [])
-            seen = scan(packed.files, packed.entries, self.options.max_pixels, scanned)
-            if seen.problems:
-                row, why = next(iter(seen.problems.items()))
+            scanned = scan(packed.files, packed.entries, self.options.max_pixels, progress)
+            if scanned.problems:
+                row, why = next(iter(scanned.problems.items()))
                 raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {why}")
-            first = index.scan.original_digests, index.scan.original_pixel_digests
-            seen = replace(seen, original_digests=first[0], original_pixel_digests=first[1])
-            self._write_index(replace(index, scan=seen))
+            originals = index.scan.original_digests, index.scan.original_pixel_digests
+            scanned = replace(scanned, original_digests=originals[0], original_pixel_digests=originals[1])
+            self._write_index(replace(index, scan=scanned))
         for shard in self.shards:
             self._side(shard).unlink()
-        (self.out / UNFINISHED).unlink()  # last: from here on the folder counts as whole
+        (self.out / UNFINISHED).unlink()  # last: without this file the folder counts as complete
         return manifest
 
     def _manifest(self, notes: list[str]) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class Packer:
             "multilabel": self.source.multilabel,
             "options": asdict(self.options),
             "shards": shards,
-            "skipped": self.left_out,
+            "skipped": self.skipped,
             "notes": notes,
         }
 
@@ -181,7 +183,7 @@ class Packer:
         return self.out / f".{shard.file}.npz"
 
     def _write_shard(self, shard: _Shard, pool: ThreadPoolExecutor) -> Iterator[int]:
-        """Write one shard and then its side file; yields how many images are in it so far."""
+        """Write one shard and then its side file; yield the number of images written so far."""
         import pyarrow
         import pyarrow.parquet
 
@@ -190,34 +192,34 @@ class Packer:
             schema = self._schema()
             options: dict[str, Any] = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
             with pyarrow.parquet.ParquetWriter(temporary, schema, **options) as writer:
-                for start in range(0, len(shard.rows), ROWS):
-                    rows = shard.rows[start : start + ROWS]
+                for start in range(0, len(shard.rows), ROW_GROUP):
+                    rows = shard.rows[start : start + ROW_GROUP]
                     images = list(pool.map(self._image, rows))
                     sums += [zlib.crc32(image) for image in images]
-                    writer.write_table(pyarrow.Table.from_pydict(self._columns(rows, images), schema), ROWS)
+                    writer.write_table(pyarrow.Table.from_pydict(self._columns(rows, images), schema), ROW_GROUP)
                     yield start + len(rows)
-        places = ParquetFile(path).places("image.bytes")
-        assert places is not None, "an image was not found in the shard it was just written to"
-        side: dict[str, Any] = {"offsets": places[0], "lengths": places[1], "sums": np.array(sums, np.uint32)}
+        found = ParquetFile(path).find_offsets("image.bytes")
+        assert found is not None, "an image was not found in the shard that was just written"
+        side: dict[str, Any] = {"offsets": found[0], "lengths": found[1], "sums": np.array(sums, np.uint32)}
         with atomic_write(self._side(shard)) as temporary, temporary.open("wb") as file:
             np.savez(file, **side, blake2b=np.array(_digest(path)))
 
     def _image(self, row: int) -> bytes:
-        """The encoded image to store: as it is, or smaller."""
+        """Return the encoded image to store, resized if needed."""
         name = self.source.entries[row].name
         try:
             data = self.source.files.read(name)
             if hashlib.blake2b(data, digest_size=16).digest() != self.scan.digests[row].tobytes():
-                raise OSError("it changed in the meantime")
+                raise OSError("it has changed since the scan")
             side = self.options.resize
             if side is None or self.scan.shapes[row].min() <= side:
                 return data
             channels = 4 if self.scan.traits[row] & Trait.ALPHA else 3
             image = decode(data, channels=channels, max_pixels=self.options.max_pixels)
-            return _smaller(image, side, self.options.quality)
+            return _resized(image, side, self.options.quality)
         except (OSError, BadImage) as error:
             raise UserError(
-                f"'{name}' cannot be packed: {error}; mend it or remove it, and give the command again"
+                f"'{name}' cannot be packed: {error}; repair or remove it and run the command again"
             ) from None
 
     def _columns(self, rows: list[int], images: list[bytes]) -> dict[str, list[Any]]:
@@ -231,7 +233,7 @@ class Packer:
                 }
                 for row, image in zip(rows, images, strict=True)
             ],
-            "label": labels if self.source.multilabel else [own[0] for own in labels],
+            "label": labels if self.source.multilabel else [numbers[0] for numbers in labels],
         }
         if self.source.groups is not None:
             columns["group"] = [self.source.groups[row] for row in rows]
@@ -247,23 +249,23 @@ class Packer:
         fields = [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())]
         if self.source.multilabel:
             features["label"], fields[1] = {"feature": label, "_type": "List"}, ("label", pa.list_(pa.int64()))
-        for name, held, kind, dtype in (
+        for name, column, kind, dtype in (
             ("group", self.source.groups, pa.string(), "string"),
             ("weight", self.source.weights, pa.float64(), "float64"),
         ):
-            if held is not None:
+            if column is not None:
                 fields.append((name, kind))
                 features[name] = {"dtype": dtype, "_type": "Value"}
         return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def _plan(source: ImageList, shard_bytes: int) -> list[_Shard]:
-    """Which rows go into which file: each split in its order, cut where a shard is full."""
+    """Return the shards with their rows: each split in order, with a new shard when one is full."""
     shards: list[_Shard] = []
     for split in dict.fromkeys(source.splits):
         parts: list[list[int]] = [[]]
         size = 0
-        for row in (row for row, other in enumerate(source.splits) if other == split):
+        for row in (row for row, name in enumerate(source.splits) if name == split):
             size += source.entries[row].size
             if parts[-1] and size > shard_bytes:
                 parts.append([])
@@ -274,18 +276,20 @@ def _plan(source: ImageList, shard_bytes: int) -> list[_Shard]:
     return shards
 
 
-def _smaller(image: np.ndarray, side: int, quality: int) -> bytes:
-    """The upright picture with a shorter side of `side` pixels, by Pillow's antialiased bicubic kernel: as a JPEG, or,
-    where pixels can be transparent, as a PNG."""
+def _resized(image: np.ndarray, side: int, quality: int) -> bytes:
+    """Return the image resized to a shorter side of `side` pixels with Pillow's antialiased bicubic filter.
+
+    The result is a JPEG, or a PNG if the image has an alpha channel.
+    """
     height, width = image.shape[:2]
     scale = side / min(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     file = io.BytesIO()
-    smaller = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
-    if smaller.mode == "RGBA":
-        smaller.save(file, "PNG")
+    resized = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
+    if resized.mode == "RGBA":
+        resized.save(file, "PNG")
     else:
-        smaller.save(file, "JPEG", quality=quality)
+        resized.save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 

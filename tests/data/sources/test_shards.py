@@ -1,4 +1,4 @@
-"""Images by their place in shards: however many shards there are, few files are open."""
+"""Images in shards by their offset; with any number of shards, few files are open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ assert all(files.read(name).decode() == name for name in names * 2)
 
 
 def many(folder: Path, count: int) -> tuple[ShardFiles, list[str]]:
-    """Shards of four rows each, every row holding its own name."""
+    """Make shards of four rows each; the content of a row is its name."""
     found, names = {}, []
     for number in range(count):
         shard = f"train-{number:05}.parquet"
@@ -49,7 +49,7 @@ def test_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
 
 
 def test_threads_drop_files_that_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_OPEN", 2)
+    monkeypatch.setattr(shards, "_MAX_OPEN", 2)
     files, names = many(tmp_path, 20)
     wanted = np.random.default_rng(0).permutation(names * 50).tolist()
     with ThreadPoolExecutor(8) as pool:
@@ -61,7 +61,7 @@ def test_threads_drop_files_that_others_read(tmp_path: Path, monkeypatch: pytest
 def test_the_shard_used_last_stays_open_and_dropped_ones_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_OPEN", 2)
+    monkeypatch.setattr(shards, "_MAX_OPEN", 2)
     files, names = many(tmp_path, 3)
     first, second, third = names[::ROWS]
     files.read(first)
@@ -74,7 +74,7 @@ def test_the_shard_used_last_stays_open_and_dropped_ones_are_closed(
         os.fstat(dropped)
 
 
-def test_a_shard_that_is_gone_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_missing_shard_is_a_file_not_found_error(tmp_path: Path) -> None:
     files, names = many(tmp_path, 2)
     (tmp_path / "train-00001.parquet").unlink()
     assert files.read(names[0]) == names[0].encode()

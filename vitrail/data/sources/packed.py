@@ -1,6 +1,6 @@
-"""Reading what `vitrail pack` wrote: Parquet shards, and beside them what each image is and where it lies.
+"""Read a folder that `vitrail pack` wrote: Parquet shards, and an index of what each image is and where its bytes are.
 
-Packed images have been looked at one by one, so such a folder opens without a scan and without a Parquet library.
+The index has the scan of every image, so such a folder opens without a scan and without a Parquet library.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RENAMED = {"several": "multilabel", "left_out": "skipped"}  # keys of version 1
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Every image of a packed folder, shard after shard."""
+    """Every image of a packed folder, in the order of the shards."""
 
     offsets: np.ndarray  # int64 (n,): in its shard
     lengths: np.ndarray  # int64 (n,)
     sums: np.ndarray  # uint32 (n,): CRC-32
     labels: LabelSets
-    origins: Texts  # the names the images had
+    origins: Texts  # the names of the images before packing
     groups: Texts
     weights: np.ndarray  # float64 (n,)
     scan: ScanResult
@@ -54,7 +54,7 @@ class Index:
             stored = {key: file[key] for key in file.files}
         origins, groups = (Texts(stored[key].tobytes(), stored[f"{key}.starts"]) for key in ("origins", "groups"))
         labels = LabelSets(stored["labels"], stored["labels.starts"])
-        # What was packed before pixels had digests goes without them.
+        # Folders packed by early versions have no digests of pixels.
         scanned = {name: stored[f"scan.{key}"] for name, key in SCAN_COLUMNS.items() if f"scan.{key}" in stored}
         firsts = stored["firsts"]
         pixels = stored.get("first_pixels", np.zeros((len(firsts), 8), np.uint8))
@@ -64,14 +64,14 @@ class Index:
 
 
 class _ShardFile(BaseModel):
-    file: str = Field(pattern=r"^[^/\\\x00]+$")  # beside the manifest, and nowhere else
+    file: str = Field(pattern=r"^[^/\\\x00]+$")  # in the folder of the manifest, nowhere else
     split: str
     images: int = Field(ge=0)
     bytes: int = Field(ge=0)
 
 
 class _Manifest(BaseModel):
-    """What reading takes from it."""
+    """The keys of manifest.json that reading needs."""
 
     model_config = ConfigDict(strict=True)
     shards: list[_ShardFile]
@@ -80,40 +80,41 @@ class _Manifest(BaseModel):
     multilabel: bool
 
 
-def is_packed(place: Path) -> bool:
-    """Whether `vitrail pack` wrote the folder. One that it has not finished must not be read as if it were whole."""
-    if not place.is_dir():
+def is_packed(path: Path) -> bool:
+    """Whether `vitrail pack` wrote the folder; raise UserError if it is incomplete."""
+    if not path.is_dir():
         return False
-    if _is_ours(place / UNFINISHED):
-        raise UserError(f"'{place}' is not packed to the end: give the same `vitrail pack` command again, it goes on")
-    if (place / INDEX).is_file() and not _is_ours(place / MANIFEST):
-        raise UserError(f"{MANIFEST} of the packed folder '{place}' is damaged or missing: copy the folder again")
-    return _is_ours(place / MANIFEST)
+    if _is_packed_file(path / UNFINISHED):
+        raise UserError(f"'{path}' is only partly packed; run the same `vitrail pack` command again to finish it")
+    if (path / INDEX).is_file() and not _is_packed_file(path / MANIFEST):
+        raise UserError(f"{MANIFEST} of the packed folder '{path}' is damaged or missing; copy the folder again")
+    return _is_packed_file(path / MANIFEST)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file of such a name is one that `vitrail pack` wrote."""
+def _is_packed_file(path: Path) -> bool:
+    """Whether `vitrail pack` wrote this JSON file."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8")).get("format") == FORMAT)
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
-def read_packed(place: Path, notes: list[str]) -> ImageList:
+def read_packed(path: Path, notes: list[str]) -> ImageList:
+    """Return the images of a packed folder."""
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["version"] == 1:
             manifest = {_RENAMED.get(key, key): value for key, value in manifest.items()}
         elif manifest["version"] != VERSION:
-            raise UserError(f"'{place}' was packed by another version of vitrail: pack the data again")
+            raise UserError(f"'{path}' was packed by another version of vitrail; pack the data again")
         _Manifest.model_validate(manifest)
-        index = Index.read(place / INDEX)
-        shards = _shards(place, manifest["shards"], index)
+        index = Index.read(path / INDEX)
+        shards = _shards(path, manifest["shards"], index)
         classes = tuple(manifest["classes"])
-        splits = [told["split"] for told in manifest["shards"] for _ in range(told["images"])]
+        splits = [shard["split"] for shard in manifest["shards"] for _ in range(shard["images"])]
         notes += manifest["notes"]
         return ImageList(
-            ShardFiles(str(place.absolute()), shards),
+            ShardFiles(str(path.absolute()), shards),
             _entries(manifest["shards"], index),
             splits,
             _labels(index.labels, classes),
@@ -125,37 +126,38 @@ def read_packed(place: Path, notes: list[str]) -> ImageList:
         )
     except UserError:
         raise
-    except Exception:  # numpy and json raise nearly every kind on damaged files
+    except Exception:  # numpy and json raise nearly every kind of error on damaged files
         raise UserError(
-            f"{MANIFEST} or {INDEX} in '{place}' is damaged: copy the folder or pack the data again"
+            f"{MANIFEST} or {INDEX} in '{path}' is damaged; copy the folder or pack the data again"
         ) from None
 
 
-def _shards(place: Path, told: list[dict[str, Any]], index: Index) -> dict[str, Shard]:
-    """A shard that is missing or cut short is told before training; single bytes are checked as they are read."""
+def _shards(path: Path, manifest_shards: list[dict[str, Any]], index: Index) -> dict[str, Shard]:
+    """Return the shards by file name; raise UserError if one is missing or has the wrong size.
+
+    Single bytes are checked when an image is read.
+    """
     shards, start = {}, 0
-    for shard in told:
-        file, rows = place / shard["file"], slice(start, start + shard["images"])
+    for shard in manifest_shards:
+        file, rows = path / shard["file"], slice(start, start + shard["images"])
         size = file.stat().st_size if file.is_file() else None
         if size != shard["bytes"]:
-            state = "is missing" if size is None else f"has {size:,} bytes, not {shard['bytes']:,}"
-            raise UserError(f"the shard '{file}' {state}: copy the folder or pack the data again")
+            state = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
+            raise UserError(f"the shard '{file}' {state}; copy the folder or pack the data again")
         shards[shard["file"]] = Shard(str(file.absolute()), index.offsets[rows], index.lengths[rows], index.sums[rows])
         start = rows.stop
     return shards
 
 
-def _entries(told: list[dict[str, Any]], index: Index) -> list[Entry]:
-    places = ((shard["file"], row) for shard in told for row in range(shard["images"]))
+def _entries(manifest_shards: list[dict[str, Any]], index: Index) -> list[Entry]:
+    rows = ((shard["file"], row) for shard in manifest_shards for row in range(shard["images"]))
     return [
         Entry(row_name(file, row, index.origins[number]), int(index.lengths[number]), int(index.sums[number]))
-        for number, (file, row) in enumerate(places)
+        for number, (file, row) in enumerate(rows)
     ]
 
 
 def _labels(labels: LabelSets, classes: tuple[str, ...]) -> list[tuple[str, ...]]:
-    seen: dict[tuple[int, ...], tuple[str, ...]] = {}  # one tuple for all images of a class
-    return [
-        seen.setdefault(own, tuple(classes[label] for label in own))
-        for own in (tuple(labels[row].tolist()) for row in range(len(labels.starts) - 1))
-    ]
+    label_of: dict[tuple[int, ...], tuple[str, ...]] = {}  # one tuple for all images of a class
+    sets = (tuple(labels[row].tolist()) for row in range(len(labels.starts) - 1))
+    return [label_of.setdefault(numbers, tuple(classes[number] for number in numbers)) for numbers in sets]

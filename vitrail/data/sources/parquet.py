@@ -1,6 +1,6 @@
-"""Parquet shards in the Hugging Face image layout: a column of encoded images beside a column of labels.
+"""Parquet shards in the Hugging Face image layout: a column of encoded images and a column of labels.
 
-Images are not read through Parquet, but from where they lie in the file (see `ParquetFile.shard`).
+Images are not read through Parquet but by their offset in the file (see `ParquetFile.shard`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category")
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which columns of a shard hold what, and the names of the classes where labels are numbers."""
+    """The columns of a shard by their use, and the class names if labels are numbers."""
 
-    image: str  # as Parquet names it: "image.bytes"
+    image: str  # as Parquet calls it: "image.bytes"
     label: str
     multilabel: bool
     names: tuple[str, ...] | None
@@ -33,66 +33,52 @@ class _Columns:
     weight: str | None
 
 
-def is_parquet(place: Path) -> bool:
-    """Whether shards lie at `place`: a folder of .parquet files, or one that holds encoded images."""
-    paths = _shard_paths(place)[:1] if place.is_dir() or place.suffix.lower() == ".parquet" else []
-    return any(ParquetFile(path).image_column is not None for path in paths if path.is_file())
+def is_parquet(path: Path) -> bool:
+    """Whether `path` is a .parquet file with encoded images, or a folder of such files."""
+    shards = _shard_paths(path)[:1] if path.is_dir() or path.suffix.lower() == ".parquet" else []
+    return any(ParquetFile(shard).image_column is not None for shard in shards if shard.is_file())
 
 
-def read_parquet(place: Path, notes: list[str]) -> ImageList:
-    root = _folder(place)
-    splits = {path: _split_of(path.relative_to(root)) for path in _shard_paths(place)}
+def read_parquet(path: Path, notes: list[str]) -> ImageList:
+    """Return the labelled images of the shards at `path`."""
+    root = _folder(path)
+    splits = {shard: _split_of(shard.relative_to(root)) for shard in _shard_paths(path)}
     if len(set(splits.values())) > 1 and UNSPLIT in splits.values():
-        loose = [path.name for path, split in splits.items() if split == UNSPLIT]
-        notes.append(f"Ignored {counted(len(loose), 'shard')} whose name tells no split: {quoted(loose)}.")
-        splits = {path: split for path, split in splits.items() if split != UNSPLIT}
+        unsplit = [shard.name for shard, split in splits.items() if split == UNSPLIT]
+        notes.append(f"Ignored {counted(len(unsplit), 'shard')} without a split in the name: {quoted(unsplit)}.")
+        splits = {shard: split for shard, split in splits.items() if split != UNSPLIT}
     _check_complete(splits)
     columns = _columns(ParquetFile(next(iter(splits))), notes)
     shards: dict[str, Shard] = {}
-    found = ImageList(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
+    images = ImageList(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
     groups: list[str] = []
     weights: list[float] = []
     unlabelled = 0
-    for path, split in splits.items():
-        table, name, written = ParquetFile(path), path.relative_to(root).as_posix(), path.stat().st_mtime_ns
+    for file, split in splits.items():
+        table, name, stamp = ParquetFile(file), file.relative_to(root).as_posix(), file.stat().st_mtime_ns
         shard = shards[name] = table.shard(columns.image)
         rows = _side_columns(table, columns)
         for row in range(len(shard.offsets)):
-            labels = _names_of(rows["label"][row], columns, path)
+            labels = _label_names(rows["label"][row], columns, file)
             if not labels and not columns.multilabel:
                 unlabelled += 1
                 continue
-            origin = row_name(name, row, rows["origin"][row] or "")
-            found.entries.append(Entry(origin, int(shard.lengths[row]), written))
-            found.splits.append(split)
-            found.labels.append(labels)
+            image_name = row_name(name, row, rows["origin"][row] or "")
+            images.entries.append(Entry(image_name, int(shard.lengths[row]), stamp))
+            images.splits.append(split)
+            images.labels.append(labels)
             groups.append(str(rows["group"][row] or ""))
-            weights.append(_weight(rows["weight"][row], path))
+            weights.append(_weight(rows["weight"][row], file))
     if unlabelled:
         notes.append(f"Ignored {counted(unlabelled, 'image')} without a label.")
-    if not found.entries:
-        raise UserError(f"'{place}' has no labelled images")
-    return _finished(found, columns, groups, weights)
-
-
-def read_images(place: Path) -> tuple[ShardFiles, list[str]]:
-    """Every image of the shards at `place`, labelled or not, in their order."""
-    root = _folder(place)
-    shards: dict[str, Shard] = {}
-    for path in _shard_paths(place):
-        table = ParquetFile(path)
-        shards[path.relative_to(root).as_posix()] = table.shard(_image_column(table))
-    names = [row_name(name, row, "") for name, shard in shards.items() for row in range(len(shard.offsets))]
-    return ShardFiles(str(root.absolute()), shards), names
-
-
-def _finished(found: ImageList, columns: _Columns, groups: list[str], weights: list[float]) -> ImageList:
-    classes = found.classes
-    if classes is None and all(re.fullmatch(r"\d+", name) for labels in found.labels for name in labels):
-        numbers = {int(name) for labels in found.labels for name in labels}
+    if not images.entries:
+        raise UserError(f"'{path}' has no labelled images")
+    classes = images.classes
+    if classes is None and all(re.fullmatch(r"\d+", name) for labels in images.labels for name in labels):
+        numbers = {int(name) for labels in images.labels for name in labels}
         classes = tuple(str(number) for number in sorted(numbers))  # 2 before 10
     return replace(
-        found,
+        images,
         classes=classes,
         multilabel=columns.multilabel,
         groups=groups if columns.group else None,
@@ -100,16 +86,27 @@ def _finished(found: ImageList, columns: _Columns, groups: list[str], weights: l
     )
 
 
-def _folder(place: Path) -> Path:
-    return place if place.is_dir() else place.parent
+def read_images(path: Path) -> tuple[ShardFiles, list[str]]:
+    """Return every image of the shards at `path`, labelled or not, in order."""
+    root = _folder(path)
+    shards: dict[str, Shard] = {}
+    for file in _shard_paths(path):
+        table = ParquetFile(file)
+        shards[file.relative_to(root).as_posix()] = table.shard(_image_column(table))
+    names = [row_name(name, row, "") for name, shard in shards.items() for row in range(len(shard.offsets))]
+    return ShardFiles(str(root.absolute()), shards), names
 
 
-def _shard_paths(place: Path) -> list[Path]:
-    """The file itself; or the shards in a folder, in its `data` folder, or in folders named after splits."""
-    if not place.is_dir():
-        return [place]
-    folders = [place, place / "data", *(place / name for name in sorted(SPLIT_NAMES))]
-    return [path for folder in folders for path in sorted(folder.glob("*.parquet")) if not path.name.startswith(".")]
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _shard_paths(path: Path) -> list[Path]:
+    """Return the file itself; or the shards in a folder, in its `data` folder and in folders named after splits."""
+    if not path.is_dir():
+        return [path]
+    folders = [path, path / "data", *(path / name for name in sorted(SPLIT_NAMES))]
+    return [file for folder in folders for file in sorted(folder.glob("*.parquet")) if not file.name.startswith(".")]
 
 
 def _image_column(table: ParquetFile) -> str:
@@ -119,21 +116,21 @@ def _image_column(table: ParquetFile) -> str:
 
 
 def _check_complete(paths: Iterable[Path]) -> None:
-    """train-00000-of-00003.parquet says that there are three: one that is missing would be missed by nobody."""
-    told: dict[tuple[str, int], set[int]] = {}
+    """Raise UserError if a shard is missing: train-00000-of-00003.parquet is one of three."""
+    numbers: dict[tuple[str, int], set[int]] = {}
     for path in paths:
         if match := re.fullmatch(r"(.*?)(\d+)-of-(\d+)\.parquet", path.name):
-            told.setdefault((f"{path.parent}/{match[1]}", int(match[3])), set()).add(int(match[2]))
-    for (stem, number), found in told.items():
-        if len(found) < number:
-            lost = min(set(range(number)) - found)
+            numbers.setdefault((f"{path.parent}/{match[1]}", int(match[3])), set()).add(int(match[2]))
+    for (stem, total), present in numbers.items():
+        if len(present) < total:
+            missing = min(set(range(total)) - present)
             raise UserError(
-                f"of the {number} shards '{stem}...' number {lost} is missing: copy it, or rename the others"
+                f"shard number {missing} of the {total} shards '{stem}...' is missing; copy it, or rename the others"
             )
 
 
 def _split_of(path: Path) -> str:
-    """train-00000-of-00003.parquet and train/0000.parquet are of the training split."""
+    """Return the split of a shard: train-00000-of-00003.parquet and train/0000.parquet are "train"."""
     words = [re.split(r"[-_.]", path.name.lower())[0], *(part.lower() for part in path.parts[:-1])]
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), UNSPLIT)
 
@@ -146,15 +143,15 @@ def _columns(table: ParquetFile, notes: list[str]) -> _Columns:
         raise UserError(f"'{table.path}' has no column of labels; its columns are {quoted(titles, 8)}")
     label = next((name for name in LABEL_COLUMNS if name in labels), labels[0])
     if len(labels) > 1:
-        notes.append(f"The labels are those of the column '{label}'; there are also {quoted(set(labels) - {label})}.")
-    stated = _inner(features.get(label, {})).get("names")
-    names = tuple(map(str, stated)) if stated else None
+        notes.append(f"Used the label column '{label}'; other label columns: {quoted(set(labels) - {label})}.")
+    class_names = _inner(features.get(label, {})).get("names")
+    names = tuple(map(str, class_names)) if class_names else None
     group, weight = (name if name in titles else None for name in ("group", "weight"))
     return _Columns(image, label, table.holds_lists(label), names, group, weight)
 
 
 def _inner(feature: Any) -> dict[str, Any]:
-    """The feature itself, or that of the values of a list."""
+    """Return the feature itself, or the feature of the values in a list."""
     if isinstance(feature, list):
         feature = feature[0] if feature else {}
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -166,32 +163,32 @@ def _weight(value: Any, path: Path) -> float:
     if value is None:
         return 1.0
     if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise UserError(f"'{path}' has the weight '{value}'; a weight is a number from 0 up")
+        raise UserError(f"'{path}' has the weight '{value}'; a weight must be a number, at least 0")
     return float(value)
 
 
 def _side_columns(table: ParquetFile, columns: _Columns) -> dict[str, list[Any]]:
     wanted = {"label": columns.label, "group": columns.group, "weight": columns.weight}
-    holder, _, _ = columns.image.rpartition(".bytes")
-    read = table.columns([name for name in wanted.values() if name] + ([f"{holder}.path"] if holder else []))
+    struct, _, _ = columns.image.rpartition(".bytes")
+    read = table.columns([name for name in wanted.values() if name] + ([f"{struct}.path"] if struct else []))
     missing = [name for name in wanted.values() if name and name not in read]
     if missing:
-        raise UserError(f"'{table.path}' has no column '{missing[0]}', which the other shards have")
+        raise UserError(f"'{table.path}' has no column '{missing[0]}', but the first shard has it")
     empty = [None] * table.rows
-    origins = [(row or {}).get("path") for row in read[holder]] if holder in read else empty
+    origins = [(row or {}).get("path") for row in read[struct]] if struct in read else empty
     return {"origin": origins, **{use: read[name] if name else empty for use, name in wanted.items()}}
 
 
-def _names_of(value: Any, columns: _Columns, path: Path) -> tuple[str, ...]:
-    """Labels as names; none for a missing or negative one, as unlabelled test images have."""
-    values = value if isinstance(value, list) else [value]
+def _label_names(value: Any, columns: _Columns, path: Path) -> tuple[str, ...]:
+    """Return the labels as names; none for a missing or negative label, as unlabelled test images have."""
     names = []
-    for one in values:
-        if one is None or one == "" or (isinstance(one, int) and one < 0):
+    for label in value if isinstance(value, list) else [value]:
+        if label is None or label == "" or (isinstance(label, int) and label < 0):
             continue
-        if columns.names is not None and isinstance(one, int):
-            if one >= len(columns.names):
-                raise UserError(f"'{path}' has the label {one}, and names for {len(columns.names)} classes only")
-            one = columns.names[one]
-        names.append(str(one))
+        if columns.names is not None and isinstance(label, int):
+            if label >= len(columns.names):
+                raise UserError(f"'{path}' has the label {label}, but names for only {len(columns.names)} classes")
+            names.append(str(columns.names[label]))
+        else:
+            names.append(str(label))
     return tuple(sorted(set(names)))

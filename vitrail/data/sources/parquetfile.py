@@ -1,8 +1,8 @@
-"""The one place that reads Parquet: the columns of a file, and where in it the images lie.
+"""Read the columns of a Parquet file, and find the byte offsets of its images.
 
-Reading images through Parquet loads whole row groups: 5 to 300 images a second in random order, against tens of
-thousands from their places. A file is gone through once and the places are remembered; where images are compressed,
-they are unpacked into the cache folder.
+Reading images through Parquet loads whole row groups: 5 to 300 images per second in random order, compared with tens
+of thousands by offset. So each file is searched once and the offsets are cached. Compressed images are unpacked into
+the cache folder.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vitrail.data.sources.shards import Shard
 from vitrail.errors import UserError
 
 _VERSION = 1
-_IMAGES = ("image", "img", "image_bytes", "jpg", "png")  # columns of bytes that are images, by their names
-_Places = tuple[np.ndarray, np.ndarray]  # offsets and lengths, int64 (n,) each
+_IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "png")  # names of bytes columns that are images
+_Offsets = tuple[np.ndarray, np.ndarray]  # offsets and lengths, int64 (n,) each
 
 
 class ParquetFile:
-    """One file, of which nothing but the schema is read yet."""
+    """One Parquet file. Opening it reads only the schema."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet  # packed folders are read without it
+        import pyarrow.parquet  # imported here: packed folders do not need it
 
         self.path = path
         self._table = self._checked(lambda: pyarrow.parquet.ParquetFile(path, memory_map=True))
@@ -44,7 +44,7 @@ class ParquetFile:
 
     @property
     def image_column(self) -> str | None:
-        """The first column of encoded images, by the name of the bytes in it: "image.bytes"."""
+        """The first column of encoded images, by the name of its bytes: "image.bytes"."""
         import pyarrow.types as types
 
         for field in self.schema:
@@ -52,13 +52,13 @@ class ParquetFile:
                 inner = {child.name: child.type for child in field.type}
                 if "bytes" in inner and _is_binary(inner["bytes"]):
                     return f"{field.name}.bytes"
-            elif _is_binary(field.type) and field.name.lower() in _IMAGES:
+            elif _is_binary(field.type) and field.name.lower() in _IMAGE_COLUMNS:
                 return str(field.name)
         return None
 
     @property
     def features(self) -> dict[str, Any]:
-        """What the `datasets` library wrote down about the columns."""
+        """The features that the `datasets` library stored in the schema."""
         try:
             features = json.loads((self.schema.metadata or {})[b"huggingface"])["info"]["features"]
         except (KeyError, ValueError, TypeError, RecursionError):
@@ -72,7 +72,7 @@ class ParquetFile:
         return bool(types.is_list(kind) or types.is_large_list(kind))
 
     def columns(self, names: list[str]) -> dict[str, list[Any]]:
-        """Their values as plain ones; columns that are not there are left out."""
+        """Return columns as lists of Python values; columns that do not exist are skipped."""
         return dict(self._checked(lambda: self._table.read(columns=names).to_pydict()))
 
     def _checked(self, read: Callable[[], Any]) -> Any:
@@ -84,38 +84,38 @@ class ParquetFile:
             raise UserError(f"'{self.path}' cannot be read as Parquet: {str(error).splitlines()[0]}") from None
 
     def shard(self, column: str) -> Shard:
-        """Where the images of a column lie: remembered from an earlier time, or found by going through them once."""
+        """Return the offsets of the images in a column, from the cache or by searching the file."""
         status = self.path.stat()
         key = hashlib.blake2b(os.fsencode(self.path.absolute()), digest_size=16).hexdigest()
         header = f"{_VERSION} {status.st_size} {status.st_mtime_ns} {column}"
         index, unpacked = (cache_folder() / "shards" / f"{key}.{ending}" for ending in ("npz", "bin"))
         try:
             with np.load(index, allow_pickle=False) as stored:
-                holder = unpacked if bool(stored["unpacked"]) else self.path
-                if str(stored["header"]) == header and holder.stat().st_size == int(stored["size"]):
-                    return Shard(str(holder.absolute()), stored["offsets"], stored["lengths"])
-        except Exception:  # absent, cut short or written by something else: go through the file again
+                source = unpacked if bool(stored["unpacked"]) else self.path
+                if str(stored["header"]) == header and source.stat().st_size == int(stored["size"]):
+                    return Shard(str(source.absolute()), stored["offsets"], stored["lengths"])
+        except Exception:  # missing, cut short or written by another program: search the file again
             pass
-        places, holder = self.places(column), self.path
-        if places is None:
+        found, source = self.find_offsets(column), self.path
+        if found is None:
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(unpacked) as temporary:
-                places, holder = self._unpack(column, temporary), unpacked
-        offsets, lengths = places
+                found, source = self._unpack(column, temporary), unpacked
+        offsets, lengths = found
         try:
             index.parent.mkdir(parents=True, exist_ok=True)
-            stored = {"offsets": offsets, "lengths": lengths, "header": header, "unpacked": holder is unpacked}
+            stored = {"offsets": offsets, "lengths": lengths, "header": header, "unpacked": source is unpacked}
             with atomic_write(index) as temporary, temporary.open("wb") as file:
-                np.savez(file, **stored, size=holder.stat().st_size)
-        except OSError:  # without room for the cache it is found again the next time
+                np.savez(file, **stored, size=source.stat().st_size)
+        except OSError:  # no room for the cache: the next run searches again
             pass
-        return Shard(str(holder.absolute()), offsets, lengths)
+        return Shard(str(source.absolute()), offsets, lengths)
 
-    def places(self, column: str) -> _Places | None:
-        """The places of the images in the file; none when they do not stand there as they are.
+    def find_offsets(self, column: str) -> _Offsets | None:
+        """Return where the images are in the file; None if they are compressed or not found.
 
-        A value is stored as its length and its bytes, in the order of the rows, so the next one mostly follows the one
-        before; a new page begins a little later, and a repeated value may stand earlier.
+        A value is stored as its length and its bytes, in the order of the rows. So the next value mostly follows the
+        one before. A new page begins a little later, and a repeated value may be stored earlier.
         """
         offsets, lengths = [], []
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
@@ -126,21 +126,21 @@ class ParquetFile:
                     return None
                 start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
                 stop = start + chunk.total_compressed_size
-                place = start
+                position = start
                 for value in self._images([group], column):
                     stored = b"" if value is None else len(value).to_bytes(4, "little") + value
-                    if raw[place : place + len(stored)] != stored:
-                        place = raw.find(stored, place, stop)
-                        place = raw.find(stored, start, stop) if place < 0 else place
-                    if place < 0:
+                    if raw[position : position + len(stored)] != stored:
+                        position = raw.find(stored, position, stop)
+                        position = raw.find(stored, start, stop) if position < 0 else position
+                    if position < 0:
                         return None
-                    offsets.append(-1 if value is None else place + 4)
+                    offsets.append(-1 if value is None else position + 4)
                     lengths.append(0 if value is None else len(value))
-                    place += len(stored)
+                    position += len(stored)
         return np.array(offsets, np.int64), np.array(lengths, np.int64)
 
-    def _unpack(self, column: str, target: Path) -> _Places:
-        """Write compressed images one after the other; returns where they lie then."""
+    def _unpack(self, column: str, target: Path) -> _Offsets:
+        """Write compressed images one after the other; return their offsets in the new file."""
         offsets, lengths = [], []
         with target.open("wb") as file:
             for value in self._images(range(self._table.metadata.num_row_groups), column):
@@ -149,7 +149,7 @@ class ParquetFile:
         return np.array(offsets, np.int64), np.array(lengths, np.int64)
 
     def _images(self, groups: Iterable[int], column: str) -> Iterator[bytes | None]:
-        """The images of row groups, one after the other."""
+        """Yield the images of row groups, in order."""
         import pyarrow
 
         for group in groups:
