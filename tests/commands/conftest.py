@@ -118,7 +118,7 @@ _blank = pytest.MonkeyPatch()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Pictures are painted but left blank, here and in the processes of tests/ranks.py, unless a test is marked
+    """Images are painted but left blank, here and in the processes of tests/ranks.py, unless a test is marked
     `drawn`: to write them takes most of the time of a short run. tests/report looks at pictures, and in tests/lock
     every command draws its own."""
     if item.get_closest_marker("drawn") is None:

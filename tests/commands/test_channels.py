@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.data.pictures import Pictures
+from tests.data.images import MemorySource
 from vitrail.config import AugmentConfig, ModelChoice, validate
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
@@ -22,7 +22,7 @@ def test_a_network_takes_what_the_loader_makes(name: str, channels: int) -> None
     model = new_network(choice, 5)
     assert model.channels == channels
     spec = resolve_preprocess(model.image_size, None, {}, model.channels)
-    loader = training_loader(Reader(Pictures.noise(4), spec, 10**6), 2, AugmentConfig(), 0, 0, torch.device("cpu"))
+    loader = training_loader(Reader(MemorySource.noise(4), spec, 10**6), 2, AugmentConfig(), 0, 0, torch.device("cpu"))
     pixels = normalise(next(loader.from_step(0, 1)).pixels, spec)
     assert pixels.shape == (2, channels, 32, 32)
     assert build_model(model)(pixels).shape == (2, 5)

@@ -39,7 +39,7 @@ COLOURS = {"red": 0, "green": 1, "blue": 2}
 
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory) -> Path:
-    """Pictures whose channels are on or off, and a table that names those that are on."""
+    """Images whose channels are on or off, and a table that names those that are on."""
     root = tmp_path_factory.mktemp("tagged")
     rng = np.random.default_rng(0)
     lines = ["path,labels,weight"]

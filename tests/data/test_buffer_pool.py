@@ -1,4 +1,4 @@
-"""Memory that is used again, and never while somebody holds it."""
+"""Buffers are reused, and never while a tensor uses them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from vitrail.data.buffer_pool import MAX_FREE, BufferPool
 from vitrail.data.transforms import normalise
 
 
-def test_memory_comes_back_when_the_last_tensor_on_it_is_gone() -> None:
-    recycler = BufferPool()
-    first = recycler.empty((4, 5))
-    part = first[1:, ::2]
-    place = first.data_ptr()
-    assert place % 64 == 0
+def test_memory_is_reused_after_the_last_tensor_is_gone() -> None:
+    pool = BufferPool()
+    first = pool.empty((4, 5))
+    view = first[1:, ::2]
+    address = first.data_ptr()
+    assert address % 64 == 0
     del first
-    assert recycler.empty((4, 5)).data_ptr() != place  # a part of it is still held
-    del part
-    again = [recycler.empty((2, 5)) for _ in range(2)]
-    assert place in [tensor.data_ptr() for tensor in again]
+    assert pool.empty((4, 5)).data_ptr() != address  # a view still uses it
+    del view
+    again = [pool.empty((2, 5)) for _ in range(2)]
+    assert address in [tensor.data_ptr() for tensor in again]
     del again
-    assert len(recycler.free) <= MAX_FREE
+    assert len(pool.free) <= MAX_FREE
 
 
 def test_held_tensors_never_share_memory() -> None:
-    recycler = BufferPool()
-    held = [recycler.empty((8,)).fill_(number) for number in range(10)]
+    pool = BufferPool()
+    held = [pool.empty((8,)).fill_(number) for number in range(10)]
     assert [tensor.unique().tolist() for tensor in held] == [[number] for number in range(10)]
 
 
-def test_normalised_batches_that_are_kept_stay_as_they_were() -> None:
+def test_normalised_batches_do_not_change_later() -> None:
     spec = Preprocess(size=(300, 300))
     batches = [torch.full((4, 3, 300, 300), value, dtype=torch.uint8) for value in (0, 51, 255)]
     kept = [normalise(batch, spec) for batch in batches]
@@ -38,7 +38,7 @@ def test_normalised_batches_that_are_kept_stay_as_they_were() -> None:
         torch.testing.assert_close(found, torch.full_like(found, value))
 
 
-def test_a_graph_holds_what_it_needs_for_the_way_back() -> None:
+def test_autograd_keeps_the_buffers_it_needs() -> None:
     spec = Preprocess(size=(300, 300))
     weight = torch.ones(3, 300, 300, requires_grad=True)
     batches = [torch.full((4, 3, 300, 300), value, dtype=torch.uint8) for value in (0, 255)]

@@ -1,4 +1,4 @@
-"""Every kind of image file, whole and damaged: the right pixels, or BadImage with a reason, and nothing else."""
+"""Image files of every kind, intact and damaged: the correct pixels, or BadImage with a reason, and nothing else."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def png(header: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
         ("JPEG2000", {}),
     ],
 )
-def test_lossless_formats_come_back_to_the_bit(kind: str, options: dict[str, object]) -> None:
+def test_lossless_formats_are_bit_identical(kind: str, options: dict[str, object]) -> None:
     pixels = decode(encode(IMAGE, kind, **options))
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
@@ -74,7 +74,7 @@ def test_lossless_formats_come_back_to_the_bit(kind: str, options: dict[str, obj
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "quality": 95}])
-def test_jpeg_is_what_pillow_decodes(options: dict[str, object]) -> None:
+def test_jpeg_equals_pillow(options: dict[str, object]) -> None:
     data = encode(IMAGE, "JPEG", **options)
     np.testing.assert_array_equal(decode(data), np.array(Image.open(io.BytesIO(data))))
 
@@ -97,7 +97,7 @@ def test_one_bit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_sixteen_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
+def test_sixteen_bit_grey_is_scaled_not_clipped(kind: str) -> None:
     wide = np.linspace(0, 65535, 40 * 60).reshape(40, 60).astype(np.uint16)
     pixels = decode(encode(Image.fromarray(wide), kind))
     np.testing.assert_array_equal(pixels[:, :, 0], np.round(wide / 257).astype(np.uint8))
@@ -112,32 +112,32 @@ def test_thirty_two_bit_grey_within_sixteen_bits_is_scaled() -> None:
 @pytest.mark.parametrize(
     ("values", "levels"),
     [
-        (np.array([[-100, 0, 100]], np.int32), [0, 128, 255]),  # no agreed range: stretched
+        (np.array([[-100, 0, 100]], np.int32), [0, 128, 255]),  # rescaled to its range
         (np.array([[0, 35_000, 70_000]], np.int32), [0, 128, 255]),
         (np.array([[-5, -5, -5]], np.int32), [0, 0, 0]),
-        (np.array([[0, 65_535, 32_768]], np.int32), [0, 255, 128]),  # 16-bit grey in a larger box
-        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),  # from black to white
+        (np.array([[0, 65_535, 32_768]], np.int32), [0, 255, 128]),  # 16-bit grey in a larger type
+        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),  # black to white
         (np.array([[0.0, 0.25, 0.5]], np.float32), [0, 64, 128]),
         (np.array([[0.0, 7.0, 250.0]], np.float32), [0, 7, 250]),  # levels
-        (np.array([[-1.0, 0.0, 1.0]], np.float32), [0, 128, 255]),  # stretched
+        (np.array([[-1.0, 0.0, 1.0]], np.float32), [0, 128, 255]),  # rescaled
         (np.array([[0.0, 1000.0, 4000.0]], np.float32), [0, 64, 255]),
         (np.array([[np.nan, 1000.0, 4000.0]], np.float32), [0, 0, 255]),
         (np.array([[-np.inf, 0.0, np.inf, 1.0]], np.float32), [0, 0, 255, 255]),
     ],
 )
-def test_thirty_two_bits_by_the_stated_rule(values: np.ndarray, levels: list[int]) -> None:
+def test_thirty_two_bit_grey(values: np.ndarray, levels: list[int]) -> None:
     pixels = decode(encode(Image.fromarray(values), "TIFF"))
     assert pixels.shape == (*values.shape, 3)
     assert pixels[0].tolist() == [[level] * 3 for level in levels]
 
 
-def test_no_finite_pixel_is_no_picture() -> None:
-    with pytest.raises(BadImage, match="finite"):
+def test_an_image_without_finite_pixels_is_an_error() -> None:
+    with pytest.raises(BadImage, match="NaN"):
         decode(encode(Image.fromarray(np.full((4, 4), np.nan, np.float32)), "TIFF"))
 
 
 def tiff(pixels: np.ndarray, bits: int, **tags: int) -> bytes:
-    """A grey TIFF of one row in one strip, of kinds that Pillow does not write."""
+    """A grey TIFF with one row in one strip, of types that Pillow cannot write."""
     data = pixels.tobytes()
     entries = {256: pixels.shape[1], 257: 1, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: len(data)}
     entries |= {int(tag[1:]): value for tag, value in tags.items()}
@@ -152,7 +152,7 @@ def test_unsigned_and_twelve_bit_tiffs() -> None:
 
 
 @pytest.mark.parametrize("tags", [{"t50706": 1}, {"t254": 1, "t330": 8}])
-def test_the_thumbnail_of_camera_raw_is_not_taken_for_the_picture(tags: dict[str, int]) -> None:
+def test_camera_raw_is_rejected(tags: dict[str, int]) -> None:
     grey = np.arange(6, dtype=np.uint8)[None]
     assert decode(tiff(grey, 8))[0, :, 0].tolist() == list(range(6))
     with pytest.raises(BadImage, match="camera RAW"):
@@ -170,7 +170,7 @@ def test_sixteen_bit_grey_with_a_transparent_value() -> None:
     assert pixels[0].tolist() == [[10, 20, 30], [255, 255, 255]]
 
 
-def test_cmyk_jpeg_as_pillow_and_close_to_the_colours_it_was_made_of() -> None:
+def test_cmyk_jpeg_equals_pillow_and_is_close_to_the_original() -> None:
     data = encode(IMAGE.convert("CMYK"), "JPEG", quality=95)
     pixels = decode(data)
     np.testing.assert_array_equal(pixels, np.array(Image.open(io.BytesIO(data)).convert("RGB")))
@@ -181,12 +181,12 @@ def test_cmyk_jpeg_as_pillow_and_close_to_the_colours_it_was_made_of() -> None:
 
 
 def over(background: tuple[int, int, int], rgb: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    share = alpha[..., None] / 255
-    return rgb * share + np.array(background) * (1 - share)
+    weight = alpha[..., None] / 255
+    return rgb * weight + np.array(background) * (1 - weight)
 
 
 @pytest.mark.parametrize("background", [(255, 255, 255), (0, 0, 0), (10, 200, 30)])
-def test_alpha_is_laid_over_the_background(background: tuple[int, int, int]) -> None:
+def test_alpha_is_composited_on_the_background(background: tuple[int, int, int]) -> None:
     alpha = np.linspace(0, 255, 40 * 60).reshape(40, 60).astype(np.uint8)
     image = IMAGE.copy()
     image.putalpha(Image.fromarray(alpha))
@@ -199,7 +199,7 @@ def test_alpha_is_laid_over_the_background(background: tuple[int, int, int]) -> 
     assert np.abs(decode(encode(grey, "PNG"), background=background) - expected).max() <= 1
 
 
-def test_hidden_colour_of_transparent_pixels_never_shows() -> None:
+def test_colours_of_transparent_pixels_are_hidden() -> None:
     image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
     assert (decode(encode(image, "PNG")) == 255).all()
 
@@ -207,10 +207,10 @@ def test_hidden_colour_of_transparent_pixels_never_shows() -> None:
 def test_palettes_with_and_without_transparency() -> None:
     palette = IMAGE.quantize(16)
     np.testing.assert_array_equal(decode(encode(palette, "PNG")), np.array(palette.convert("RGB")))
-    see_through = encode(palette, "PNG", transparency=3)
+    translucent = encode(palette, "PNG", transparency=3)
     expected = np.array(palette.convert("RGB"))
     expected[np.array(palette) == 3] = (1, 2, 3)
-    np.testing.assert_array_equal(decode(see_through, background=(1, 2, 3)), expected)
+    np.testing.assert_array_equal(decode(translucent, background=(1, 2, 3)), expected)
     graded = bytes(range(0, 256, 16))
     pixels = decode(encode(palette, "PNG", transparency=graded), background=(1, 2, 3))
     alpha = np.array(list(graded), np.uint8)[np.array(palette)]
@@ -261,7 +261,7 @@ def test_animations_give_the_first_frame(kind: str) -> None:
 
 # orientation
 
-_TURNED = {  # what the camera stored, for each orientation tag, of the same upright scene
+_STORED = {  # the stored pixels of the same upright scene, for each orientation tag
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
@@ -275,10 +275,10 @@ _TURNED = {  # what the camera stored, for each orientation tag, of the same upr
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "JPEG"])
 @pytest.mark.parametrize("tag", range(1, 9))
-def test_every_orientation_gives_the_same_upright_picture(tag: int, kind: str) -> None:
+def test_every_orientation_gives_the_same_upright_image(tag: int, kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = tag
-    stored = Image.fromarray(np.ascontiguousarray(_TURNED[tag](PICTURE)))
+    stored = Image.fromarray(np.ascontiguousarray(_STORED[tag](PICTURE)))
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
     pixels = decode(encode(stored, kind, exif=exif, **options))
     assert pixels.shape == PICTURE.shape
@@ -286,13 +286,13 @@ def test_every_orientation_gives_the_same_upright_picture(tag: int, kind: str) -
 
 
 @pytest.mark.parametrize("tag", [0, 9, 65535])
-def test_an_orientation_that_does_not_exist_changes_nothing(tag: int) -> None:
+def test_invalid_orientations_are_ignored(tag: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = tag
     np.testing.assert_array_equal(decode(encode(IMAGE, "PNG", exif=exif)), PICTURE)
 
 
-def test_broken_metadata_does_not_cost_the_picture() -> None:
+def test_broken_metadata_is_ignored() -> None:
     data = encode(IMAGE, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 9)
     np.testing.assert_array_equal(decode(data), PICTURE)
 
@@ -307,27 +307,27 @@ def test_extreme_shapes(height: int, width: int) -> None:
     )
 
 
-def test_the_limit_rules_and_not_pillows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_pixels_overrides_the_limit_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     data = io.BytesIO()
     Image.new("RGB", (60, 50)).save(data, "PNG")
-    with pytest.raises(BadImage, match="more pixels than the limit"):
+    with pytest.raises(BadImage, match="more pixels"):
         decode(data.getvalue(), max_pixels=1000)
     assert decode(data.getvalue(), max_pixels=3000).shape == (50, 60, 3)
 
 
-def test_a_bomb_is_refused_from_its_header() -> None:
+def test_a_decompression_bomb_is_rejected_from_its_header() -> None:
     data = png(struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0), (b"IDAT", zlib.compress(b"")))
     with pytest.raises(BadImage, match="more pixels"):
         decode(data)
-    with pytest.raises(BadImage, match="10001x10000 pixels is more than the limit of 100,000,000"):
+    with pytest.raises(BadImage, match=r"10001x10000.* 100,000,000"):
         decode(png(struct.pack(">IIBBBBB", 10_001, 10_000, 8, 2, 0, 0, 0), (b"IDAT", zlib.compress(b""))))
 
 
 def test_the_size_limit_counts_pixels() -> None:
     data = encode(IMAGE, "PNG")
     assert decode(data, max_pixels=40 * 60).shape == (40, 60, 3)
-    with pytest.raises(BadImage, match="60x40 pixels is more than the limit of 2,399"):
+    with pytest.raises(BadImage, match=r"60x40.* 2,399"):
         decode(data, max_pixels=40 * 60 - 1)
 
 
@@ -351,7 +351,7 @@ def test_the_size_limit_counts_pixels() -> None:
         png(struct.pack(">IIBBBBB", 0, 0, 8, 2, 0, 0, 0)),
     ],
 )
-def test_what_is_no_image_is_said_to_be_none(data: bytes) -> None:
+def test_files_that_are_not_images_give_a_short_reason(data: bytes) -> None:
     with pytest.raises(BadImage) as caught:
         decode(data)
     reason = str(caught.value)
@@ -378,23 +378,23 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
-def test_a_file_cut_short_is_never_half_a_picture(kind: str, options: dict[str, object], share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.02, 0.3, 0.6, 0.95])
+def test_truncated_files_are_errors(kind: str, options: dict[str, object], fraction: float) -> None:
     data = encode(Image.fromarray(picture(200, 300)), kind, **options)
     with pytest.raises(BadImage):
-        decode(data[: int(len(data) * share)])
+        decode(data[: int(len(data) * fraction)])
 
 
-def test_half_pictures_are_refused_even_when_another_library_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_files_are_errors_even_if_another_library_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = encode(Image.fromarray(picture(200, 300)), "JPEG")
-    with pytest.raises(BadImage, match="cut short"):
+    with pytest.raises(BadImage, match="truncated"):
         decode(data[: len(data) // 2])
 
 
 def test_no_warning_leaks() -> None:
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x05\xff\xff\xff\xff\0\0"
-    nasty = [
+    odd_files = [
         encode(IMAGE, "JPEG", exif=exif),
         encode(IMAGE.quantize(16), "PNG", transparency=bytes(16)),
         png(struct.pack(">IIBBBBB", 9_900, 10_000, 8, 2, 0, 0, 0), (b"IDAT", zlib.compress(b""))),
@@ -402,7 +402,7 @@ def test_no_warning_leaks() -> None:
     ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for data in nasty:
+        for data in odd_files:
             try:
                 decode(data)
             except BadImage:
@@ -411,7 +411,7 @@ def test_no_warning_leaks() -> None:
 
 
 def test_two_channels_are_a_programming_error() -> None:
-    with pytest.raises(ValueError, match="channels must be 1, 3 or 4, not 2"):
+    with pytest.raises(ValueError, match=r"channels.* 2"):
         decode(encode(IMAGE, "PNG"), channels=2)
 
 
@@ -419,8 +419,8 @@ def test_many_threads_agree() -> None:
     files = [encode(IMAGE, kind, **options) for kind, options in KINDS] * 8
     expected = [decode(data) for data in files]
     with ThreadPoolExecutor(8) as pool:
-        for found, one in zip(pool.map(decode, files), expected, strict=True):
-            np.testing.assert_array_equal(found, one)
+        for pixels, reference in zip(pool.map(decode, files), expected, strict=True):
+            np.testing.assert_array_equal(pixels, reference)
 
 
 # damage

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.data.folders import fill, image_bytes, names_of, numbered, zipped
-from tests.data.pictures import encode, photo
+from tests.data.images import encode, photo
 from vitrail.data import decode as decode_module
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import BadImage, decode

@@ -1,4 +1,4 @@
-"""The fast way to JPEG pixels gives what Pillow gives, to the bit, and refuses what Pillow refuses."""
+"""simplejpeg gives bit-identical pixels to Pillow, and the same errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.data.pictures import encode, photo
-from vitrail.data import decode as module
+from tests.data.images import encode, photo
+from vitrail.data import decode as decode_module
 from vitrail.data.decode import BadImage, decode, open_image
 
 SIZES = [(1, 1), (1, 17), (23, 1), (8, 8), (7, 9), (16, 33), (31, 64), (100, 133)]
@@ -21,11 +21,11 @@ SIZES = [(1, 1), (1, 17), (23, 1), (8, 8), (7, 9), (16, 33), (31, 64), (100, 133
 
 @pytest.fixture
 def pillow_only(monkeypatch):
-    """decode() without the fast way."""
+    """decode() without simplejpeg."""
 
     def decoded(data, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_same_library", lambda: False)
+            patch.setattr(decode_module, "_same_library", lambda: False)
             return decode(data, **options)
 
     return decoded
@@ -36,29 +36,29 @@ def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
 
 
 def exif(tag: int) -> Image.Exif:
-    found = Image.Exif()
-    found[0x0112] = tag
-    return found
+    tags = Image.Exif()
+    tags[0x0112] = tag
+    return tags
 
 
 def marker(data: bytes, code: int, body: bytes) -> bytes:
-    """The file with one more segment after its start."""
+    """The file with an added segment after its start."""
     return data[:2] + struct.pack(">BBH", 0xFF, code, len(body) + 2) + body + data[2:]
 
 
 def adobe(data: bytes, transform: int) -> bytes:
-    """An Adobe marker in place of the JFIF one: it says which colours the file has."""
+    """Replace the JFIF marker by an Adobe one, which states the colour space."""
     assert data[2:4] == b"\xff\xe0"
     rest = data[:2] + data[4 + struct.unpack(">H", data[4:6])[0] :]
     return marker(rest, 0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, transform))
 
 
-def test_the_fast_way_is_in_use_here() -> None:
-    assert module._same_library()
+def test_simplejpeg_is_in_use() -> None:
+    assert decode_module._same_library()
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pixels_are_pillows_to_the_bit(size, pillow_only) -> None:  # type: ignore[no-untyped-def]
+def test_pixels_are_bit_identical_to_pillow(size, pillow_only) -> None:  # type: ignore[no-untyped-def]
     image = Image.fromarray(photo(*size, seed=sum(size)))
     for subsampling, quality, progressive, rows in itertools.product((0, 1, 2), (5, 60, 90, 100), (0, 1), (0, 1)):
         options = {"subsampling": subsampling, "quality": quality, "progressive": bool(progressive)}
@@ -88,31 +88,31 @@ def test_orientation_colour_spaces_and_markers(tag: int) -> None:
         adobe(encode(image, "JPEG"), 1),
         marker(encode(image, "JPEG", exif=exif(tag)), 0xFE, b"a comment"),
         marker(encode(image, "JPEG"), 0xE2, b"ICC_PROFILE\0\1\1" + bytes(300)),
-        encode(image, "JPEG", exif=exif(tag)) + b"what some cameras leave after the end",
+        encode(image, "JPEG", exif=exif(tag)) + b"trailing bytes of some cameras",
         encode(image, "MPO", save_all=True, append_images=[image.rotate(90)], exif=exif(tag)),
     ]
     for data in files:
         np.testing.assert_array_equal(decode(data), by_pillow(data))
 
 
-@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+@pytest.mark.parametrize("downscale", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(17, 40), (64, 64), (75, 131)])
-def test_smaller_pixels_are_those_of_pillows_draft(size, shrink, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_downscaled_pixels_equal_pillow_draft(size, downscale, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     for tag, options in itertools.product((1, 6), ({}, {"progressive": True}, {"subsampling": 0})):
         data = encode(Image.fromarray(photo(*size)), "JPEG", quality=90, exif=exif(tag), **options)
         opened = open_image(data)
         assert opened.size == (size if tag == 1 else size[::-1])
-        found = opened.pixels(shrink)
-        assert found.shape[:2] == tuple(-(-side // shrink) for side in opened.size)
+        found = opened.pixels(downscale)
+        assert found.shape[:2] == tuple(-(-side // downscale) for side in opened.size)
         draft = Image.open(io.BytesIO(data))
-        draft.draft("RGB", (size[1] // shrink, size[0] // shrink))
+        draft.draft("RGB", (size[1] // downscale, size[0] // downscale))
         np.testing.assert_array_equal(found, np.asarray(ImageOps.exif_transpose(draft)))
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_same_library", lambda: False)
-            np.testing.assert_array_equal(found, open_image(data).pixels(shrink))
+            patch.setattr(decode_module, "_same_library", lambda: False)
+            np.testing.assert_array_equal(found, open_image(data).pixels(downscale))
 
 
-def test_a_smaller_cmyk_picture() -> None:
+def test_a_downscaled_cmyk_image() -> None:
     data = encode(Image.fromarray(photo(40, 64)).convert("CMYK"), "JPEG")
     small, whole = open_image(data).pixels(4), decode(data)
     assert small.shape == (10, 16, 3)
@@ -120,13 +120,13 @@ def test_a_smaller_cmyk_picture() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
-def test_what_is_cut_short_is_refused_in_the_same_words(options, pillow_only) -> None:  # type: ignore[no-untyped-def]
+def test_truncated_files_give_the_same_error(options, pillow_only) -> None:  # type: ignore[no-untyped-def]
     data = encode(Image.fromarray(photo(60, 90)), "JPEG", **options)
-    for share in (0.4, 0.7, 0.95, 0.99, 1):
-        short = data[: int(share * len(data)) - (2 if share == 1 else 0)]  # the last: without its end marker
-        with pytest.raises(BadImage, match="cut short"):
+    for fraction in (0.4, 0.7, 0.95, 0.99, 1):
+        short = data[: int(fraction * len(data)) - (2 if fraction == 1 else 0)]  # the last: without the end marker
+        with pytest.raises(BadImage, match="truncated"):
             decode(short)
-        with pytest.raises(BadImage, match="cut short"):
+        with pytest.raises(BadImage, match="truncated"):
             pillow_only(short)
 
 
@@ -154,7 +154,7 @@ def outcome(data: bytes) -> tuple[str, bytes]:
     hole=st.tuples(st.floats(0, 1), st.integers(0, 40)),
     keep=st.sampled_from([1.0, 1.0, 0.99, 0.8, 0.5]),
 )
-def test_damage_has_the_same_outcome_either_way(which, edits, hole, keep) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_files_give_the_same_result_with_and_without_simplejpeg(which, edits, hole, keep) -> None:  # type: ignore[no-untyped-def]
     data = bytearray(FILES[which])
     for place, value in edits:
         data[int(place * (len(data) - 1))] = value
@@ -163,32 +163,32 @@ def test_damage_has_the_same_outcome_either_way(which, edits, hole, keep) -> Non
     damaged = bytes(data[: int(len(data) * keep)])
     fast = outcome(damaged)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_same_library", lambda: False)
+        patch.setattr(decode_module, "_same_library", lambda: False)
         assert outcome(damaged) == fast
 
 
-def test_without_the_package_everything_still_works(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_decoding_works_without_simplejpeg(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     expected = [decode(data) for data in FILES]
-    monkeypatch.setattr(module, "simplejpeg", None)
-    module._same_library.cache_clear()
+    monkeypatch.setattr(decode_module, "simplejpeg", None)
+    decode_module._same_library.cache_clear()
     try:
-        assert not module._same_library()
+        assert not decode_module._same_library()
         for data, pixels in zip(FILES, expected, strict=True):
             np.testing.assert_array_equal(decode(data), pixels)
     finally:
-        module._same_library.cache_clear()
+        decode_module._same_library.cache_clear()
 
 
-def test_a_build_on_another_library_is_noticed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_simplejpeg_with_other_pixels_is_not_used(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     class Other:
         @staticmethod
         def decode_jpeg(data, *_, **__):  # type: ignore[no-untyped-def]
             return np.asarray(Image.open(io.BytesIO(data))) ^ 1
 
-    monkeypatch.setattr(module, "simplejpeg", Other)
-    module._same_library.cache_clear()
+    monkeypatch.setattr(decode_module, "simplejpeg", Other)
+    decode_module._same_library.cache_clear()
     try:
-        assert not module._same_library()
+        assert not decode_module._same_library()
         np.testing.assert_array_equal(decode(FILES[0]), by_pillow(FILES[0]))
     finally:
-        module._same_library.cache_clear()
+        decode_module._same_library.cache_clear()

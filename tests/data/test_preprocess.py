@@ -1,4 +1,4 @@
-"""The pixels the network sees, against Pillow, timm and the plain formula."""
+"""Evaluation and training transforms against Pillow, timm and the plain formula."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def pillow_resize(image: np.ndarray, size: tuple[int, int], interpolation: str) 
 
 
 def assert_close(found: torch.Tensor, expected: np.ndarray) -> None:
-    """Within one grey level: torch keeps 16 bits of its weights and Pillow 22, and the order of the axes matters; one
-    pixel in thousands moves by 2. test_golden holds evaluation to the bit."""
+    """Within one grey level, and 2 for one pixel in thousands: torch has 16-bit weights, Pillow 22-bit ones.
+
+    test_golden checks that evaluation is bit-identical to Pillow."""
     difference = np.abs(found.permute(1, 2, 0).numpy().astype(int) - expected)
     assert difference.max() <= 2
     assert (difference > 1).mean() < 1e-3
@@ -52,7 +53,7 @@ def assert_close(found: torch.Tensor, expected: np.ndarray) -> None:
     ("source", "size"),
     [((375, 500), (224, 224)), ((900, 1200), (224, 224)), ((100, 80), (224, 224)), ((33, 700), (224, 48))],
 )
-def test_antialiased_resize_is_pillows(make, interpolation, source, size) -> None:  # type: ignore[no-untyped-def]
+def test_antialiased_resize_equals_pillow(make, interpolation, source, size) -> None:  # type: ignore[no-untyped-def]
     image = make(*source)
     spec = Preprocess(size=size, interpolation=interpolation)
     expected = pillow_resize(image, size, interpolation)
@@ -64,7 +65,7 @@ def test_antialiased_resize_is_pillows(make, interpolation, source, size) -> Non
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_without_antialias_it_is_the_plain_kernel_rounded(interpolation: str) -> None:
+def test_resize_without_antialias_equals_torch(interpolation: str) -> None:
     image = noise(90, 130)
     spec = Preprocess(size=(32, 48), interpolation=interpolation, antialias=False)
     floats = torch.from_numpy(image).permute(2, 0, 1)[None].float()
@@ -91,7 +92,7 @@ def test_no_resize_changes_nothing() -> None:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop_fraction", [1.0, 0.95, 0.9, 0.875])
 @pytest.mark.parametrize("source", [(375, 500), (500, 333), (224, 224), (64, 65), (50, 301)])
-def test_centre_crop_is_timms(interpolation, crop_fraction, source) -> None:  # type: ignore[no-untyped-def]
+def test_centre_crop_equals_timm(interpolation, crop_fraction, source) -> None:  # type: ignore[no-untyped-def]
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     image = noise(*source)
@@ -121,7 +122,7 @@ def test_centre_crop_of_any_shape_keeps_the_aspect(size: tuple[int, int], source
         assert centre == pytest.approx(len(line) / 2, abs=0.6)
 
 
-def test_a_training_crop_is_the_cut_out_resized() -> None:
+def test_training_crop_is_the_resized_box() -> None:
     image = noise(120, 200)
     spec = Preprocess(size=(48, 64), resize="short_side", crop_fraction=0.5)
     found = crop_resize(image, (10, 30, 77, 91), spec)
@@ -144,7 +145,7 @@ def test_extreme_shapes(source: tuple[int, int], values: dict[str, object]) -> N
     assert (found == 77).all()
 
 
-def test_the_centre_of_a_very_long_picture_is_the_same_as_resized_whole() -> None:
+def test_trimming_a_very_long_image_keeps_its_centre() -> None:
     ramp = np.linspace(0, 255, 4001).astype(np.uint8)
     image = np.repeat(np.repeat(ramp[:, None, None], 20, axis=1), 3, axis=2)
     found = eval_transform(image, Preprocess(size=(32, 32), resize="short_side"))
@@ -163,7 +164,7 @@ def test_the_centre_of_a_very_long_picture_is_the_same_as_resized_whole() -> Non
     channels=st.sampled_from([1, 2, 3]),
     resize=st.sampled_from(["squash", "short_side"]),
 )
-def test_any_picture_fits_any_spec(height, width, size, fraction, channels, resize) -> None:  # type: ignore[no-untyped-def]
+def test_any_image_fits_any_spec(height, width, size, fraction, channels, resize) -> None:  # type: ignore[no-untyped-def]
     image = noise(height, width, channels)
     grey = (0.5,) * channels
     spec = Preprocess(size=size, resize=resize, crop_fraction=fraction, mean=grey, std=grey)
@@ -173,7 +174,7 @@ def test_any_picture_fits_any_spec(height, width, size, fraction, channels, resi
     assert found.max() <= image.max()
 
 
-def test_read_only_and_strided_arrays_are_taken_and_left_alone() -> None:
+def test_read_only_and_strided_arrays_are_accepted_and_unchanged() -> None:
     image = noise(40, 50)
     expected = eval_transform(image.copy(), Preprocess(size=(16, 16)))
     image.flags.writeable = False
@@ -184,7 +185,7 @@ def test_read_only_and_strided_arrays_are_taken_and_left_alone() -> None:
     np.testing.assert_array_equal(image, before)
 
 
-def test_normalise_is_the_formula() -> None:
+def test_normalise_equals_the_formula() -> None:
     spec = Preprocess(size=(4, 4), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     found = normalise(pixels, spec)
@@ -200,14 +201,14 @@ def test_normalise_covers_minus_one_to_one_by_default() -> None:
     assert found[1].unique().tolist() == [1.0]
 
 
-def test_pixels_are_not_normalised_twice() -> None:
+def test_normalising_twice_is_an_error() -> None:
     spec = Preprocess(size=(2, 2))
     once = normalise(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), spec)
-    with pytest.raises(TypeError, match="normalised before"):
+    with pytest.raises(TypeError, match=r"uint8.*float32"):
         normalise(once, spec)
 
 
-def test_a_network_for_other_channels_has_a_mean_for_each() -> None:
+def test_default_mean_and_std_have_one_value_per_channel() -> None:
     for channels in (1, 3, 4):
         spec = resolve_preprocess((32, 32), None, {}, channels)
         assert spec.channels == channels
@@ -216,7 +217,7 @@ def test_a_network_for_other_channels_has_a_mean_for_each() -> None:
     assert resolve_preprocess((8, 8), base, {}, 1) == base
 
 
-def test_overrides_lie_on_the_base() -> None:
+def test_overrides_replace_values_of_the_base() -> None:
     base = Preprocess(size=(224, 224), resize="short_side", crop_fraction=0.9, mean=(0.1, 0.2, 0.3))
     spec = resolve_preprocess((96, 64), base, {"crop_fraction": 0.95})
     assert spec == base.model_copy(update={"size": (96, 64), "crop_fraction": 0.95})

@@ -17,12 +17,12 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_philox_gives_the_published_answers(counter, key, expected):
+def test_philox_equals_the_published_vectors(counter, key, expected):
     words = philox(tuple(np.array([c], np.uint64) for c in counter), key)
     assert tuple(int(w[0]) for w in words) == expected
 
 
-def test_numbers_do_not_depend_on_how_they_are_asked_for():
+def test_numbers_do_not_depend_on_the_batch():
     together = uniform(7, Stream.CROP, [0, 0, 3], [5, 6, 5], 8)
     for row, (epoch, sample) in zip(together, [(0, 5), (0, 6), (3, 5)], strict=True):
         assert np.array_equal(row, uniform(7, Stream.CROP, epoch, sample, 8))
@@ -47,7 +47,7 @@ def test_uniform_is_uniform_and_open():
     assert stats.kstest(values, "uniform").pvalue > 0.001
 
 
-def test_order_is_a_permutation_that_changes_with_epoch_and_seed():
+def test_epoch_permutation_changes_with_epoch_and_seed():
     first = epoch_permutation(0, 0, 1000)
     assert np.array_equal(np.sort(first), np.arange(1000))
     assert np.array_equal(first, epoch_permutation(0, 0, 1000))
@@ -63,7 +63,7 @@ def test_step_seeds_fit_torch_and_differ():
 
 
 def test_streams_keep_their_numbers():
-    """A number that changes would change every run that goes on with a newer version."""
+    """Changed numbers would change every run that is resumed with a newer version."""
     first = ["ORDER", "CROP", "FLIP", "MIXUP", "NETWORK", "FLIP_VERTICAL", "RANDAUGMENT", "THREE_AUGMENT", "JITTER"]
     names = [*first, "ERASE", "ERASE_NOISE", "CUTMIX"]
     assert [stream.name for stream in Stream][: len(names)] == names

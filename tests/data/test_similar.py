@@ -1,4 +1,4 @@
-"""Descriptions of images against PIL's own changes, and pairs and groups against a comparison of all with all."""
+"""Descriptors of changed copies, and similar pairs and groups against a comparison of all pairs."""
 
 from __future__ import annotations
 
@@ -22,76 +22,76 @@ from vitrail.data.similar import (
 )
 from vitrail.data.sources.read import read_source
 
-pytestmark = pytest.mark.slow  # all pairs of many pictures
+pytestmark = pytest.mark.slow  # compares all pairs of many images
 
 PHOTOS = list(generated(30, (150, 200)))
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = one.astype(float), other.astype(float)
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    left, right = left.astype(float), right.astype(float)
+    return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
 
 
-def mirrored(description: np.ndarray) -> np.ndarray:
-    """By definition: cosines that are odd along x change their sign."""
-    waves = description.reshape(8, 8).copy()
-    waves[:, 1::2] *= -1
-    return waves.ravel()
+def mirrored(values: np.ndarray) -> np.ndarray:
+    """The descriptor of the mirror image: cosines that are odd along x change their sign."""
+    spectrum = values.reshape(8, 8).copy()
+    spectrum[:, 1::2] *= -1
+    return spectrum.ravel()
 
 
-def all_pairs(looks: np.ndarray, least: float) -> set[tuple[int, int]]:
-    """The oracle: every image with every other, as it is and mirrored."""
-    unit = looks.astype(float)
-    told = np.flatnonzero(unit.any(axis=1))
-    unit = unit[told] / np.linalg.norm(unit[told], axis=1, keepdims=True)
-    other = np.stack([mirrored(one) for one in unit])
-    best = np.maximum(unit @ unit.T, unit @ other.T)
-    return {(int(told[i]), int(told[j])) for i, j in zip(*np.nonzero(best >= least), strict=True) if i < j}
+def all_pairs(descriptors: np.ndarray, threshold: float) -> set[tuple[int, int]]:
+    """Reference: every image with every other, as it is and mirrored."""
+    unit = descriptors.astype(float)
+    rows = np.flatnonzero(unit.any(axis=1))
+    unit = unit[rows] / np.linalg.norm(unit[rows], axis=1, keepdims=True)
+    flipped = np.stack([mirrored(values) for values in unit])
+    best = np.maximum(unit @ unit.T, unit @ flipped.T)
+    return {(int(rows[i]), int(rows[j])) for i, j in zip(*np.nonzero(best >= threshold), strict=True) if i < j}
 
 
 @pytest.fixture(scope="module")
 def crowd() -> np.ndarray:
-    """Descriptions of 3,000 real images and of changed copies of 200 of them."""
+    """Descriptors of 3,000 real images and of changed copies of 200 of them."""
     source = read_source(bundled_images(), [])
     pixels = [decode(source.files.read(entry.name)) for entry in source.entries]
-    looks = [descriptor(one) for one in pixels]
-    for index, one in enumerate(pixels[:200]):
-        make = list(CHANGES.values())[index % len(CHANGES)]
-        copy = Image.open(io.BytesIO(make(Image.fromarray(one).resize((128, 128)))[0]))
-        looks.append(descriptor(np.array(copy.convert("RGB"))))
-    return np.stack(looks)
+    descriptors = [descriptor(image) for image in pixels]
+    for index, image in enumerate(pixels[:200]):
+        change = list(CHANGES.values())[index % len(CHANGES)]
+        copy = Image.open(io.BytesIO(change(Image.fromarray(image).resize((128, 128)))[0]))
+        descriptors.append(descriptor(np.array(copy.convert("RGB"))))
+    return np.stack(descriptors)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_copy_has_nearly_the_same_description(change: str) -> None:
+def test_changed_copies_have_similar_descriptors(change: str) -> None:
     for photo in PHOTOS:
         copy = decode(CHANGES[change](photo)[0])
-        description = descriptor(copy)
-        likeness = cosine(descriptor(np.array(photo)), mirrored(description) if change == "mirrored" else description)
-        assert likeness > (0.9 if "%" in change else 0.98), change
+        copied = descriptor(copy)
+        similarity = cosine(descriptor(np.array(photo)), mirrored(copied) if change == "mirrored" else copied)
+        assert similarity > (0.9 if "%" in change else 0.98), change
 
 
-def test_other_pictures_have_other_descriptions() -> None:
-    looks = [descriptor(np.array(photo)) for photo in PHOTOS]
-    likeness = [abs(cosine(a, b)) for i, a in enumerate(looks) for b in looks[:i]]
-    assert max(likeness) < CANDIDATE_COSINE
+def test_different_images_have_different_descriptors() -> None:
+    descriptors = [descriptor(np.array(photo)) for photo in PHOTOS]
+    similarities = [abs(cosine(a, b)) for i, a in enumerate(descriptors) for b in descriptors[:i]]
+    assert max(similarities) < CANDIDATE_COSINE
 
 
-def test_the_description_is_of_unit_length_without_the_brightness() -> None:
+def test_descriptors_have_unit_length_and_no_brightness() -> None:
     for photo in PHOTOS[:5]:
-        description = descriptor(np.array(photo))
-        assert description.dtype == np.int8
-        assert description.shape == (64,)
-        assert description[0] == 0
-        assert abs(np.linalg.norm(description.astype(float)) - 127) < 3
+        original = descriptor(np.array(photo))
+        assert original.dtype == np.int8
+        assert original.shape == (64,)
+        assert original[0] == 0
+        assert abs(np.linalg.norm(original.astype(float)) - 127) < 3
         darker = descriptor(np.array(photo) // 2)
-        assert cosine(description, darker) > 0.99
+        assert cosine(original, darker) > 0.99
 
 
-def test_the_mirror_image_needs_no_second_look() -> None:
+def test_the_mirrored_descriptor_is_that_of_the_mirror_image() -> None:
     for photo in PHOTOS[:5]:
-        turned = descriptor(np.array(ImageOps.mirror(photo)))
-        assert cosine(turned, mirrored(descriptor(np.array(photo)))) > 0.99
+        flipped = descriptor(np.array(ImageOps.mirror(photo)))
+        assert cosine(flipped, mirrored(descriptor(np.array(photo)))) > 0.99
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_mirror_image_needs_no_second_look() -> None:
         np.random.default_rng(0).integers(0, 256, (15, 400, 3), dtype=np.uint8),
     ],
 )
-def test_one_colour_and_too_few_pixels_tell_nothing(pixels: np.ndarray) -> None:
+def test_uniform_and_tiny_images_have_a_zero_descriptor(pixels: np.ndarray) -> None:
     assert not descriptor(pixels).any()
 
 
@@ -113,19 +113,19 @@ def test_extreme_shapes_and_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_close_pairs_are_those_of_a_comparison_of_all_with_all(crowd: np.ndarray) -> None:
+def test_similar_pairs_equal_a_comparison_of_all_pairs(crowd: np.ndarray) -> None:
     pairs = similar_pairs(crowd)
     found = set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
     assert len(found) == len(pairs)
-    everything, sure = all_pairs(crowd, CANDIDATE_COSINE - 1e-6), all_pairs(crowd, SIMILAR_COSINE)
-    assert found <= everything
-    assert len(found & sure) == len(sure)
-    assert len(found) >= 0.95 * len(everything)
+    candidates, similar_ones = all_pairs(crowd, CANDIDATE_COSINE - 1e-6), all_pairs(crowd, SIMILAR_COSINE)
+    assert found <= candidates
+    assert len(found & similar_ones) == len(similar_ones)
+    assert len(found) >= 0.95 * len(candidates)
     copies = {(index, 3000 + index) for index in range(200)}
     assert len(copies & found) >= 195
 
 
-def test_groups_are_what_the_pairs_of_all_with_all_join(crowd: np.ndarray) -> None:
+def test_groups_equal_the_components_of_all_pairs(crowd: np.ndarray) -> None:
     groups = similar_groups(crowd)
     oracle = list(range(len(crowd)))
     for left, right in sorted(all_pairs(crowd, SIMILAR_COSINE)):
@@ -142,16 +142,16 @@ def test_groups_do_not_depend_on_the_order(crowd: np.ndarray) -> None:
     assert len(set(zip(groups.tolist(), again.tolist(), strict=True))) == len(set(groups.tolist()))
 
 
-def test_what_tells_nothing_is_alone() -> None:
-    looks = np.zeros((100, 64), np.int8)
-    assert similar_groups(looks).tolist() == list(range(100))
-    assert len(similar_pairs(looks)) == 0
-    looks[3] = descriptor(np.array(PHOTOS[0]))
-    assert similar_groups(looks).tolist() == list(range(100))
-    assert similar_groups(looks[:0]).tolist() == []
+def test_zero_descriptors_are_in_no_group() -> None:
+    descriptors = np.zeros((100, 64), np.int8)
+    assert similar_groups(descriptors).tolist() == list(range(100))
+    assert len(similar_pairs(descriptors)) == 0
+    descriptors[3] = descriptor(np.array(PHOTOS[0]))
+    assert similar_groups(descriptors).tolist() == list(range(100))
+    assert similar_groups(descriptors[:0]).tolist() == []
 
 
-def test_the_frames_of_a_long_clip_are_one_group() -> None:
+def test_frames_of_a_long_video_are_one_group() -> None:
     rng = np.random.default_rng(0)
     first, other = (descriptor(np.array(photo)).astype(float) for photo in PHOTOS[:2])
     clip = np.rint(first + rng.normal(0, 0.4, (120, 64))).clip(-127, 127).astype(np.int8)
@@ -159,7 +159,7 @@ def test_the_frames_of_a_long_clip_are_one_group() -> None:
     assert len(set(groups[:120].tolist())) == 1 and groups[120] != groups[0]
 
 
-def test_many_copies_of_one_picture_are_one_group_up_to_a_limit() -> None:
+def test_many_copies_of_one_image_are_one_group() -> None:
     others = np.stack([descriptor(np.array(photo)) for photo in generated(300, (60, 60))])
     copies = np.repeat(others[:1], 40, axis=0)
     groups = similar_groups(np.concatenate([others, copies]))
@@ -167,26 +167,26 @@ def test_many_copies_of_one_picture_are_one_group_up_to_a_limit() -> None:
     assert len(set(groups[:300].tolist())) == 300
 
 
-def test_join() -> None:
+def test_connected_components() -> None:
     groups = connected_components(6, np.array([4, 1, 2]), np.array([5, 4, 0]))
     assert groups.tolist() == [0, 1, 0, 3, 1, 1]
 
 
-def test_work_grows_with_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = np.random.default_rng(0).standard_normal((4000, 64))
-    looks = np.rint(looks / np.linalg.norm(looks, axis=1, keepdims=True) * 127).astype(np.int8)
+def test_comparisons_grow_linearly_with_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((4000, 64))
+    descriptors = np.rint(noise / np.linalg.norm(noise, axis=1, keepdims=True) * 127).astype(np.int8)
     compared = 0
     real = similar._cosines
 
-    def counted(points: np.ndarray, lengths: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def counted(points: np.ndarray, lengths: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         nonlocal compared
-        compared += len(one)
-        return real(points, lengths, one, other)
+        compared += len(left)
+        return real(points, lengths, left, right)
 
     monkeypatch.setattr(similar, "_cosines", counted)
     counts = []
     for count in (1000, 4000):
         compared = 0
-        similar_pairs(looks[:count])
+        similar_pairs(descriptors[:count])
         counts.append(compared)
     assert counts[1] < 4.1 * counts[0]  # all pairs would be 16 times

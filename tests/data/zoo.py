@@ -64,7 +64,7 @@ def _see_through() -> Image.Image:
     return image
 
 
-_TRUNCATED = "cut short"
+_TRUNCATED = "truncated"
 _NO_IMAGE = "not a readable image"
 # Name -> (bytes, outcome). An outcome other than used and ignored is part of the reason to leave it out.
 FILES: dict[str, tuple[bytes, str]] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.pictures import Pictures
+from tests.data.images import MemorySource
 from vitrail.config import AugmentConfig, Preprocess
 from vitrail.data.loader.cache import shared_bytes
 from vitrail.data.loader.loader import training_loader
@@ -21,14 +21,14 @@ SPEC = Preprocess(size=(96, 96))
 GPU = torch.device("cuda")
 
 
-def batches(source: Pictures, workers: int, device: torch.device, steps: int = 25):  # type: ignore[no-untyped-def]
+def batches(source: MemorySource, workers: int, device: torch.device, steps: int = 25):  # type: ignore[no-untyped-def]
     return training_loader(Reader(source, SPEC, 10**6), 64, AugmentConfig(), 0, workers, device).from_step(0, steps)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_busy_gpu_sees_every_batch_as_it_was_made(workers: int) -> None:
     """Work is queued for far longer than batches take to make: a slot used too early would show."""
-    source = Pictures.noise(40)
+    source = MemorySource.noise(40)
     expected = [batch.pixels.long().sum((1, 2, 3)) for batch in batches(source, 0, torch.device("cpu"))]
     heavy = torch.randn(4096, 4096, device=GPU)
     sums = []
@@ -53,7 +53,7 @@ def test_shared_memory_is_pinned_for_copies_and_then_released() -> None:
 
 def test_a_stream_left_in_the_middle_gives_everything_back() -> None:
     for _ in range(3):
-        stream = batches(Pictures.noise(40), 2, GPU, 1000)
+        stream = batches(MemorySource.noise(40), 2, GPU, 1000)
         next(stream)
         stream.close()
     with pinned(shared_bytes(1 << 20), GPU):

@@ -189,7 +189,7 @@ def a_network(target, **options):
 
 
 def a_batch(count=8):
-    """Pictures of four plain quarters each."""
+    """Images of four plain quarters each."""
     rng = np.random.default_rng(0)
     quarters = torch.from_numpy(rng.integers(0, 256, (count, 3, 2, 2), dtype=np.uint8))
     image = quarters.repeat_interleave(16, 2).repeat_interleave(16, 3)

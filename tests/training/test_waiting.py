@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.data.pictures import Pictures
+from tests.data.images import MemorySource
 from vitrail.config import AugmentConfig, DataConfig, Preprocess
 from vitrail.data.loader import memory as outputs
 from vitrail.data.loader.cache import PixelCache
@@ -93,7 +93,7 @@ def test_advice_comes_once_and_not_at_the_start(tmp_path):
 def test_advice_is_what_would_help(monkeypatch, workers, keep, memory, advice):
     monkeypatch.setattr(outputs, "cores", lambda: 4)
     monkeypatch.setattr(outputs, "available_memory", lambda: memory)
-    source, spec = Pictures.noise(6), Preprocess(size=(224, 224))
+    source, spec = MemorySource.noise(6), Preprocess(size=(224, 224))
     reader = Reader(source, spec, 10**6, PixelCache(source.areas, 3) if keep else None)
     loader = training_loader(reader, 2, AugmentConfig(), 0, workers, torch.device("cpu"))
     assert advice in outputs.data_wait_advice(loader, source, spec, DataConfig(path="photos"))

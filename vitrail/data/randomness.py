@@ -1,7 +1,7 @@
-"""Randomness as a function: (seed, stream, epoch, sample) -> numbers. Nothing is drawn in order, so nothing can drift.
+"""Counter-based random numbers: a function of (seed, stream, epoch, sample), with no generator state.
 
-The generator is Philox4x32-10 (Salmon et al. 2011), written for whole arrays because numpy's own Philox makes one
-generator object per key. A run that stops and goes on, or that splits its work over other workers, draws the same.
+A resumed run, or one with another number of workers, draws the same numbers. The generator is Philox4x32-10 (Salmon et
+al. 2011) on whole arrays; numpy's Philox would need one generator object per key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHIFT = np.uint64(32)
 
 
 class Stream(IntEnum):
-    """What the numbers are for: two uses never share a stream."""
+    """Purpose of the numbers; each purpose has its own stream."""
 
     ORDER = 0
     CROP = 1
@@ -58,8 +58,8 @@ def bits(seed: int, stream: Stream, epoch: ArrayLike, sample: ArrayLike, count: 
     block = np.broadcast_to(np.arange(blocks, dtype=np.uint64), (*epoch64.shape, blocks))
     low = np.broadcast_to((sample64 & LOW)[..., None], block.shape)
     high = np.broadcast_to((sample64 >> SHIFT)[..., None], block.shape)
-    when = np.broadcast_to(epoch64[..., None], block.shape)
-    words = np.stack(philox((block, low, when, high), (seed & 0xFFFFFFFF, int(stream))), axis=-1)
+    epochs = np.broadcast_to(epoch64[..., None], block.shape)
+    words = np.stack(philox((block, low, epochs, high), (seed & 0xFFFFFFFF, int(stream))), axis=-1)
     return words.reshape(*epoch64.shape, blocks * 4)[..., :count]
 
 
@@ -69,18 +69,18 @@ def uniform(seed: int, stream: Stream, epoch: ArrayLike, sample: ArrayLike, coun
 
 
 def epoch_permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """The order in which an epoch visits its samples: sorted by a random 64-bit number each."""
+    """Permutation of the samples in an epoch: they are sorted by a random 64-bit number each."""
     words = bits(seed, Stream.ORDER, epoch, np.arange(size), 2)
     return np.argsort((words[:, 0] << SHIFT) | words[:, 1], kind="stable")
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """The seed for what the network draws in one step (dropout), so that a step needs no history."""
+    """Seed of the network's random numbers (dropout) in one step."""
     high, low = bits(seed, Stream.NETWORK, rank, step, 2)
     return int((high << SHIFT) | low) >> 1
 
 
 def draw_seed(seed: int, epoch: int, number: int, rank: int = 0) -> int:
-    """The seed for what a process draws to make one batch of data that is not ours."""
+    """Seed of the random numbers that a user's data source draws for one batch."""
     high, low = bits(seed, Stream.SOURCE, epoch, (rank << 32) | number, 2)
     return int((high << SHIFT) | low) >> 1

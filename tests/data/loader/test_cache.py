@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.pictures import Pictures, encode
+from tests.data.images import MemorySource, encode
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.decode import decode
 from vitrail.data.loader import cache as cache_module
@@ -22,7 +22,7 @@ from vitrail.errors import UserError
 SPEC = Preprocess(size=(8, 8))
 
 
-def filled(source: Pictures, cache: PixelCache) -> PixelCache:
+def filled(source: MemorySource, cache: PixelCache) -> PixelCache:
     reader = Reader(source, SPEC, 10**6, cache)
     for index in range(len(source)):
         reader.image(index)
@@ -30,7 +30,7 @@ def filled(source: Pictures, cache: PixelCache) -> PixelCache:
     return cache
 
 
-def assert_pixels(source: Pictures, cache: PixelCache) -> None:
+def assert_pixels(source: MemorySource, cache: PixelCache) -> None:
     """Through the reader, which decodes what the cache does not have."""
     reader = Reader(source, SPEC, 10**6, cache)
     for index, data in enumerate(source.files):
@@ -42,7 +42,7 @@ def known(cache: PixelCache, count: int) -> list[bool]:
 
 
 def test_what_was_put_comes_back_and_cannot_be_written_to() -> None:
-    source = Pictures.noise(7)
+    source = MemorySource.noise(7)
     cache = PixelCache(source.areas, 3)
     assert known(cache, 7) == [False] * 7
     filled(source, cache)
@@ -55,7 +55,7 @@ def test_what_was_put_comes_back_and_cannot_be_written_to() -> None:
 
 
 def test_an_image_of_another_size_than_before_is_not_kept() -> None:
-    source = Pictures.noise(3)
+    source = MemorySource.noise(3)
     cache = PixelCache(source.areas, 3)
     source.files[1] = encode(Image.fromarray(np.zeros((5, 5, 3), np.uint8)), "PNG")
     assert_pixels(source, cache)
@@ -63,7 +63,7 @@ def test_an_image_of_another_size_than_before_is_not_kept() -> None:
 
 
 def test_another_process_fills_it() -> None:
-    source = Pictures.noise(4)
+    source = MemorySource.noise(4)
     cache = PixelCache(source.areas, 3)
     process = multiprocessing.get_context("fork").Process(target=filled, args=(source, cache))
     process.start()
@@ -73,19 +73,19 @@ def test_another_process_fills_it() -> None:
 
 
 def test_a_later_run_finds_the_file(tmp_path: Path) -> None:
-    source = Pictures.noise(7)
+    source = MemorySource.noise(7)
     filled(source, StoredPixelCache(source, SPEC, tmp_path))
     source.reads = 0
     again = StoredPixelCache(source, SPEC, tmp_path)
     assert_pixels(source, again)
     assert source.reads == 0
-    half = Pictures.noise(8)
+    half = MemorySource.noise(8)
     assert known(StoredPixelCache(half, SPEC, tmp_path), 8) == [False] * 8  # other images, another file
 
 
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_damaged_pixels_are_noticed(tmp_path: Path, place: int) -> None:
-    source = Pictures.noise(7)
+    source = MemorySource.noise(7)
     path = filled(source, StoredPixelCache(source, SPEC, tmp_path)).path
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -98,7 +98,7 @@ def test_damaged_pixels_are_noticed(tmp_path: Path, place: int) -> None:
 
 
 def test_a_file_that_was_cut_or_lost_its_index_is_filled_again(tmp_path: Path) -> None:
-    source = Pictures.noise(7)
+    source = MemorySource.noise(7)
     first = filled(source, StoredPixelCache(source, SPEC, tmp_path))
     first.path.write_bytes(first.path.read_bytes()[:500])
     assert_pixels(source, StoredPixelCache(source, SPEC, tmp_path))
@@ -111,14 +111,14 @@ def test_a_file_that_was_cut_or_lost_its_index_is_filled_again(tmp_path: Path) -
 
 
 def test_a_run_that_was_killed_before_it_saved_leaves_nothing_wrong(tmp_path: Path) -> None:
-    source = Pictures.noise(7)
+    source = MemorySource.noise(7)
     cache = StoredPixelCache(source, SPEC, tmp_path)
     assert_pixels(source, cache)  # and no save
     assert known(StoredPixelCache(source, SPEC, tmp_path), 7) == [False] * 7
 
 
 def test_a_file_changed_after_the_scan_is_not_kept_under_its_old_name(tmp_path: Path) -> None:
-    source = Pictures.noise(3)
+    source = MemorySource.noise(3)
     cache = StoredPixelCache(source, SPEC, tmp_path)
     source.files[1] = encode(Image.fromarray(np.zeros(decode(source.files[1]).shape, np.uint8)), "PNG")
     assert_pixels(source, cache)
@@ -126,7 +126,7 @@ def test_a_file_changed_after_the_scan_is_not_kept_under_its_old_name(tmp_path: 
 
 
 def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Pictures.noise(3)
+    source = MemorySource.noise(3)
     specs = [SPEC, Preprocess(size=(8, 8), background=(0, 0, 0)), Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,))]
     assert len({StoredPixelCache(source, spec, tmp_path).path for spec in specs}) == 3
     for module, name in ((cache_module.features, "version_feature"), (cache_module.metadata, "version")):
@@ -143,12 +143,12 @@ def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytes
 
 def reader_for(monkeypatch: pytest.MonkeyPatch, available: int, **data: object) -> Reader:
     monkeypatch.setattr(outputs, "available_memory", lambda: available)
-    return outputs.make_reader(Pictures.noise(6), SPEC, DataConfig(**data))
+    return outputs.make_reader(MemorySource.noise(6), SPEC, DataConfig(**data))
 
 
 def test_images_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    size = int(Pictures.noise(6).areas.sum()) * 3
+    size = int(MemorySource.noise(6).areas.sum()) * 3
     assert type(reader_for(monkeypatch, 10 * size).cache) is PixelCache
     assert reader_for(monkeypatch, size).cache is None
     assert type(reader_for(monkeypatch, 0, cache="memory").cache) is PixelCache

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.pictures import Pictures, encode, photo
+from tests.data.images import MemorySource, encode, photo
 from vitrail.config import AugmentConfig, Preprocess
 from vitrail.data.augment.crop import crop_box, crop_draws
 from vitrail.data.decode import decode
@@ -63,7 +63,7 @@ def joined(parts):
 
 
 def test_every_epoch_sees_every_sample_once_across_batch_borders():
-    batches = stream(Pictures.noise(10), 0, 10)  # 40 positions: four epochs of ten
+    batches = stream(MemorySource.noise(10), 0, 10)  # 40 positions: four epochs of ten
     epochs = torch.cat([b.epoch for b in batches])
     samples = torch.cat([b.sample for b in batches])
     assert epochs.tolist() == [e for e in range(4) for _ in range(10)]
@@ -72,7 +72,7 @@ def test_every_epoch_sees_every_sample_once_across_batch_borders():
 
 
 def test_pixels_are_the_crop_of_the_decoded_image():
-    source = Pictures.noise(10)
+    source = MemorySource.noise(10)
     for batch in stream(source, 0, 4):
         for row, (epoch, sample) in enumerate(zip(batch.epoch.tolist(), batch.sample.tolist(), strict=True)):
             image = decode(source.files[sample])
@@ -81,24 +81,24 @@ def test_pixels_are_the_crop_of_the_decoded_image():
 
 
 def test_the_stream_is_a_function_of_the_step():
-    whole = stream(Pictures.noise(10), 0, 8)
-    assert_same(whole[3:], stream(Pictures.noise(10), 3, 8))
-    assert_same(whole, stream(Pictures.noise(10), 0, 8, keep=True))
-    other = stream(Pictures.noise(10), 0, 8, seed=1)
+    whole = stream(MemorySource.noise(10), 0, 8)
+    assert_same(whole[3:], stream(MemorySource.noise(10), 3, 8))
+    assert_same(whole, stream(MemorySource.noise(10), 0, 8, keep=True))
+    other = stream(MemorySource.noise(10), 0, 8, seed=1)
     assert any((a.pixels != b.pixels).any() for a, b in zip(whole, other, strict=True))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("keep", [False, True])
 def test_workers_change_nothing(workers, keep):
-    source = Pictures.noise(10, frozenset({7}))
+    source = MemorySource.noise(10, frozenset({7}))
     assert_same(stream(source, 1, 12, batch_size=20), stream(source, 1, 12, batch_size=20, workers=workers, keep=keep))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_together_make_the_same_batch(world, workers):
-    source = Pictures.noise(11, frozenset({5}))
+    source = MemorySource.noise(11, frozenset({5}))
     whole = stream(source, 2, 7, batch_size=8)
     assert [b.position.tolist() for b in whole] == [list(range(8))] * 5
     for neighbour in (False, True):
@@ -116,11 +116,11 @@ def test_ranks_together_make_the_same_batch(world, workers):
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
     with pytest.raises(UserError, match="batch of 8 does not divide among 3 processes"):
-        stream(Pictures.noise(4), 0, 1, batch_size=8, ranks=Ranks(0, 3))
+        stream(MemorySource.noise(4), 0, 1, batch_size=8, ranks=Ranks(0, 3))
 
 
 def test_an_unreadable_image_keeps_its_slot_with_weight_zero():
-    good, bad = stream(Pictures.noise(10), 0, 5), stream(Pictures.noise(10, frozenset({4})), 0, 5)
+    good, bad = stream(MemorySource.noise(10), 0, 5), stream(MemorySource.noise(10, frozenset({4})), 0, 5)
     failures = [f for b in bad for f in b.failures]
     assert failures == [("4.png", "cannot be read: No such file or directory")] * 2
     for a, b in zip(good, bad, strict=True):
@@ -131,7 +131,7 @@ def test_an_unreadable_image_keeps_its_slot_with_weight_zero():
 
 
 def test_several_labels_come_as_marks():
-    for batch in stream(Pictures.noise(10, sets=4), 0, 3, workers=1):
+    for batch in stream(MemorySource.noise(10, sets=4), 0, 3, workers=1):
         assert batch.labels.dtype == torch.uint8
         assert batch.labels.tolist() == [[s >> k & 1 for k in range(4)] for s in batch.sample.tolist()]
         assert len(batch) == 4
@@ -139,7 +139,7 @@ def test_several_labels_come_as_marks():
 
 def test_evaluation_takes_each_sample_once_in_order():
     for workers in (0, 2):
-        loader = evaluation_loader(reader_for(Pictures.noise(10)), 4, workers, CPU)
+        loader = evaluation_loader(reader_for(MemorySource.noise(10)), 4, workers, CPU)
         batches = list(loader)
         assert [len(b) for b in batches] == [4, 4, 2]
         assert len(loader) == 3
@@ -151,13 +151,13 @@ def test_evaluation_takes_each_sample_once_in_order():
 
 
 def test_kept_images_are_read_once():
-    source = Pictures.noise(10)
+    source = MemorySource.noise(10)
     stream(source, 0, 10, keep=True)
     assert source.reads == 10
 
 
 def test_workers_fill_one_cache_for_all():
-    source = Pictures.noise(10)
+    source = MemorySource.noise(10)
     reader = reader_for(source, keep=True)
     first = list(training_loader(reader, 5, AugmentConfig(), 0, 2, CPU).from_step(0, 4))
     source.broken = frozenset(range(10))  # nothing can be read any more, and nothing need be
@@ -184,7 +184,7 @@ def test_how_much_smaller_an_image_may_be():
 
 
 def test_scaled_decoding_is_close_to_the_whole_and_only_for_crops():
-    source = Pictures([encode(Image.fromarray(photo(300, 400, i)), "JPEG", quality=92) for i in range(6)])
+    source = MemorySource([encode(Image.fromarray(photo(300, 400, i)), "JPEG", quality=92) for i in range(6)])
     spec = Preprocess(size=(32, 32))
 
     def batch(scaled):
@@ -202,7 +202,7 @@ def test_scaled_decoding_is_close_to_the_whole_and_only_for_crops():
 
 
 def test_batches_that_are_kept_stay_as_they_were():
-    source = Pictures.noise(10)
+    source = MemorySource.noise(10)
     expected = [b.pixels.clone() for b in stream(source, 0, 20)]
     kept = stream(source, 0, 20, workers=2)  # more than there are slots
     assert all(torch.equal(a, b.pixels) for a, b in zip(expected, kept, strict=True))
@@ -210,7 +210,7 @@ def test_batches_that_are_kept_stay_as_they_were():
 
 def test_slots_are_used_again_and_dev_shm_never():
     before = set(Path("/dev/shm").glob("*"))
-    loader = training_loader(reader_for(Pictures.noise(10)), 4, AugmentConfig(), 0, 2, CPU)
+    loader = training_loader(reader_for(MemorySource.noise(10)), 4, AugmentConfig(), 0, 2, CPU)
     places = set()
     for batch in loader.from_step(0, 40):
         places.add(batch.pixels.data_ptr())
@@ -219,7 +219,7 @@ def test_slots_are_used_again_and_dev_shm_never():
 
 
 def test_a_killed_worker_is_told_in_one_sentence():
-    stream_ = training_loader(reader_for(Pictures.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 1000)
+    stream_ = training_loader(reader_for(MemorySource.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 1000)
     next(stream_)
     for child in workers_module.multiprocessing.active_children():
         os.kill(child.pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ def test_a_killed_worker_is_told_in_one_sentence():
 
 
 def test_signals_to_the_group_do_not_reach_the_workers():
-    stream_ = training_loader(reader_for(Pictures.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 30)
+    stream_ = training_loader(reader_for(MemorySource.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 30)
     next(stream_)
     time.sleep(0.2)
     for child in workers_module.multiprocessing.active_children():
@@ -242,7 +242,7 @@ def test_signals_to_the_group_do_not_reach_the_workers():
 
 
 def test_workers_end_with_the_stream():
-    stream_ = training_loader(reader_for(Pictures.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 1000)
+    stream_ = training_loader(reader_for(MemorySource.noise(10)), 4, AugmentConfig(), 0, 2, CPU).from_step(0, 1000)
     next(stream_)
     assert len(workers_module.multiprocessing.active_children()) == 2
     stream_.close()
@@ -250,17 +250,17 @@ def test_workers_end_with_the_stream():
 
 
 def test_a_mistake_in_a_worker_is_shown_with_its_traceback():
-    source = Pictures.noise(10)
+    source = MemorySource.noise(10)
     source.files = None  # type: ignore[assignment]
-    source.__class__ = type("Broken", (Pictures,), {"__len__": lambda self: 10})
+    source.__class__ = type("Broken", (MemorySource,), {"__len__": lambda self: 10})
     with pytest.raises(RuntimeError, match="TypeError"):
         list(training_loader(Reader(source, SPEC, 10**6), 4, AugmentConfig(), 0, 1, CPU).from_step(0, 2))
 
 
 def test_threads_where_processes_cannot_be_forked(monkeypatch):
-    expected = stream(Pictures.noise(10), 0, 6)
+    expected = stream(MemorySource.noise(10), 0, 6)
     monkeypatch.setattr(workers_module, "CAN_FORK", False)
-    assert_same(expected, stream(Pictures.noise(10), 0, 6, workers=2))
+    assert_same(expected, stream(MemorySource.noise(10), 0, 6, workers=2))
     assert not workers_module.multiprocessing.active_children()
 
 
@@ -270,27 +270,27 @@ def test_threads_where_processes_cannot_be_forked(monkeypatch):
 )
 def test_how_many_workers(monkeypatch, device, keep, cores, workers):
     monkeypatch.setattr(loader_module, "cores", lambda: cores)
-    reader = reader_for(Pictures.noise(2), keep)
+    reader = reader_for(MemorySource.noise(2), keep)
     assert loader_module.workers_for(reader, None, torch.device(device)) == workers
     assert loader_module.workers_for(reader, 3, torch.device(device)) == 3
 
 
 def test_repeats_are_the_same_images_changed_in_other_ways():
-    rows = stream(Pictures.noise(10), 0, 5, batch_size=6, repeats=3)
+    rows = stream(MemorySource.noise(10), 0, 5, batch_size=6, repeats=3)
     for step, batch in enumerate(rows):
         assert batch.sample[:2].tolist() == batch.sample[2:4].tolist() == batch.sample[4:].tolist()
         assert len(batch.epoch.unique()) == 3, step  # the key of all that is drawn for a copy
         assert not torch.equal(batch.pixels[0], batch.pixels[2])
     seen = torch.cat([batch.sample[:2] for batch in rows])
     assert sorted(seen.tolist()) == list(range(10))  # one epoch in five steps of two images
-    assert len(stream(Pictures.noise(10), 0, 1, batch_size=7, repeats=3)[0]) == 7  # as DeiT's 1024 of 3
+    assert len(stream(MemorySource.noise(10), 0, 1, batch_size=7, repeats=3)[0]) == 7  # as DeiT's 1024 of 3
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
     parts = []
     for rank in range(world):
-        loader = evaluation_loader(reader_for(Pictures.noise(10)), 3, 0, CPU, Ranks(rank, world))
+        loader = evaluation_loader(reader_for(MemorySource.noise(10)), 3, 0, CPU, Ranks(rank, world))
         batches = list(loader)
         assert len(batches) == len(loader) == -(-10 // (3 * world))
         parts += [batch.sample[batch.weights > 0] for batch in batches]
@@ -300,7 +300,7 @@ def test_ranks_together_evaluate_every_image_once_in_as_many_batches(world):
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("crop", ["none", "shift", "zoom"])
 def test_images_kept_on_the_device_and_batches_that_come_as_one_are_the_same(crop, together):
-    source, augment = Pictures.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
+    source, augment = MemorySource.noise(11, frozenset({5})), AugmentConfig(crop=crop, mixup=0.1)
     ranks = Ranks(1, 2)
     expected = list(training_loader(reader_for(source), 4, augment, 0, 0, CPU, ranks).from_step(2, 15))
     images = evaluation_loader(reader_for(source), 4, 0, CPU)

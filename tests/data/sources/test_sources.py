@@ -234,7 +234,7 @@ def test_broken_images_are_excluded_with_a_reason(tmp_path: Path) -> None:
     assert [name for name, _ in data.excluded] == ["a/bomb.png", "a/cut.jpg", "a/empty.png", "a/text.jpg", "c/only.gif"]
     reasons = dict(data.excluded)
     assert "pixels" in reasons["a/bomb.png"]
-    assert "cut short" in reasons["a/cut.jpg"]
+    assert "truncated" in reasons["a/cut.jpg"]
     assert "empty" in reasons["a/empty.png"]
     assert "not a readable image" in reasons["a/text.jpg"]
     assert {"a/wrong extension.png", "b/ünï cöde 図.jpeg", "b/folder.jpg/inside.TIFF"} <= names_of(data, "all")

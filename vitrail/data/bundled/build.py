@@ -1,6 +1,6 @@
-"""Builds cifar10-3000.zip from the CIFAR-10 binaries: python build.py cifar-10-batches-bin cifar10-3000.zip
+"""Build cifar10-3000.zip from the CIFAR-10 binaries: python build.py cifar-10-batches-bin cifar10-3000.zip
 
-The choice and the order depend on nothing but the indices; the bytes also on the version of libwebp.
+The choice and order of images depend only on their indices; the bytes also depend on the version of libwebp.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ BATCHES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "tes
 
 
 def build_archive(binaries: Path, target: Path) -> None:
+    """Write a zip of lossless WebP images, PER_CLASS of each class and split."""
     classes = (binaries / "batches.meta.txt").read_text().split()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for split, count in PER_CLASS.items():
@@ -34,7 +35,7 @@ def build_archive(binaries: Path, target: Path) -> None:
 
 
 def _rank(split: str, index: int) -> bytes:
-    """A fixed shuffle: the images of a class in the order of these hashes."""
+    """Hash that orders the images of a class: a fixed shuffle."""
     return hashlib.blake2b(f"{split}/{index}".encode()).digest()
 
 
@@ -43,7 +44,7 @@ def _lossless(pixels: np.ndarray) -> bytes:
     Image.fromarray(pixels).save(file, "WEBP", lossless=True, quality=100, method=6, exact=True)
     with Image.open(io.BytesIO(file.getvalue())) as image:
         if not np.array_equal(np.asarray(image), pixels):
-            raise RuntimeError("libwebp did not keep the pixels")
+            raise RuntimeError("libwebp changed the pixels")
     return file.getvalue()
 
 

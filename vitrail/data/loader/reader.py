@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.config import Preprocess
-from vitrail.data.decode import JPEG_SCALES, BadImage, OpenedImage, open_image
+from vitrail.data.decode import JPEG_DOWNSCALES, BadImage, OpenedImage, open_image
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.transforms import crop_resize
 from vitrail.errors import error_reason
@@ -60,7 +60,7 @@ class Reader:
             return crop_resize(image, choose(*image.shape[:2]), self.spec)
         opened = self._open(data)
         box = choose(*opened.size)
-        shrink = jpeg_scale_for(box, self.spec.size) if opened.can_shrink else 1
+        shrink = jpeg_scale_for(box, self.spec.size) if opened.can_downscale else 1
         image = opened.pixels(shrink)
         return crop_resize(image, scale_box(box, shrink), self.spec)
 
@@ -82,7 +82,7 @@ class Reader:
 
 def jpeg_scale_for(box: Box, size: tuple[int, int]) -> int:
     """How many times smaller a picture may be decoded for `box` of it to be at least `size`."""
-    fits = (shrink for shrink in JPEG_SCALES if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
+    fits = (shrink for shrink in JPEG_DOWNSCALES if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
     return next(fits, 1)
 
 

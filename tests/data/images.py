@@ -1,4 +1,4 @@
-"""Sources in memory for the tests of this room."""
+"""Image sources in memory, for the tests of data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encode(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Colours, edges and texture at every scale, as a JPEG of a photograph has them."""
+    """Colours, edges and texture at every scale, like a photograph."""
     random = np.random.default_rng(seed)
     total = np.full((height, width, 3), 128.0)
     for side in (2, 5, 11, 37, 97):
@@ -28,8 +28,8 @@ def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.clip(total, 0, 255).astype(np.uint8)
 
 
-class Pictures:
-    """Image i is noise of its own; some cannot be read."""
+class MemorySource:
+    """Encoded images in memory; those in `broken` cannot be read. With `sets`, multilabel with that many labels."""
 
     def __init__(self, files: list[bytes], broken: frozenset[int] = frozenset(), sets: int = 0):
         self.files, self.broken, self.sets = files, broken, sets
@@ -37,7 +37,7 @@ class Pictures:
         self.reads = 0
 
     @classmethod
-    def noise(cls, count: int, broken: frozenset[int] = frozenset(), sets: int = 0) -> Pictures:
+    def noise(cls, count: int, broken: frozenset[int] = frozenset(), sets: int = 0) -> MemorySource:
         shapes = [(12 + i % 3, 10 + i % 2, 3) for i in range(count)]
         images = [np.random.default_rng(i).integers(0, 255, shape, dtype=np.uint8) for i, shape in enumerate(shapes)]
         return cls([encode(Image.fromarray(image), "PNG") for image in images], broken, sets)
