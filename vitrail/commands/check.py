@@ -11,7 +11,7 @@ from rich.console import Console
 from vitrail import strict_json
 from vitrail.atomic import atomic_write
 from vitrail.data.quarantine import write_quarantine
-from vitrail.data.sources.image_list import UNSPLIT, counted
+from vitrail.data.sources.data_source import UNSPLIT, counted
 from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Case, Findings
 from vitrail.errors import os_errors_as, user_path

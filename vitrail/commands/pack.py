@@ -13,7 +13,7 @@ from rich.progress import Progress
 from vitrail.data.dataset import check_readable, scan_source
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.pack import Packer, PackOptions
-from vitrail.data.sources.image_list import counted
+from vitrail.data.sources.data_source import counted
 from vitrail.data.sources.read import read_source
 from vitrail.errors import UserError, error_reason, user_path
 from vitrail.interrupt import Interrupted, Interrupts

@@ -16,7 +16,7 @@ from vitrail.data.formats import SUPPORTED_FORMATS, by_extension
 from vitrail.data.quarantine import Quarantine
 from vitrail.data.samples import LabelSets, Samples, Texts
 from vitrail.data.scan import Progress, ScanResult, find_unreadable, scan
-from vitrail.data.sources.image_list import UNSPLIT, ImageList, class_list, counted, plural, quoted, shorten
+from vitrail.data.sources.data_source import UNSPLIT, DataSource, class_list, counted, plural, quoted, shorten
 from vitrail.data.sources.read import read_source
 from vitrail.data.splits import DEFAULT_SPLIT, SplitRule, note_leaks
 from vitrail.data.traits import Trait
@@ -82,7 +82,7 @@ def open_dataset(
     quarantine: str | Path = "",
     follow_links: bool = True,
     progress: Progress | None = None,
-    read: Callable[[Path, list[str]], ImageList | None] | None = None,
+    read: Callable[[Path, list[str]], DataSource | None] | None = None,
 ) -> Dataset:
     """Open the data set at `path` (see `read_source` for what it can be).
 
@@ -152,7 +152,7 @@ def open_dataset(
 
 
 def scan_source(
-    source: ImageList, max_pixels: int, progress: Progress | None = None, *, verify: bool = False
+    source: DataSource, max_pixels: int, progress: Progress | None = None, *, verify: bool = False
 ) -> ScanResult:
     """Return the scan of every image; an image in two splits, as in ImageNet's "real", is scanned once.
 
@@ -170,14 +170,14 @@ def scan_source(
     return scanned.rows([row_of[entry.name] for entry in source.entries])
 
 
-def _check_train(images: ImageList, needed: bool, path: str | Path) -> None:
+def _check_train(images: DataSource, needed: bool, path: str | Path) -> None:
     if needed and "train" not in images.splits:
         splits = quoted(dict.fromkeys(images.splits))
         kind = "folder" if images.noun == "class folder" else "split"
         raise UserError(f"'{path}' has images in {splits} but no usable image in a 'train' {kind}")
 
 
-def _check_weights(images: ImageList, path: str | Path) -> None:
+def _check_weights(images: DataSource, path: str | Path) -> None:
     if images.weights is not None and not any(
         weight for weight, split in zip(images.weights, images.splits, strict=True) if split in ("train", UNSPLIT)
     ):
@@ -185,7 +185,7 @@ def _check_weights(images: ImageList, path: str | Path) -> None:
 
 
 def _usable(
-    source: ImageList, scanned: ScanResult, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
+    source: DataSource, scanned: ScanResult, excluded: list[tuple[str, str]], path: str | Path, notes: list[str]
 ) -> list[int]:
     """Return the rows of usable images. Note the other images, and classes without usable images."""
     check_readable(source, scanned, path)
@@ -205,7 +205,7 @@ def _usable(
     return rows
 
 
-def usable_rows(source: ImageList, scanned: ScanResult, path: str | Path) -> list[int]:
+def usable_rows(source: DataSource, scanned: ScanResult, path: str | Path) -> list[int]:
     """Return the rows of the images that can be decoded; raise UserError if there is none."""
     rows = [row for row in range(len(source.entries)) if row not in scanned.problems]
     if not rows:
@@ -215,7 +215,7 @@ def usable_rows(source: ImageList, scanned: ScanResult, path: str | Path) -> lis
     return rows
 
 
-def check_readable(source: ImageList, scanned: ScanResult, path: str | Path) -> None:
+def check_readable(source: DataSource, scanned: ScanResult, path: str | Path) -> None:
     """Raise UserError if most images cannot be read: then `path` is hardly the data that the user means."""
     problems = sorted(scanned.problems.items())
     bad = {source.entries[row].name: why for row, why in problems if not why.startswith(NOT_FOUND)}
@@ -240,7 +240,7 @@ def _note_traits(scanned: ScanResult, usable: Sequence[int], notes: list[str]) -
             notes.append(f"{counted(number, 'image')} {what}.")
 
 
-def _note_empty_classes(images: ImageList, classes: tuple[str, ...], notes: list[str]) -> None:
+def _note_empty_classes(images: DataSource, classes: tuple[str, ...], notes: list[str]) -> None:
     for split in dict.fromkeys(images.splits):
         sets = {labels for labels, name in zip(images.labels, images.splits, strict=True) if name == split}
         present = {name for labels in sets for name in labels}
@@ -250,7 +250,7 @@ def _note_empty_classes(images: ImageList, classes: tuple[str, ...], notes: list
 
 
 def _samples(
-    images: ImageList, classes: tuple[str, ...], scanned: ScanResult, keep_descriptors: bool
+    images: DataSource, classes: tuple[str, ...], scanned: ScanResult, keep_descriptors: bool
 ) -> dict[str, Samples]:
     """Return the samples of each split."""
     index = {name: number for number, name in enumerate(classes)}
@@ -289,7 +289,7 @@ def _as_integers(digests: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(digests[:, :8]).view(">u8")[:, 0].astype(np.uint64)
 
 
-def _fingerprint(images: ImageList, digests: list[bytes]) -> str:
+def _fingerprint(images: DataSource, digests: list[bytes]) -> str:
     """Return a digest of names, classes, content, and the splits, groups and weights that a table gives."""
     fingerprint = hashlib.blake2b(digest_size=16)
     for row, (entry, labels, digest) in enumerate(zip(images.entries, images.labels, digests, strict=True)):

@@ -39,7 +39,7 @@ from vitrail.data.formats import (
     RAW,
     SUPPORTED_FORMATS,
     detect_format,
-    unsupported_reason,
+    unsupported_format_reason,
 )
 
 try:
@@ -107,7 +107,7 @@ def open_image(
         if width * height > max_pixels:
             raise BadImage(f"{width}x{height} pixels is more than the limit of {max_pixels:,}")
         if isinstance(image, TiffImagePlugin.TiffImageFile) and _is_raw(image):
-            raise BadImage(unsupported_reason(RAW))
+            raise BadImage(unsupported_format_reason(RAW))
         return OpenedImage(image, data, channels, background)
 
 
@@ -300,7 +300,7 @@ def _configure_pillow(max_pixels: int) -> None:
 def _reason(error: Exception, data: bytes) -> str:
     if isinstance(error, UnidentifiedImageError):
         kind = detect_format(data[:HEAD_BYTES])
-        if unsupported := unsupported_reason(kind):
+        if unsupported := unsupported_format_reason(kind):
             return unsupported
         if kind in EXTENSIONS:
             return f"damaged or unusual {kind}: its header cannot be read"

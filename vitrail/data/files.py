@@ -21,7 +21,7 @@ from vitrail.data.formats import (
     detect_format,
     extension_of,
     is_image_name,
-    unsupported_reason,
+    unsupported_format_reason,
 )
 from vitrail.errors import UserError, error_reason
 
@@ -84,7 +84,7 @@ class Listing:
         if kind in EXTENSIONS:
             self.images.append(entry)
         elif kind:
-            self.unreadable.append((entry.name, unsupported_reason(kind)))
+            self.unreadable.append((entry.name, unsupported_format_reason(kind)))
             self.unknown.append(entry.name)
         else:
             self.others.append(entry.name)

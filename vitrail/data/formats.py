@@ -145,7 +145,7 @@ def describe_non_image(data: bytes) -> str:
     return "text" if start.isascii() and start.decode("ascii").isprintable() and start else ""
 
 
-def unsupported_reason(kind: str) -> str:
+def unsupported_format_reason(kind: str) -> str:
     """Of a kind of picture that is not read; "" for one that is."""
     if kind == "HEIF" and not CAN_READ_HEIF:
         return f"{NOT_SUPPORTED}HEIC needs pillow-heif, which is not installed; pip install 'vitrail[heif]'"

@@ -24,7 +24,7 @@ from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.samples import LabelSets, Texts
 from vitrail.data.scan import Progress, ScanResult, scan, threads
-from vitrail.data.sources.image_list import ImageList, class_list
+from vitrail.data.sources.data_source import DataSource, class_list
 from vitrail.data.sources.packed import FORMAT, INDEX, MANIFEST, UNFINISHED, VERSION, Index, read_packed
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.data.sources.shards import original_name
@@ -54,7 +54,7 @@ class _Shard:
 class Packer:
     """Packs images into one folder."""
 
-    def __init__(self, source: ImageList, scanned: ScanResult, out: Path, options: PackOptions):
+    def __init__(self, source: DataSource, scanned: ScanResult, out: Path, options: PackOptions):
         usable = [row for row in range(len(source.entries)) if row not in scanned.problems]
         self.skipped = source.unreadable + [(source.entries[row].name, why) for row, why in scanned.problems.items()]
         self.source, self.out, self.options = source.keep(usable), out, options
@@ -259,7 +259,7 @@ class Packer:
         return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def _plan(source: ImageList, shard_bytes: int) -> list[_Shard]:
+def _plan(source: DataSource, shard_bytes: int) -> list[_Shard]:
     """Return the shards with their rows: each split in order, with a new shard when one is full."""
     shards: list[_Shard] = []
     for split in dict.fromkeys(source.splits):

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.atomic import atomic_write
 from vitrail.data.files import Entry, read_file
-from vitrail.data.sources.image_list import counted, quoted
+from vitrail.data.sources.data_source import counted, quoted
 from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.spreadsheet import csv_bytes, read_csv_rows, unescape_cell
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.samples import Samples
 from vitrail.data.similar import connected_components, similar_groups
-from vitrail.data.sources.image_list import UNSPLIT, ImageList, counted, quoted
+from vitrail.data.sources.data_source import UNSPLIT, DataSource, counted, quoted
 from vitrail.errors import UserError
 from vitrail.metrics.group_split import Unit, stratified_units
 
@@ -46,7 +46,7 @@ class SplitRule:
         """Return the rule from a mapping that may have other keys too."""
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
-    def apply(self, images: ImageList, digests: list[bytes], descriptors: np.ndarray, notes: list[str]) -> ImageList:
+    def apply(self, images: DataSource, digests: list[bytes], descriptors: np.ndarray, notes: list[str]) -> DataSource:
         """Return the images with a split each. `descriptors` are those of `similar.descriptor`, one per image."""
         if self.val_as_test and "test" not in images.splits:
             images = replace(images, splits=["test" if name == "val" else name for name in images.splits])
@@ -63,8 +63,8 @@ DEFAULT_SPLIT = SplitRule()
 
 
 def make_val_split(
-    images: ImageList, digests: list[bytes], similar: np.ndarray | None, fraction: float, seed: int, notes: list[str]
-) -> ImageList:
+    images: DataSource, digests: list[bytes], similar: np.ndarray | None, fraction: float, seed: int, notes: list[str]
+) -> DataSource:
     """Return the images with `fraction` of each training class moved to "val".
 
     The choice depends only on the seed and on the content (or on group names): adding or removing an image moves hardly
@@ -119,7 +119,7 @@ def _split_large_groups(labels: Sequence[Sequence[Any]], similar: np.ndarray, no
     return groups
 
 
-def _note_uneven(images: ImageList, splits: list[str], fraction: float, notes: list[str]) -> None:
+def _note_uneven(images: DataSource, splits: list[str], fraction: float, notes: list[str]) -> None:
     """Note classes without validation images, and a validation fraction that differs from the requested one."""
     counts: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
     for labels, split in zip(images.labels, splits, strict=True):
@@ -172,7 +172,7 @@ def _rank_key(contents: Sequence[bytes], groups: Sequence[str] | None, rows: lis
     return min(contents[row] for row in rows)
 
 
-def note_leaks(images: ImageList, digests: list[bytes], notes: list[str]) -> None:
+def note_leaks(images: DataSource, digests: list[bytes], notes: list[str]) -> None:
     """Note exact copies and groups in several splits: they make the measured accuracy too high."""
     training = {digest for digest, split in zip(digests, images.splits, strict=True) if split == "train"}
     rows = [row for row, split in enumerate(images.splits) if split != "train" and digests[row] in training]

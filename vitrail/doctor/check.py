@@ -15,7 +15,7 @@ from vitrail.data.files import NOT_FOUND
 from vitrail.data.formats import NOT_SUPPORTED, SUPPORTED_FORMATS, by_extension
 from vitrail.data.quarantine import UNREAD, QuarantineRow
 from vitrail.data.scan import Progress, ScanResult
-from vitrail.data.sources.image_list import UNSPLIT, ImageList, class_list, counted, quoted
+from vitrail.data.sources.data_source import UNSPLIT, DataSource, class_list, counted, quoted
 from vitrail.data.sources.read import read_source
 from vitrail.data.traits import Trait
 from vitrail.doctor.duplicates import exact_findings, find_near_duplicates, group_identical, near_findings
@@ -114,7 +114,7 @@ def check_dataset(
     )
 
 
-def _class_finding(source: ImageList, path: str | Path) -> Finding:
+def _class_finding(source: DataSource, path: str | Path) -> Finding:
     """Classes that training rejects, for example one that only the test split has."""
     try:
         class_list(source, None, path)
@@ -125,7 +125,7 @@ def _class_finding(source: ImageList, path: str | Path) -> Finding:
     return Finding("classes", "", "")
 
 
-def _quarantine(source: ImageList, scan: ScanResult, reasons: dict[int, str]) -> list[QuarantineRow]:
+def _quarantine(source: DataSource, scan: ScanResult, reasons: dict[int, str]) -> list[QuarantineRow]:
     rows = [
         QuarantineRow(source.entries[row].name, scan.digests[row].tobytes().hex(), reasons[row])
         for row in sorted(reasons)
@@ -133,7 +133,7 @@ def _quarantine(source: ImageList, scan: ScanResult, reasons: dict[int, str]) ->
     return rows + [QuarantineRow(name, UNREAD, f"cannot be used: {why}") for name, why in source.unreadable]
 
 
-def _empty_class_notes(source: ImageList, usable: Sequence[int], reasons: dict[int, str]) -> list[str]:
+def _empty_class_notes(source: DataSource, usable: Sequence[int], reasons: dict[int, str]) -> list[str]:
     """A note on the classes that would have no training images with the quarantine applied."""
     training = [row for row in usable if source.splits[row] in ("train", UNSPLIT)]
     before = {name for row in training for name in source.labels[row]}
@@ -144,7 +144,7 @@ def _empty_class_notes(source: ImageList, usable: Sequence[int], reasons: dict[i
     return [f"With quarantine.csv, no training images are left for {quoted(lost)}. Repair or move some files first."]
 
 
-def _class_counts(source: ImageList, usable: Sequence[int]) -> dict[str, dict[str, int]]:
+def _class_counts(source: DataSource, usable: Sequence[int]) -> dict[str, dict[str, int]]:
     """Class -> split -> number of images, zeros included."""
     counts = Counter((name, source.splits[row]) for row in usable for name in source.labels[row])
     names = source.classes or sorted({name for labels in source.labels for name in labels})
@@ -152,7 +152,7 @@ def _class_counts(source: ImageList, usable: Sequence[int]) -> dict[str, dict[st
     return {name: {split: counts[name, split] for split in splits} for name in names}
 
 
-def _group_finding(source: ImageList, usable: Sequence[int]) -> Finding:
+def _group_finding(source: DataSource, usable: Sequence[int]) -> Finding:
     first_rows: dict[str, dict[str, int]] = {}  # group -> split -> the group's first row in that split
     for row in usable:
         if source.groups is not None and source.groups[row]:
@@ -169,7 +169,7 @@ def _group_finding(source: ImageList, usable: Sequence[int]) -> Finding:
     )
 
 
-def _unusable_findings(source: ImageList, scan: ScanResult) -> list[Finding]:
+def _unusable_findings(source: DataSource, scan: ScanResult) -> list[Finding]:
     """Broken files, images in unsupported formats, and missing files."""
     bad = source.unreadable + [(source.entries[row].name, scan.problems[row]) for row in sorted(scan.problems)]
     cases: dict[str, list[Case]] = {"corrupt": [], "format": [], "missing": []}
@@ -201,7 +201,7 @@ def _unusable_findings(source: ImageList, scan: ScanResult) -> list[Finding]:
     ]
 
 
-def _balance_findings(balance: dict[str, dict[str, int]], source: ImageList) -> list[Finding]:
+def _balance_findings(balance: dict[str, dict[str, int]], source: DataSource) -> list[Finding]:
     training_split = "train" if "train" in source.splits else UNSPLIT
     sizes = {name: counts.get(training_split, 0) for name, counts in balance.items()}
     missing = [
@@ -239,7 +239,7 @@ def _balance_findings(balance: dict[str, dict[str, int]], source: ImageList) -> 
     ]
 
 
-def _shape_finding(source: ImageList, scan: ScanResult, usable: Sequence[int]) -> Finding:
+def _shape_finding(source: DataSource, scan: ScanResult, usable: Sequence[int]) -> Finding:
     shapes = scan.shapes[usable].astype(np.int64)
     short, long, area = shapes.min(axis=1), shapes.max(axis=1), shapes.prod(axis=1)
     median_side, median_area = float(np.median(short)), float(np.median(area))
@@ -265,7 +265,7 @@ def _shape_finding(source: ImageList, scan: ScanResult, usable: Sequence[int]) -
     )
 
 
-def _grey_finding(source: ImageList, scan: ScanResult, usable: Sequence[int]) -> Finding:
+def _grey_finding(source: DataSource, scan: ScanResult, usable: Sequence[int]) -> Finding:
     """Grey images are reported only where most images have colour."""
     grey = [row for row in usable if scan.traits[row] & Trait.GREY]
     mixed = len(grey) < len(usable) / 2
@@ -277,7 +277,7 @@ def _grey_finding(source: ImageList, scan: ScanResult, usable: Sequence[int]) ->
     )
 
 
-def _trait_findings(source: ImageList, scan: ScanResult, usable: Sequence[int]) -> list[Finding]:
+def _trait_findings(source: DataSource, scan: ScanResult, usable: Sequence[int]) -> list[Finding]:
     findings = []
     for kind, trait, title, advice in _TRAITS:
         rows = [row for row in usable if scan.traits[row] & trait]

@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.scan import Progress, ScanResult, threads
 from vitrail.data.similar import Pairs, connected_components, similar_pairs
-from vitrail.data.sources.image_list import ImageList, counted
+from vitrail.data.sources.data_source import DataSource, counted
 from vitrail.doctor.findings import Case, Finding
 from vitrail.doctor.thumbnails import SAME_IMAGE, SIDE, thumbnail, thumbnail_similarity
 
@@ -41,7 +41,7 @@ class Match(NamedTuple):
     score: float
 
 
-def group_identical(source: ImageList, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
+def group_identical(source: DataSource, digests: np.ndarray, rows: Iterable[int]) -> list[list[int]]:
     """Group rows by file content. One file listed in two splits (as by ImageNet ReaL) is not a duplicate."""
     by_digest: dict[bytes, dict[str, int]] = {}
     for row in rows:
@@ -50,7 +50,7 @@ def group_identical(source: ImageList, digests: np.ndarray, rows: Iterable[int])
 
 
 def find_near_duplicates(
-    source: ImageList, scan: ScanResult, identical: list[list[int]], max_pixels: int, progress: Progress | None
+    source: DataSource, scan: ScanResult, identical: list[list[int]], max_pixels: int, progress: Progress | None
 ) -> list[Match]:
     """Find near duplicates among groups of identical files: pairs with close descriptors, compared as thumbnails."""
     first = [rows[0] for rows in identical]
@@ -99,7 +99,7 @@ def _closest_pairs(pairs: Pairs, split_ids: np.ndarray) -> Pairs:
     return pairs.keep(np.flatnonzero(keep))
 
 
-def exact_findings(source: ImageList, identical: list[list[int]], reasons: dict[int, str]) -> list[Finding]:
+def exact_findings(source: DataSource, identical: list[list[int]], reasons: dict[int, str]) -> list[Finding]:
     """Findings on files with identical bytes. Adds the rows that training should exclude to `reasons`."""
     leaks, conflicts, redundant = [], [], []
     for rows in identical:
@@ -144,7 +144,7 @@ def exact_findings(source: ImageList, identical: list[list[int]], reasons: dict[
     ]
 
 
-def near_findings(source: ImageList, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
+def near_findings(source: DataSource, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
     """Findings on near duplicates. Adds those across splits to `reasons`, unless they are so many that the images
     probably share a layout."""
     leaks = _near_leaks(source, matches, reasons)
@@ -189,13 +189,13 @@ def near_findings(source: ImageList, matches: Sequence[Match], reasons: dict[int
     ]
 
 
-def _probably_layout(source: ImageList, leaks: Iterable[int]) -> bool:
+def _probably_layout(source: DataSource, leaks: Iterable[int]) -> bool:
     """Whether excluding these rows would remove so much of a split that they probably share a layout."""
     leaked, images = Counter(source.splits[row] for row in leaks), Counter(source.splits)
     return any(rows > max(MIN_LEAKS, MAX_LEAK_FRACTION * images[split]) for split, rows in leaked.items())
 
 
-def _near_leaks(source: ImageList, matches: Sequence[Match], reasons: dict[int, str]) -> dict[int, tuple[Match, int]]:
+def _near_leaks(source: DataSource, matches: Sequence[Match], reasons: dict[int, str]) -> dict[int, tuple[Match, int]]:
     """Row of a lower-priority split -> its best match in a higher-priority one, best first. Skips excluded rows."""
     best: dict[int, tuple[Match, int]] = {}
     for match in sorted(matches, key=lambda match: -match.score):
@@ -207,7 +207,7 @@ def _near_leaks(source: ImageList, matches: Sequence[Match], reasons: dict[int, 
     return best
 
 
-def _group_cases(source: ImageList, matches: Sequence[Match]) -> list[Case]:
+def _group_cases(source: DataSource, matches: Sequence[Match]) -> list[Case]:
     """One case for each connected group of matches. `matches` and the result are sorted best first."""
     rows = sorted({row for match in matches for row in (match.left[0], match.right[0])})
     index = {row: number for number, row in enumerate(rows)}
@@ -229,17 +229,17 @@ def _similarity(match: Match, at_least: bool = False) -> str:
     return f"{'at least ' if at_least else ''}{min(match.score, 0.999):.1%} alike{mirrored}"
 
 
-def _priority(source: ImageList, row: int) -> int:
+def _priority(source: DataSource, row: int) -> int:
     return _PRIORITY.get(source.splits[row], 0)
 
 
-def _name(source: ImageList, row: int) -> str:
+def _name(source: DataSource, row: int) -> str:
     return source.entries[row].name
 
 
-def _label(source: ImageList, row: int) -> str:
+def _label(source: DataSource, row: int) -> str:
     return "|".join(source.labels[row]) or "no label"
 
 
-def _case(source: ImageList, rows: Iterable[int], detail: str) -> Case:
+def _case(source: DataSource, rows: Iterable[int], detail: str) -> Case:
     return Case(tuple(_name(source, row) for row in rows), detail)

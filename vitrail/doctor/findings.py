@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrail.data.quarantine import QuarantineRow
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 
 Severity = Literal["severe", "warning", "note"]
 # Most severe first: wrong accuracy, wrong training labels, lost images, then what only needs a look.
@@ -66,7 +66,7 @@ class Findings:
     """The result of a check. `balance` counts the usable images: class -> split -> images."""
 
     root: str
-    source: ImageList
+    source: DataSource
     usable: int
     balance: dict[str, dict[str, int]]
     findings: list[Finding]  # most severe first

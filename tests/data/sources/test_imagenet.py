@@ -13,7 +13,7 @@ import pytest
 from tests.data.folders import fill, has_note, image_bytes, zipped
 from vitrail.data.dataset import open_dataset
 from vitrail.data.files import ANNOTATED_NOT_FOUND, Entry, Listing
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.imagenet import read_imagenet
 from vitrail.data.sources.read import read_source, read_standard
 from vitrail.data.sources.root import Root
@@ -27,7 +27,7 @@ WORDS = {GOLDFISH: "goldfish, Carassius auratus", SALAMANDER: "European fire sal
 WNIDS = [f"n{number:08d}" for number in range(1000)]
 
 
-def read(path: Path) -> tuple[ImageList, list[str]]:
+def read(path: Path) -> tuple[DataSource, list[str]]:
     notes: list[str] = []
     images = read_standard(path, notes)
     assert images is not None
@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[ImageList, list[str]]:
     return images, notes
 
 
-def rows(images: ImageList) -> dict[tuple[str, str], tuple[str, ...]]:
+def rows(images: DataSource) -> dict[tuple[str, str], tuple[str, ...]]:
     """(name, split) -> classes."""
     columns = zip(images.entries, images.splits, images.labels, strict=True)
     return {(entry.name, split): labels for entry, split, labels in columns}

@@ -11,7 +11,7 @@ import pytest
 from tests.data.folders import contents, fill, has_note, names_of, numbered, zipped
 from vitrail.data.dataset import open_dataset
 from vitrail.data.files import ANNOTATED_NOT_FOUND
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.oxford import flower_names
 from vitrail.data.sources.read import read_source, read_standard
 from vitrail.errors import UserError
@@ -19,14 +19,14 @@ from vitrail.errors import UserError
 scipy_io = pytest.importorskip("scipy.io")
 
 
-def read(path: Path) -> tuple[ImageList, list[str]]:
+def read(path: Path) -> tuple[DataSource, list[str]]:
     notes: list[str] = []
     images = read_standard(path, notes)
     assert images is not None
     return images, notes
 
 
-def rows(images: ImageList) -> dict[str, tuple[str, str]]:
+def rows(images: DataSource) -> dict[str, tuple[str, str]]:
     """Name -> (split, class)."""
     columns = zip(images.entries, images.splits, images.labels, strict=True)
     return {entry.name: (split, label) for entry, split, (label,) in columns}

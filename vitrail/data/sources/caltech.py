@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.data.sources.class_folders import read_class_folders
-from vitrail.data.sources.image_list import ImageList, counted
+from vitrail.data.sources.data_source import DataSource, counted
 from vitrail.data.sources.root import Root
 
 CALTECH = "101_ObjectCategories"
 BACKGROUND = "BACKGROUND_Google"
 
 
-def read_caltech(root: Root, notes: list[str]) -> ImageList | None:
+def read_caltech(root: Root, notes: list[str]) -> DataSource | None:
     """Read 101_ObjectCategories/<class>/image_0001.jpg."""
     folders = root.folders()
     if root.name != CALTECH and not {BACKGROUND, "Faces_easy"} <= set(folders):

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.data.files import MAX_FILE_BYTES, Entry, FolderFiles
 from vitrail.data.sources.cifarpickle import byte_rows, load_pickle, names_in, numbers_in
-from vitrail.data.sources.image_list import ImageList, quoted
+from vitrail.data.sources.data_source import DataSource, quoted
 from vitrail.data.sources.root import Root, Tree
 from vitrail.errors import UserError, os_errors_as
 
@@ -63,12 +63,12 @@ VERSIONS = (
 )
 
 
-def read_cifar(root: Root, notes: list[str]) -> ImageList | None:
+def read_cifar(root: Root, notes: list[str]) -> DataSource | None:
     """Read a folder or .zip archive of CIFAR; None if it is not one."""
     for version in VERSIONS:
         batches = [name for name in version.batches if root.has(name)]
         if batches and (root.has(version.meta) or root.name == version.folder):
-            return _image_list(root, version, batches, notes)
+            return _data_source(root, version, batches, notes)
     return None
 
 
@@ -76,7 +76,7 @@ def is_tar(path: Path) -> bool:
     return path.name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
-def read_cifar_tar(path: Path, notes: list[str]) -> ImageList | None:
+def read_cifar_tar(path: Path, notes: list[str]) -> DataSource | None:
     """Read cifar-10-binary.tar.gz and similar archives; None for any other archive."""
     version = _version_in(path)
     if version is None:
@@ -87,7 +87,7 @@ def read_cifar_tar(path: Path, notes: list[str]) -> ImageList | None:
         batches = [name for name in version.batches if name in files.members()]
     if not batches:
         raise UserError(f"'{path}' has a folder of {version.title}, but none of its files")
-    images = _image_list(root, version, batches, notes)
+    images = _data_source(root, version, batches, notes)
     files.clear()
     return images
 
@@ -109,11 +109,11 @@ def _version_in(path: Path) -> Version | None:
     return None
 
 
-def _image_list(root: Root, version: Version, batches: list[str], notes: list[str]) -> ImageList:
+def _data_source(root: Root, version: Version, batches: list[str], notes: list[str]) -> DataSource:
     notes.append(f"Read as {version.title} in its original layout, the {version.kind} version.")
     classes = _classes(root, version)
     files = CifarFiles(root.files, version)
-    images = ImageList(files, [], [], [], classes=classes)
+    images = DataSource(files, [], [], [], classes=classes)
     label_of = [(name,) for name in classes]
     for name in batches:
         where = root.where(name)

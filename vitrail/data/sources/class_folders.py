@@ -6,7 +6,7 @@ import os
 
 from vitrail.data.files import Listing, ZipFiles
 from vitrail.data.formats import SUPPORTED_FORMATS, by_extension
-from vitrail.data.sources.image_list import SPLIT_NAMES, UNSPLIT, ImageList, counted, quoted
+from vitrail.data.sources.data_source import SPLIT_NAMES, UNSPLIT, DataSource, counted, quoted
 from vitrail.data.sources.root import Root, note_links
 from vitrail.errors import UserError
 
@@ -15,13 +15,13 @@ NO_LABEL: tuple[str, ...] = ("image",)  # the label of every image in unlabelled
 DOMINANT_FRACTION = 0.9
 
 
-def read_folders(root: Root, notes: list[str]) -> ImageList:
+def read_folders(root: Root, notes: list[str]) -> DataSource:
     """Read <class>/... or {train,val,test}/<class>/... from a folder or a .zip archive."""
     root = enter_top_folder(root, notes)
     return read_class_folders(root, split_folders(root), notes)
 
 
-def read_unlabelled(root: Root, notes: list[str]) -> ImageList:
+def read_unlabelled(root: Root, notes: list[str]) -> DataSource:
     """Read all images in a folder or a .zip archive, at any depth, with one label for all."""
     listing = root.listing
     check_formats(listing, root.path)
@@ -32,7 +32,7 @@ def read_unlabelled(root: Root, notes: list[str]) -> ImageList:
     note_links(listing, notes)
     splits = [split_of.get(entry.name.split("/")[0], "train") if split_of else UNSPLIT for entry in listing.images]
     labels: list[tuple[str, ...]] = [NO_LABEL] * len(listing.images)
-    return ImageList(root.files, listing.images, splits, labels, noun="image", unreadable=listing.unreadable)
+    return DataSource(root.files, listing.images, splits, labels, noun="image", unreadable=listing.unreadable)
 
 
 def enter_top_folder(root: Root, notes: list[str]) -> Root:
@@ -66,7 +66,7 @@ def split_folders(root: Root) -> dict[str, str]:
     return named
 
 
-def read_class_folders(root: Root, split_of: dict[str, str], notes: list[str]) -> ImageList:
+def read_class_folders(root: Root, split_of: dict[str, str], notes: list[str]) -> DataSource:
     """Return the images in class folders with their splits; other files are ignored and noted.
 
     `split_of` maps the top folders to splits; if it is empty, the top folders are the classes.
@@ -74,7 +74,7 @@ def read_class_folders(root: Root, split_of: dict[str, str], notes: list[str]) -
     listing, path = root.listing, root.path
     check_formats(listing, path)
     depth = 2 if split_of else 1
-    images = ImageList(root.files, [], [], [], noun="class folder", unreadable=listing.unreadable)
+    images = DataSource(root.files, [], [], [], noun="class folder", unreadable=listing.unreadable)
     label_of: dict[str, tuple[str, ...]] = {}  # one tuple for all images of a class
     loose: list[str] = []
     outside_splits: list[str] = []
@@ -141,7 +141,7 @@ def note_ignored(listing: Listing, notes: list[str]) -> None:
             notes.append(f"Ignored {counted(number, noun)}{what}.")
 
 
-def _check_depth(images: ImageList, path: str, notes: list[str]) -> None:
+def _check_depth(images: DataSource, path: str, notes: list[str]) -> None:
     """Warn or raise if the classes seem to be deeper in the tree.
 
     The sign: most images are in one class folder, in more subfolders than there are class folders, all of them deeper
@@ -172,7 +172,7 @@ def _check_depth(images: ImageList, path: str, notes: list[str]) -> None:
     notes.append(f"{reason}. If those are the classes, use '{path}/{inner}' as the data.")
 
 
-def _note_same_subfolders(images: ImageList, notes: list[str]) -> None:
+def _note_same_subfolders(images: DataSource, notes: list[str]) -> None:
     """Note class folders that all have the same subfolders: they are likely splits with unusual names."""
     subfolders: dict[str, set[str]] = {}
     for entry in images.entries:
@@ -187,7 +187,7 @@ def _note_same_subfolders(images: ImageList, notes: list[str]) -> None:
         )
 
 
-def _empty_folders(listing: Listing, images: ImageList, split_of: dict[str, str], depth: int) -> list[str]:
+def _empty_folders(listing: Listing, images: DataSource, split_of: dict[str, str], depth: int) -> list[str]:
     filled = {"/".join(entry.name.split("/")[:depth]) for entry in images.entries}
     class_folders = [name for name in listing.folders if name.count("/") == depth - 1]
     return [name for name in class_folders if name not in filled and (not split_of or name.split("/")[0] in split_of)]

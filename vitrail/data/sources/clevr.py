@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.root import Root, annotated_images
 from vitrail.errors import UserError
 
@@ -40,7 +40,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
 }
 
 
-def read_clevr(path: Path, rule: str, notes: list[str]) -> ImageList | None:
+def read_clevr(path: Path, rule: str, notes: list[str]) -> DataSource | None:
     """Read images/train/CLEVR_train_000000.png and scenes/CLEVR_train_scenes.json; None if `path` is not CLEVR."""
     root = Root.at(path)
     root = root.under(UNPACKED) if UNPACKED in root.folders() else root

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.files import Entry
-from vitrail.data.sources.image_list import ImageList, counted, quoted
+from vitrail.data.sources.data_source import DataSource, counted, quoted
 from vitrail.data.sources.matfile import read_mat
 from vitrail.data.sources.root import Root, note_links, unreadable_files
 from vitrail.errors import UserError
@@ -29,7 +29,7 @@ WORDS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 REAL = "real.json"
 
 
-def read_tiny(root: Root, notes: list[str]) -> ImageList | None:
+def read_tiny(root: Root, notes: list[str]) -> DataSource | None:
     """Read wnids.txt, words.txt, train/<wnid>/images and val/images with val/val_annotations.txt."""
     folders = root.folders("train") if root.has("wnids.txt") else []
     if not _all_wnids(folders) or root.folders(f"train/{folders[0]}") != ["images"]:
@@ -42,11 +42,11 @@ def read_tiny(root: Root, notes: list[str]) -> ImageList | None:
         reason = "they are not in 'val/val_annotations.txt'"
     words = _words(root, notes)
     wnids = sorted(set(root.lines("wnids.txt")))
-    images = _image_list(root, {wnid: words.get(wnid, wnid) for wnid in wnids}, labels, reason, notes)
+    images = _data_source(root, {wnid: words.get(wnid, wnid) for wnid in wnids}, labels, reason, notes)
     return _check_labelled(images, root, reason)
 
 
-def read_imagenet(root: Root, notes: list[str]) -> ImageList | None:
+def read_imagenet(root: Root, notes: list[str]) -> DataSource | None:
     """Read train/<wnid> and val/<wnid> with side files, or a flat val; None for plain class folders."""
     for inner in IMAGES:
         train, folders = root.folders(f"{inner}train"), root.folders(f"{inner}val")
@@ -63,13 +63,13 @@ def read_imagenet(root: Root, notes: list[str]) -> ImageList | None:
     wnids = set(train or folders or labels.values())
     names = {wnid: words.get(wnid, wnid) for wnid in sorted(wnids or (words if len(words) == CLASSES else ()))}
     image_root = root.under(inner.rstrip("/"))
-    images = _image_list(image_root, names, labels, reason, notes)
+    images = _data_source(image_root, names, labels, reason, notes)
     if side := _side(root, REAL):
         images = _with_real(images, image_root, list(names.values()), root, side, notes)
     return _check_labelled(images, root, reason)
 
 
-def _check_labelled(images: ImageList, root: Root, reason: str) -> ImageList:
+def _check_labelled(images: DataSource, root: Root, reason: str) -> DataSource:
     if not images.entries:
         raise UserError(f"'{root.path}' has no image with a label: {reason}")
     return images
@@ -144,9 +144,11 @@ def _synsets(root: Root, side: str) -> dict[int, tuple[str, str]]:
     return classes
 
 
-def _image_list(root: Root, names: dict[str, str], labels: dict[str, str], reason: str, notes: list[str]) -> ImageList:
+def _data_source(
+    root: Root, names: dict[str, str], labels: dict[str, str], reason: str, notes: list[str]
+) -> DataSource:
     """Return the images, each with the class of a folder around it or the class in its side file (`labels`)."""
-    images = ImageList(root.files, [], [], [], classes=tuple(names.values()))
+    images = DataSource(root.files, [], [], [], classes=tuple(names.values()))
     wnid_of = {_stem(name): wnid for name, wnid in labels.items()}
     label_of: dict[str, tuple[str, ...]] = {}  # one tuple for all images of a class
     unlabelled: dict[str, list[str]] = {"train": [], "val": [], "test": []}
@@ -182,8 +184,8 @@ def _note_ignored(unlabelled: dict[str, list[str]], outside: list[str], reason: 
 
 
 def _with_real(
-    images: ImageList, image_root: Root, names: list[str], root: Root, side: str, notes: list[str]
-) -> ImageList:
+    images: DataSource, image_root: Root, names: list[str], root: Root, side: str, notes: list[str]
+) -> DataSource:
     """Return the images with a split "real": the validation images with the ReaL labels of Beyer et al. (2020)."""
     if len(names) != CLASSES:
         notes.append(
@@ -204,7 +206,7 @@ def _with_real(
     entries, splits = [row[0] for row in rows], [row[1] for row in rows]
     real = splits.count("real")
     notes.append(f"The split 'real' has the ReaL labels of {real:,} validation images; {unlabelled:,} have none.")
-    return ImageList(
+    return DataSource(
         images.files, entries, splits, [row[2] for row in rows], classes=images.classes, unreadable=images.unreadable
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.files import FILE_NOT_FOUND, Entry, FolderFiles
-from vitrail.data.sources.image_list import SPLIT_NAMES, UNSPLIT, ImageList, counted, quoted, shorten
+from vitrail.data.sources.data_source import SPLIT_NAMES, UNSPLIT, DataSource, counted, quoted, shorten
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.errors import UserError, did_you_mean, error_reason
 from vitrail.spreadsheet import read_csv_rows, unescape_cell
@@ -51,7 +51,7 @@ def read_paths(path: Path) -> tuple[FolderFiles, list[str]]:
     return FolderFiles(str(path.absolute().parent)), [_text(value) for value in _columns(table, path, [])["path"]]
 
 
-def read_manifest(path: Path, notes: list[str], follow: bool = True) -> ImageList:
+def read_manifest(path: Path, notes: list[str], follow: bool = True) -> DataSource:
     """Return the images that the table at `path` lists, sorted by path.
 
     With `follow=False` images behind links are skipped.
@@ -88,7 +88,7 @@ def read_manifest(path: Path, notes: list[str], follow: bool = True) -> ImageLis
     if not rows:
         name, reason = missing[0]
         raise UserError(f"{where} lists no image that exists; the first, '{name}': {reason}")
-    return ImageList(
+    return DataSource(
         files,
         [entries[paths[row]] for row in rows],
         [splits[row] if splits else UNSPLIT for row in rows],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.matfile import read_mat
 from vitrail.data.sources.root import Root, annotated_images
 from vitrail.errors import UserError
@@ -23,7 +23,7 @@ def flower_names() -> tuple[str, ...]:
     return tuple((Path(__file__).parents[1] / "bundled" / "flowers102.txt").read_text(encoding="utf-8").splitlines())
 
 
-def read_flowers(root: Root, notes: list[str]) -> ImageList | None:
+def read_flowers(root: Root, notes: list[str]) -> DataSource | None:
     """Read jpg/image_00001.jpg with imagelabels.mat and setid.mat."""
     side_files = {name: f" ({what} of each image)" for name, what in FLOWER_FILES.items()}
     if "jpg" not in root.folders() or not root.has_all("Oxford Flowers-102", side_files):
@@ -54,7 +54,7 @@ def _numbers(root: Root, file: str, key: str) -> np.ndarray:
     return values.ravel().astype(np.int64)
 
 
-def read_pets(root: Root, notes: list[str]) -> ImageList | None:
+def read_pets(root: Root, notes: list[str]) -> DataSource | None:
     """Read images/Abyssinian_100.jpg with annotations/trainval.txt and annotations/test.txt."""
     lists = {name: f" (the list of the {split} split)" for name, split in PET_SPLITS.items()}
     present = next((name for name in lists if root.has(name)), "")

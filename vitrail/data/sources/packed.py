@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vitrail.data.files import Entry
 from vitrail.data.samples import LabelSets, Texts
 from vitrail.data.scan import SCAN_COLUMNS, ScanResult
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
 
@@ -99,7 +99,7 @@ def _is_packed_file(path: Path) -> bool:
         return False
 
 
-def read_packed(path: Path, notes: list[str]) -> ImageList:
+def read_packed(path: Path, notes: list[str]) -> DataSource:
     """Return the images of a packed folder."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def read_packed(path: Path, notes: list[str]) -> ImageList:
         classes = tuple(manifest["classes"])
         splits = [shard["split"] for shard in manifest["shards"] for _ in range(shard["images"])]
         notes += manifest["notes"]
-        return ImageList(
+        return DataSource(
             ShardFiles(str(path.absolute()), shards),
             _entries(manifest["shards"], index),
             splits,

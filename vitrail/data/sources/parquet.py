@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.files import Entry
-from vitrail.data.sources.image_list import SPLIT_NAMES, UNSPLIT, ImageList, counted, quoted
+from vitrail.data.sources.data_source import SPLIT_NAMES, UNSPLIT, DataSource, counted, quoted
 from vitrail.data.sources.parquetfile import ParquetFile
 from vitrail.data.sources.shards import Shard, ShardFiles, row_name
 from vitrail.errors import UserError
@@ -39,7 +39,7 @@ def is_parquet(path: Path) -> bool:
     return any(ParquetFile(shard).image_column is not None for shard in shards if shard.is_file())
 
 
-def read_parquet(path: Path, notes: list[str]) -> ImageList:
+def read_parquet(path: Path, notes: list[str]) -> DataSource:
     """Return the labelled images of the shards at `path`."""
     root = _folder(path)
     splits = {shard: _split_of(shard.relative_to(root)) for shard in _shard_paths(path)}
@@ -50,7 +50,7 @@ def read_parquet(path: Path, notes: list[str]) -> ImageList:
     _check_complete(splits)
     columns = _columns(ParquetFile(next(iter(splits))), notes)
     shards: dict[str, Shard] = {}
-    images = ImageList(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
+    images = DataSource(ShardFiles(str(root.absolute()), shards), [], [], [], classes=columns.names)
     groups: list[str] = []
     weights: list[float] = []
     unlabelled = 0

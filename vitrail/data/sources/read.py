@@ -1,6 +1,6 @@
-"""Find out which kind of data is at a path, and read it as an `ImageList`.
+"""Find out which kind of data is at a path, and read it as a `DataSource`.
 
-Each reader takes a `Root` and returns an ImageList, or None if the data is not of its kind; then the next reader is
+Each reader takes a `Root` and returns a DataSource, or None if the data is not of its kind; then the next reader is
 tried. To add a data set, write such a function and list it in LAYOUTS.
 """
 
@@ -15,7 +15,7 @@ from vitrail.data.formats import is_image_name
 from vitrail.data.sources.caltech import CALTECH, read_caltech
 from vitrail.data.sources.cifar import VERSIONS, is_tar, read_cifar, read_cifar_tar
 from vitrail.data.sources.class_folders import NO_LABEL, read_folders, read_unlabelled
-from vitrail.data.sources.image_list import ImageList, quoted
+from vitrail.data.sources.data_source import DataSource, quoted
 from vitrail.data.sources.imagenet import read_imagenet, read_tiny
 from vitrail.data.sources.manifest import is_manifest, read_manifest
 from vitrail.data.sources.oxford import read_flowers, read_pets
@@ -25,10 +25,10 @@ from vitrail.data.sources.root import Root
 from vitrail.data.sources.split_lists import read_textures, read_vtab_1k
 from vitrail.errors import UserError, did_you_mean_path, os_errors_as, user_path
 
-Reader = Callable[[Root, list[str]], ImageList | None]
+SourceReader = Callable[[Root, list[str]], DataSource | None]
 # Readers of standard data sets in their published layouts, in a folder or a .zip archive. The first that returns an
-# ImageList wins; if none does, folders are classes.
-LAYOUTS: tuple[Reader, ...] = (
+# DataSource wins; if none does, folders are classes.
+LAYOUTS: tuple[SourceReader, ...] = (
     read_cifar,
     read_flowers,
     read_pets,
@@ -49,7 +49,7 @@ UNPACKED = frozenset(
 MAX_DEPTH = 2  # caltech-101/101_ObjectCategories
 
 
-def read_source(path: str | Path, notes: list[str], labelled: bool = True, follow: bool = True) -> ImageList:
+def read_source(path: str | Path, notes: list[str], labelled: bool = True, follow: bool = True) -> DataSource:
     """Return the images at `path` without decoding any.
 
     With `labelled=False` all images get one label, and folders need not be classes. With `follow=False` links in a
@@ -62,8 +62,8 @@ def read_source(path: str | Path, notes: list[str], labelled: bool = True, follo
 
 
 def _read(
-    path: str | Path, notes: list[str], read_other: Callable[[Root, list[str]], ImageList], follow: bool
-) -> ImageList:
+    path: str | Path, notes: list[str], read_other: Callable[[Root, list[str]], DataSource], follow: bool
+) -> DataSource:
     full_path = user_path(path)
     _check_exists(full_path, path)
     if is_packed(full_path):
@@ -96,14 +96,14 @@ def _check_exists(full_path: Path, path: str | Path) -> None:
             raise UserError(f"'{path}' does not exist{did_you_mean_path(full_path)}")
 
 
-def read_standard(path: Path, notes: list[str], follow: bool = True) -> ImageList | None:
+def read_standard(path: Path, notes: list[str], follow: bool = True) -> DataSource | None:
     """Return the standard data set in a folder or an archive, with its published splits and classes, or None."""
     if is_tar(path):
         return read_cifar_tar(path, notes)
     return _read_layout(Root.at(path, follow), notes, MAX_DEPTH)
 
 
-def _read_layout(root: Root, notes: list[str], depth: int) -> ImageList | None:
+def _read_layout(root: Root, notes: list[str], depth: int) -> DataSource | None:
     for read in LAYOUTS:
         images = read(root, notes)
         if images is not None:

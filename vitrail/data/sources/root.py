@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from vitrail.data.files import ANNOTATED_NOT_FOUND, FolderFiles, Listing, ZipFiles
 from vitrail.data.formats import is_image_name
-from vitrail.data.sources.image_list import ImageList, counted, quoted
+from vitrail.data.sources.data_source import DataSource, counted, quoted
 from vitrail.errors import UserError, os_errors_as
 
 Tree = FolderFiles | ZipFiles
@@ -107,7 +107,7 @@ def annotated_images(
     annotations: dict[str, tuple[str, str]],
     classes: tuple[str, ...],
     notes: list[str],
-) -> ImageList:
+) -> DataSource:
     """Return the images in `folder` that annotation files list, as name -> (split, class)."""
     images = {entry.name: entry for entry in root.listing.images if entry.name.startswith(f"{folder}/")}
     extra = sorted(images.keys() - annotations.keys())
@@ -118,7 +118,7 @@ def annotated_images(
     present = sorted(images.keys() & annotations.keys())
     if not present:
         raise UserError(f"'{root.path}/{folder}' has none of the {len(annotations):,} images listed in the annotations")
-    return ImageList(
+    return DataSource(
         root.files,
         [images[name] for name in present],
         [annotations[name][0] for name in present],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vitrail.data.sources.image_list import ImageList
+from vitrail.data.sources.data_source import DataSource
 from vitrail.data.sources.root import Root, annotated_images
 from vitrail.errors import UserError
 
@@ -13,7 +13,7 @@ VTAB_1K_LISTS = {"train800.txt": "train", "val200.txt": "val", "test.txt": "test
 VTAB_LINE = re.compile(r"(\S.*?)\s+(\d{1,4})")  # images/train800/000000.jpg 12
 
 
-def read_textures(root: Root, notes: list[str]) -> ImageList | None:
+def read_textures(root: Root, notes: list[str]) -> DataSource | None:
     """Read images/banded/banded_0002.jpg with the first of the ten folds of lists in labels/."""
     lists = {name: f" (the list of the {split} split)" for name, split in TEXTURE_LISTS.items()}
     if "images" not in root.folders() or not root.has_all("the Describable Textures Dataset", lists):
@@ -27,7 +27,7 @@ def read_textures(root: Root, notes: list[str]) -> ImageList | None:
     return annotated_images(root, "images", annotations, classes, notes)
 
 
-def read_vtab_1k(root: Root, notes: list[str]) -> ImageList | None:
+def read_vtab_1k(root: Root, notes: list[str]) -> DataSource | None:
     """Read a task of VTAB-1k as it is commonly shared: a folder of images with train800.txt, val200.txt and test.txt.
 
     Each line of these lists is an image and its class number.

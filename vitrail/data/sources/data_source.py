@@ -23,8 +23,8 @@ UNSPLIT = "all"
 
 
 @dataclass(frozen=True)
-class ImageList:
-    """One row per image: its file, split and class names; then attributes of the whole list.
+class DataSource:
+    """One row per image: its file, split and class names; then attributes of the whole data.
 
     Images of one group (a patient, a burst of shots) stay in one split; "" means no group.
     """
@@ -46,8 +46,8 @@ class ImageList:
         """Whether the data comes with its own splits."""
         return any(split != UNSPLIT for split in self.splits)
 
-    def keep(self, rows: Iterable[int]) -> ImageList:
-        """Return the list with these rows only, in this order."""
+    def keep(self, rows: Iterable[int]) -> DataSource:
+        """Return the data with these rows only, in this order."""
         rows = list(rows)
         columns = {name: getattr(self, name) for name in ("entries", "splits", "labels", "groups", "weights")}
         kept: dict[str, Any] = {name: [col[row] for row in rows] for name, col in columns.items() if col is not None}
@@ -55,7 +55,7 @@ class ImageList:
 
 
 def class_list(
-    images: ImageList, known: Sequence[str] | None, path: str | Path, min_classes: int = 2
+    images: DataSource, known: Sequence[str] | None, path: str | Path, min_classes: int = 2
 ) -> tuple[str, ...]:
     """Return the class names in label order.
 
@@ -92,7 +92,7 @@ def class_list(
     return names
 
 
-def _too_few_classes(images: ImageList, names: Sequence[str], path: str | Path) -> str:
+def _too_few_classes(images: DataSource, names: Sequence[str], path: str | Path) -> str:
     if not names:
         return f"'{path}' has no class names"
     name, hint = names[0], ""
