@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -110,9 +111,10 @@ class Interrupts:
     def _catch(self, number: int, _: FrameType | None) -> None:
         # While a process is forked, Python may run this with the signal blocked, and an exception from here would be
         # lost on its way: the signal comes again once it is let through.
-        if hasattr(signal, "pthread_sigmask") and number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-            signal.pthread_kill(threading.get_ident(), number)
-            return
+        if sys.platform != "win32" and hasattr(signal, "pthread_sigmask"):
+            if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+                signal.pthread_kill(threading.get_ident(), number)
+                return
         if self.caught is None:
             self._when, self.caught = time.monotonic(), number
             if self._at_once:

@@ -138,7 +138,8 @@ def load(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
 def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     """Give a file other texts in its header; its tensors stay as they are, to the byte."""
     try:
-        with open(path, "rb") as file, whole_file(path) as temporary, temporary.open("wb") as new:
+        # Opened inside `whole_file`, so closed before it is replaced: Windows cannot replace an open file.
+        with whole_file(path) as temporary, open(path, "rb") as file, temporary.open("wb") as new:
             values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             values["__metadata__"] = metadata
             text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
