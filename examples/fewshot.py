@@ -21,9 +21,8 @@ def choose(folder: Path, count: int) -> tuple[list[Path], np.ndarray]:
     """The first `count` images of each class folder, and their labels."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     chosen = [sorted(path.iterdir())[:count] for path in classes]
-    return [file for files in chosen for file in files], np.repeat(
-        np.arange(len(classes)), [len(files) for files in chosen]
-    )
+    labels = np.repeat(np.arange(len(classes)), [len(files) for files in chosen])
+    return [file for files in chosen for file in files], labels
 
 
 def main() -> None:
