@@ -62,7 +62,7 @@ def test_own_photos(run, photos, tmp_path):
 
 @pytest.mark.slow
 def test_custom_loss(run, tmp_path):
-    run("custom_loss", "--out", "run", "--images", 160, "--epochs", 8)
+    run("custom_loss", "--out", "run", "--images", 80, "--epochs", 5)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     assert losses[-1] < losses[0]
