@@ -1,7 +1,7 @@
 # Everything from a bare clone: Python 3.11 or newer, make and pip are enough.
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3 python,$(shell command -v $(name) 2>/dev/null)))
 VENV   ?= .venv
-BIN    := $(VENV)/bin
+BIN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
@@ -46,6 +46,7 @@ quick: dev
 
 lint: dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(BIN)/mypy --package vitrail --platform win32 --cache-dir .mypy_cache/win32
 
 bench: dev
 	@$(BIN)/python -m bench

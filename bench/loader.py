@@ -13,7 +13,6 @@ import argparse
 import math
 import os
 import random
-import resource
 import statistics
 import tempfile
 import time
@@ -138,6 +137,8 @@ def processor_seconds() -> float:
     """Of this process, of its children that have ended, and of those that live."""
     tick = os.sysconf("SC_CLK_TCK")
     total = time.process_time()
+    import resource  # POSIX only
+
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total += ended.ru_utime + ended.ru_stime
     for child in active_children():

@@ -19,21 +19,23 @@ import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
 
-context = multiprocessing.get_context("forkserver")  # there is one in a process, so one list of what it imports
-context.set_forkserver_preload(
-    [
-        "vitrail.cli.main",
-        "vitrail.workflows.train_run",
-        "vitrail.report.page",
-        "matplotlib.backends.backend_svg",
-        "torch._dynamo",  # torch imports it with the first optimizer
-        "torch.distributed.fsdp",
-        "tests.ranks",
-        "tests.small",
-        "vitrail.__main__",
-        "jinja2",
-    ]
-)
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # Windows has none: there each process imports torch
+context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")  # one list of what it imports
+if FORKS:
+    context.set_forkserver_preload(
+        [
+            "vitrail.cli.main",
+            "vitrail.workflows.train_run",
+            "vitrail.report.page",
+            "matplotlib.backends.backend_svg",
+            "torch._dynamo",  # torch imports it with the first optimizer
+            "torch.distributed.fsdp",
+            "tests.ranks",
+            "tests.small",
+            "vitrail.__main__",
+            "jinja2",
+        ]
+    )
 _numbers = itertools.count()
 UNDRAWN = "VITRAIL_TESTS_UNDRAWN"  # in the environment: pictures are blank
 BLANK = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -111,9 +112,10 @@ class Interrupts:
     def _catch(self, number: int, _: FrameType | None) -> None:
         # During a fork, Python may call this with the signal blocked, and an exception raised here would be lost. Send
         # the signal again: it is delivered once unblocked.
-        if hasattr(signal, "pthread_sigmask") and number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-            signal.pthread_kill(threading.get_ident(), number)
-            return
+        if sys.platform != "win32" and hasattr(signal, "pthread_sigmask"):
+            if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+                signal.pthread_kill(threading.get_ident(), number)
+                return
         if self.caught is None:
             self._caught_at, self.caught = time.monotonic(), number
             if self._interruptible:

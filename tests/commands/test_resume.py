@@ -31,6 +31,7 @@ RUN = [
     "train.log_every=4",
     "train.evaluate_every=20",
 ]
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SETTINGS = [part for assignment in RUN for part in ("--set", assignment)]
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -77,7 +78,7 @@ def _wait_for_checkpoint(out, launched):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_path, reference, number):
     out = tmp_path / "stopped"
     arguments = [photos, *start(tiny), "--out", out, *SETTINGS]
@@ -132,7 +133,7 @@ def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path,
     assert_same_bits(weights(reference), weights(out))
 
 
-OTHERS = [pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGTERM, signal.SIGHUP)]
+OTHERS = [pytest.param(number, marks=pytest.mark.full) for number in SIGNALS[1:]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *OTHERS])

@@ -125,8 +125,7 @@ def _socket(path: Path) -> None:
 
 # What is no plain file: name -> (how to make it, outcome).
 THINGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "fifo.jpg": (os.mkfifo, IGNORED),
-    "socket.jpg": (_socket, IGNORED),
+    **({"fifo.jpg": (os.mkfifo, IGNORED), "socket.jpg": (_socket, IGNORED)} if hasattr(os, "mkfifo") else {}),
     "empty folder.jpg": (os.mkdir, IGNORED),
     "loop": (lambda path: path.symlink_to(path.parent), IGNORED),
     "dangling.jpg": (lambda path: path.symlink_to("nowhere"), "the file cannot be found"),

@@ -126,6 +126,8 @@ class Packer:
         offsets, lengths, sums = (
             np.concatenate([side[key] for side in sides]) for key in ("offsets", "lengths", "sums")
         )
+        for side in sides:
+            side.close()  # Windows cannot remove an open file
         index = Index(
             offsets,
             lengths,

@@ -138,7 +138,8 @@ def load_tensors(path: str | Path, names: Collection[str]) -> dict[str, Tensor]:
 def replace_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     """Give a file other texts in its header; its tensors stay as they are, to the byte."""
     try:
-        with open(path, "rb") as file, atomic_write(path) as temporary, temporary.open("wb") as new:
+        # The file is opened inside `atomic_write`, so it is closed before it is replaced: Windows needs that.
+        with atomic_write(path) as temporary, open(path, "rb") as file, temporary.open("wb") as new:
             values = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             values["__metadata__"] = metadata
             text = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()

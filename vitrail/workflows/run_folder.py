@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
@@ -289,7 +290,7 @@ def lock_run_folder(folder: Path) -> Iterator[LockId]:
         file = _open_lock(folder / LOCK)
     with file:
         try:
-            if fcntl is not None:
+            if fcntl is not None and sys.platform != "win32":  # the second for type checkers
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):

@@ -31,7 +31,11 @@ from vitrail.errors import UserError
 
 PREFETCH = 3  # batches that are made while one is used
 MAX_LENT = 2  # and those that the loop and a copy to a GPU hold
-CAN_FORK = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"  # macOS has it, unsafe
+CAN_FORK = (
+    sys.platform != "darwin"  # which can fork, but not safely
+    and "fork" in multiprocessing.get_all_start_methods()
+    and hasattr(signal, "pthread_sigmask")
+)
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -105,8 +109,8 @@ class WorkerPool:
 
     def _add(self, fill: Fill) -> None:
         ours, theirs = multiprocessing.Pipe()
-        self.connections.append(ours)
-        if not CAN_FORK:
+        self.connections.append(ours)  # type: ignore[arg-type, unused-ignore]  # another class on Windows
+        if not CAN_FORK or sys.platform == "win32":  # the second for type checkers
             threading.Thread(target=_serve, args=(theirs, fill, self.slots), daemon=True).start()
             return
         process = multiprocessing.get_context("fork").Process(
@@ -141,7 +145,8 @@ def _process(connection: Connection, fill: Fill, slots: Slots, parent: int) -> N
     # A signal to the whole group is for the main process, which ends its workers when it has saved its work.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if sys.platform != "win32":  # for type checkers: Windows never comes here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.freeze()  # looking at inherited objects would copy the memory they lie in
     torch.set_num_threads(1)
     _serve(connection, fill, slots, lambda: os.getppid() == parent)
