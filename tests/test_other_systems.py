@@ -95,7 +95,7 @@ def test_signals_are_caught_without_pthread_sigmask(without):
 
 def test_a_broken_pipe_is_handled_without_poll(without):
     without(select, "poll")
-    assert command_line._reader_left()
+    assert command_line._output_pipe_closed()
 
 
 def test_cores_are_counted_without_an_affinity(without):
@@ -106,12 +106,12 @@ def test_cores_are_counted_without_an_affinity(without):
 def test_a_folder_is_claimed_without_locks_and_flags(without, monkeypatch, tmp_path):
     monkeypatch.setattr(run_folder, "fcntl", None)
     without(os, "O_NOFOLLOW", "O_NONBLOCK")
-    with run_folder.claimed(tmp_path / "run"):
+    with run_folder.lock_run_folder(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / run_folder.LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError), run_folder.claimed(tmp_path / "run"):
+    with pytest.raises(UserError), run_folder.lock_run_folder(tmp_path / "run"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 

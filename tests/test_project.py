@@ -40,7 +40,10 @@ def test_files_that_are_named_exist(page):
         ("vitrail/workflows/network.py", ("SHAPE = ", "TRAINING = ")),
         ("vitrail/models/pos_embed.py", ("ADDED = ",)),
         ("vitrail/weights/formats/__init__.py", ("FORMATS = ",)),
-        ("vitrail/weights/formats/base.py", ("def ours_alone", "def ungridded", "def translate")),
+        (
+            "vitrail/weights/formats/base.py",
+            ("def vitrail_only_features", "def with_position_table", "def convert_tensors"),
+        ),
         ("vitrail/data/sources/read.py", ("LAYOUTS: ", "UNPACKED = ")),
         ("vitrail/data/augment/policy.py", ("class Op", "class Layer")),
         ("vitrail/data/augment/distort.py", ("_KERNELS: ",)),
