@@ -347,7 +347,7 @@ def test_what_the_user_can_fix_is_told_once(photos, tiny, tmp_path):
             arguments(photos, tiny, tmp_path / "run", "train.batch_size=7"),
             "train.batch_size=7 is not divisible by 2 processes",
         ),
-        (arguments(photos, tiny, tmp_path / "x", "optimizer.name=muon", "train.parallel=fsdp"), "whole matrices"),
+        (arguments(photos, tiny, tmp_path / "x", "optimizer.name=muon", "train.parallel=fsdp"), "train.parallel=ddp"),
         (arguments(photos, tiny, tmp_path / "y", "optimizer.name=mouon"), "optimizer.name"),
     ):
         started = processes.start(2, tmp_path, processes.vitrail, *command)

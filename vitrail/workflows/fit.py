@@ -25,7 +25,7 @@ from vitrail.interrupt import Interrupts
 from vitrail.models.legacy_names import new_name
 from vitrail.tasks.custom_loss import CustomLoss
 from vitrail.terminal import escape, make_console
-from vitrail.training.batches import SourceBatches, repeatable_source
+from vitrail.training.batches import SourceBatches, resumable_source
 from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
 from vitrail.training.parallel import choose_parallel
 from vitrail.training.precision import set_dtypes
@@ -188,7 +188,7 @@ def _train(
     set_dtypes(model, config.precision)
     ranks.broadcast_tensors([tensor.data for tensor in model.state_dict().values()])
     sharded = choose_parallel(model, config.train, ranks, device) == "fsdp"
-    batches = SourceBatches(repeatable_source(source), config.train, device, ranks, run.interrupts, sharded)
+    batches = SourceBatches(resumable_source(source), config.train, device, ranks, run.interrupts, sharded)
     measured = _validation(evaluate, config, device, ranks) if evaluate is not None else None
     run = replace(run, facts={"config": stored_settings(config), "environment": environment(device)})
     with resume_advice(run.folder, "the same call with resume=True goes on"):
