@@ -113,5 +113,5 @@ def test_any_number_of_processes_compares_the_same(runs, more, tmp_path):
         command = ["compare", *runs, "--data", more, "--json", "--device", "cpu"]
         started = processes.start(world, tmp_path, processes.vitrail, *command)
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
+        said.append(json.loads(started.output()))
     assert said[0] == said[1] == said[2] and said[0][0]["scores"]["n"] == 33

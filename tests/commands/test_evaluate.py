@@ -171,7 +171,7 @@ def test_any_number_of_processes_measures_the_same(run, data, tmp_path):
         command = ["evaluate", run, data, "--json", "--device", "cpu", "--target-accuracy", "0.6"]
         started = processes.start(world, tmp_path, processes.vitrail, *command, "--report", tmp_path / f"{world}.html")
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
+        said.append(json.loads(started.output()))
     assert said[0] == said[1] == said[2]
     assert said[0]["n"] == 131 and said[0]["balanced_interval"][0] < said[0]["balanced_accuracy"]
 
