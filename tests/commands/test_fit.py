@@ -257,7 +257,7 @@ def test_batches_keep_their_type():
 def test_memory_in_another_order(tmp_path):
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3))
     images, wanted = torch.randn(8, 3, 6, 6), torch.randn(8, 3)
-    with pytest.raises(UserError, match=r"'2.weight' has no size yet"):
+    with pytest.raises(UserError, match=r"'2.weight' is a lazy parameter"):
         go(tmp_path, module, [(images, wanted)])
     module(images)
     module.to(memory_format=torch.channels_last)
@@ -362,7 +362,7 @@ def test_processes_that_do_not_agree(tmp_path):
         (("optimizer.name=muon",), r"optimizer\.name=muon .*optimizer\.name=adamw"),
         (("optimizer.layer_decay=0.5",), r"optimizer\.layer_decay=0\.5 .*Transformer blocks"),
         (("train.compile=graphs",), "use off or network"),
-        (("train.compile=network", "train.parallel=fsdp"), "does not go with fsdp"),
+        (("train.compile=network", "train.parallel=fsdp"), r"train\.compile=network .*fsdp"),
         (("train.evaluate_every=2",), "without evaluate=FUNCTION"),
         (
             ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.weight_decay_scale=schedule"),
@@ -390,17 +390,17 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("model must be a torch module, not str", model="S/16")
     refused("task must be a function, not NoneType", objective=None)
     refused("out=FOLDER", out=None)
-    refused("say how long to train", overrides=())
+    refused(r"steps=\d+", overrides=())
     refused("choose one", resume=True)
-    refused("needs batches that have a length", source=(batch for batch in data), overrides=["train.epochs=2"])
+    refused("train.epochs needs batches with a length", source=(batch for batch in data), overrides=["train.epochs=2"])
     refused("wrap it in a DataLoader", source=samples())
-    refused("a function or something to iterate, not int", source=5)
-    refused("takes one argument, the number of the batch", source=lambda: iter(data))
+    refused("batches .*not int", source=5)
+    refused("must take one argument", source=lambda: iter(data))
     refused("task must be a function, not str", objective="mse")
     refused("evaluate must be a function, not dict", evaluate={})
-    refused("make it a part of the model", objective=nn.Bilinear(1, 1, 1))
-    refused("no parameter of the module requires a gradient", model=net().requires_grad_(False))
-    refused("no parameter of the module", model=nn.ReLU())
+    refused("task has parameters", objective=nn.Bilinear(1, 1, 1))
+    refused("no parameter of the model requires a gradient", model=net().requires_grad_(False))
+    refused("no parameter of the model", model=nn.ReLU())
     refused("is complex", model=nn.Linear(5, 3, dtype=torch.complex64))
     assert not (tmp_path / "run").exists()  # all of that is known before anything is written
     refused("gave no batches", source=[])
@@ -410,7 +410,7 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("task .*tensor of shape \\(8, 3\\)", objective=lambda n, b: n(b[0]))
     refused("task .*float", objective=lambda n, b: 0.5)
     refused("does not depend on the network", objective=lambda n, b: b[0].mean())
-    refused("names with numbers", evaluate=lambda n: [0.3])
+    refused("evaluate must return a dict", evaluate=lambda n: [0.3])
     refused("must call 'loss' another name, as val_loss", evaluate=lambda n: {"loss": 0.3})
 
 
@@ -441,7 +441,7 @@ def test_a_folder_holds_one_run(tmp_path):
         go(folder, net(), data)
     with pytest.raises(UserError, match=r"was started with optimizer.lr=0.001, not 0.5"):
         go(folder, net(), data, "optimizer.lr=0.5", resume=True)
-    with pytest.raises(UserError, match="is not of this module"):
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit this module"):
         go(folder, tied := Tied(), data, resume=True)
     kept = Tied().state_dict()
     assert all(
