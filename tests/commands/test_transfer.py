@@ -146,6 +146,8 @@ def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
         ask(photos)
     with pytest.raises(UserError, match=r"--set optimizer.lr .*--rates"):
         ask(split, overrides=("optimizer.lr=1.0",))
+    with pytest.raises(UserError, match=r"--set data.use_test "):
+        ask(split, overrides=("data.use_test=false",))
     with pytest.raises(UserError, match="does not fine-tune"):
         ask(split, recipe="masked")
     with pytest.raises(UserError, match="at least one seed"):
