@@ -37,7 +37,7 @@ if FORKS:
         ]
     )
 _numbers = itertools.count()
-UNDRAWN = "VITRAIL_TESTS_UNDRAWN"  # in the environment: pictures are blank
+NO_PLOTS = "VITRAIL_TESTS_NO_PLOTS"  # in the environment: pictures are blank
 BLANK = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
 HEAP = (
     "malloc",
@@ -79,7 +79,7 @@ class Started:
         try:
             for process in self.processes:
                 process.join(timeout)
-            assert not self.alive, f"still there after {timeout:g} s: {self.said()}"
+            assert not self.alive, f"still there after {timeout:g} s: {self.output()}"
         finally:
             self.kill()
         codes = [process.exitcode for process in self.processes]
@@ -94,7 +94,7 @@ class Started:
         assert codes == [0] * len(self.processes), f"ended with {codes}: {self.errors()}"
         return [torch.load(self.folder / f"result_{rank}") for rank in range(len(self.processes))]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join((self.folder / f"out_{rank}").read_text() for rank in range(len(self.processes)))
 
     def errors(self) -> str:
@@ -123,8 +123,8 @@ def _work(
         os.dup2(os.open(place / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
     faulthandler.enable()
     torch.set_num_threads(1)
-    if UNDRAWN in environment:  # and not what the process that it is forked from was started with
-        Figure.savefig = undrawn
+    if NO_PLOTS in environment:  # and not what the process that it is forked from was started with
+        Figure.savefig = save_blank
     code = 0
     try:
         if world > 1:
@@ -142,7 +142,7 @@ def _work(
     os._exit(code)  # torch may abort while it cleans up
 
 
-def undrawn(_: Figure, file: Any, **options: Any) -> None:
+def save_blank(_: Figure, file: Any, **options: Any) -> None:
     """In place of Figure.savefig, which takes most of the time of a short run."""
     file.write_text(BLANK) if isinstance(file, Path) else file.write(BLANK)
 

@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on, read from the source."""
+"""Architecture rules, checked in the source: imports between packages, file sizes, number of arguments."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vitrail"
-# From the top down: a room may import rooms of lower lines, and itself. Those of one line do not know each other.
+# Packages from the top down. Each may import itself and packages on lower lines, but none on the same line.
 ROOMS = (
     ("__main__",),
     ("cli",),
@@ -21,13 +21,13 @@ ROOMS = (
     ("tasks", "weights", "doctor"),
     ("models", "data"),
     ("metrics", "config"),
-    # Files that serve all
+    # Shared modules
     ("interrupt",),
     ("distributed",),
     ("errors", "atomic", "spreadsheet", "strict_json", "terminal"),
 )
 LEVEL = {room: -number for number, rooms in enumerate(ROOMS) for room in rooms}
-# What is larger than the rest, and may grow no more. Whatever shrinks below the limit leaves the list.
+# Exceptions from the limits. They may not grow, and are removed from the list once they are below the limit.
 LONG_FILES = {  # over 300 lines; none over 450
     "data/decode.py",
     "models/vit.py",
@@ -41,7 +41,7 @@ LONG_FILES = {  # over 300 lines; none over 450
     "workflows/run_folder.py",
 }
 LONG_FUNCTIONS: dict[str, int] = {}  # over 80 lines
-MANY_ARGUMENTS = {  # over 9; in `cli` each is an option of a command, and not counted
+MANY_ARGUMENTS = {  # over 9, except in `cli`, where each argument is an option
     "commands/convert.py convert": 10,
     "commands/evaluate.py evaluate": 11,
     "commands/explain.py explain": 12,
@@ -66,32 +66,32 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Without its docstring, which lists the parameters of what is public."""
+    """Return the number of lines without the docstring."""
     first = function.body[0]
     documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     return function.end_lineno - function.lineno + 1 - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Rooms a file imports, at the top or inside a function."""
-    found = set()
+    """Return the packages that a file imports, at the top or inside a function."""
+    imported = set()
     for node in nodes(path):
         modules = []
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [node.module] if node.module != "vitrail" else [f"vitrail.{a.name}" for a in node.names]
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        found |= {m.split(".")[1] for m in modules if m.startswith("vitrail.")}
-    return found & LEVEL.keys()
+        imported |= {m.split(".")[1] for m in modules if m.startswith("vitrail.")}
+    return imported & LEVEL.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_go_down_only(path):
-    own = room(path)
-    if own == "__init__":
-        return  # the public API may name any room
-    for other in imported_rooms(path) - {own}:
-        assert LEVEL[other] < LEVEL[own], f"{own} imports {other}"
+    package = room(path)
+    if package == "__init__":
+        return  # the public API imports from any package
+    for other in imported_rooms(path) - {package}:
+        assert LEVEL[other] < LEVEL[package], f"{package} imports {other}"
 
 
 def test_no_command_imports_another():
@@ -99,17 +99,17 @@ def test_no_command_imports_another():
         assert "commands" not in imported_rooms(path), path
 
 
-def test_no_arrows_in_a_circle_among_the_rooms_of_data():
-    """A folder counts as one room, a file beside the folders as another."""
+def test_no_import_cycles_in_data():
+    """Folders and single modules of vitrail/data import each other in one direction only."""
     data = PACKAGE / "data"
-    arrows: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for path in data.rglob("*.py"):
-        own = path.relative_to(data).parts[0].removesuffix(".py")
+        package = path.relative_to(data).parts[0].removesuffix(".py")
         for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail.data."):
-                arrows.setdefault(own, set()).add(node.module.split(".")[2])
+                imports.setdefault(package, set()).add(node.module.split(".")[2])
     order: list[str] = []
-    left = {room: others - {room} for room, others in arrows.items()}
+    left = {room: others - {room} for room, others in imports.items()}
     while left:
         free = [room for room, others in left.items() if not others & left.keys()]
         assert free, f"these import each other: {sorted(left)}"
@@ -118,11 +118,11 @@ def test_no_arrows_in_a_circle_among_the_rooms_of_data():
     assert order.index("sources") < order.index("dataset")
 
 
-def test_the_plan_names_every_room_and_no_other():
+def test_rooms_lists_every_package():
     assert LEVEL.keys() == {room(path) for path in FILES} - {"__init__"}
 
 
-def test_files_functions_and_arguments_are_few_or_known_to_be_many():
+def test_size_limits_of_files_functions_and_arguments():
     lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     assert max(lines.values()) <= 450
     long, many = {}, {}
@@ -134,15 +134,15 @@ def test_files_functions_and_arguments_are_few_or_known_to_be_many():
                 long[name] = max(long.get(name, 0), lines_of(node))
                 if room(path) != "cli":
                     many[name] = max(many.get(name, 0), len([a for a in arguments if a.arg not in ("self", "cls")]))
-    for found, limit, known in (
+    for counts, limit, exceptions in (
         (lines, 300, dict.fromkeys(LONG_FILES, 450)),
         (long, 80, LONG_FUNCTIONS),
         (many, 9, MANY_ARGUMENTS),
     ):
-        grown = {name: count for name, count in found.items() if count > known.get(name, limit)}
-        assert not grown, f"over {limit}: make them smaller"
-        shrunk = sorted(name for name in known if found.get(name, 0) <= limit)
-        assert not shrunk, f"at most {limit} now, or gone: take them off the list"
+        too_large = {name: count for name, count in counts.items() if count > exceptions.get(name, limit)}
+        assert not too_large, f"over {limit}: make them smaller"
+        obsolete = sorted(name for name in exceptions if counts.get(name, 0) <= limit)
+        assert not obsolete, f"at most {limit} now, or deleted: remove them from the list"
 
 
 def test_only_plots_import_matplotlib_and_only_decode_opens_images():
@@ -155,13 +155,13 @@ def test_only_plots_import_matplotlib_and_only_decode_opens_images():
 
 
 @pytest.mark.parametrize("module", ["vitrail", "vitrail.cli.main", "vitrail.config", "vitrail.data.dataset"])
-def test_start_up_does_not_import_torch(module):
+def test_import_does_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_every_config_field_has_a_reader():
-    """A key that nothing reads is a promise that nothing keeps."""
+def test_every_config_field_is_used():
+    """A setting that no code reads would silently have no effect."""
     from pydantic import BaseModel
 
     from vitrail import config
@@ -177,7 +177,7 @@ def test_every_config_field_has_a_reader():
             assert name in read, f"nothing reads {schema.__name__}.{name}"
 
 
-def test_the_page_on_the_layout_names_every_room():
+def test_layout_page_and_figure_list_every_package():
     folder = PACKAGE.parent / "docs"
     page, picture = (folder / "layout.md").read_text(), (folder / "rooms.svg").read_text()
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}

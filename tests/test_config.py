@@ -5,7 +5,7 @@ from vitrail.errors import UserError
 from vitrail.models.variants import config_from_name
 
 
-def test_a_recipe_is_laid_over_its_base(tmp_path):
+def test_recipe_is_merged_over_its_base(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('base = "scratch"\n[train]\nsteps = 7\n')
     values = read_recipe(str(file))
@@ -32,30 +32,30 @@ def test_a_recipe_is_laid_over_its_base(tmp_path):
         ({"train": {"epochs": float("inf")}}, "'train.epochs' Input should be a finite number"),
     ],
 )
-def test_a_wrong_key_or_value_is_one_sentence(values, message):
+def test_invalid_key_or_value_is_named(values, message):
     with pytest.raises(UserError) as caught:
         validate(RunConfig, values, "recipe")
     assert message in str(caught.value)
 
 
-def test_unknown_recipes_and_files_are_named():
+def test_unknown_recipe_or_missing_file():
     with pytest.raises(UserError, match="no recipe 'scrach'; did you mean 'scratch'"):
         read_recipe("scrach")
     with pytest.raises(UserError, match="does not exist"):
         read_recipe("nowhere.toml")
 
 
-def test_epochs_of_a_recipe_win_over_the_steps_of_its_base(tmp_path):
+def test_epochs_take_precedence_over_steps_of_the_base(tmp_path):
     file = tmp_path / "long.toml"
     file.write_text('base = "demo-scratch"\n[train]\nepochs = 60\n')
     assert read_recipe("demo-scratch")["train"]["steps"] == 84
     train = read_recipe(str(file))["train"]
     assert train["epochs"] == 60 and "steps" not in train
     file.write_text('base = "demo-scratch"\ntrain = 3\n')
-    assert read_recipe(str(file))["train"] == 3  # told by what checks the values
+    assert read_recipe(str(file))["train"] == 3  # rejected later, when values are validated
 
 
-def test_a_base_must_be_a_recipe_and_the_file_toml(tmp_path):
+def test_invalid_base_and_invalid_toml(tmp_path):
     wrong = "base must be the name of another recipe"
     for text, message in [('base = "me"', wrong), ("base = 3", wrong), ("x", "TOML")]:
         (tmp_path / "me.toml").write_text(text)
@@ -66,7 +66,7 @@ def test_a_base_must_be_a_recipe_and_the_file_toml(tmp_path):
         read_recipe(str(tmp_path / "me.toml"))
 
 
-def test_overrides_are_toml_values_or_words():
+def test_parse_overrides():
     assert parse_overrides(
         ["train.steps=500", "model.name=S/16", "augment.scale=[0.1, 1.0]", "augment.flip=false"]
     ) == {
@@ -78,7 +78,7 @@ def test_overrides_are_toml_values_or_words():
         parse_overrides(["train.steps"])
 
 
-def test_merge_goes_section_by_section():
+def test_merge():
     assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}
 
 
@@ -86,13 +86,13 @@ def test_merge_goes_section_by_section():
     ("name", "hint"),
     [("b/16", "'B/16'"), ("S16", "'S/16'"), ("B/", "A model is a size"), ("vit_base", "such as S/16"), ("B/0", "size")],
 )
-def test_a_wrong_model_name_is_explained(name, hint):
+def test_invalid_model_name(name, hint):
     with pytest.raises(UserError) as caught:
         config_from_name(name, 10)
     assert hint in str(caught.value)
 
 
-def test_an_impossible_network_is_refused():
+def test_inconsistent_network_is_rejected():
     with pytest.raises(UserError, match="224x224 is not a multiple of the patch 15x15"):
         config_from_name("S/15", 10)
     with pytest.raises(ValueError, match="is not divisible by 5 heads"):
@@ -101,7 +101,7 @@ def test_an_impossible_network_is_refused():
         config_from_name("S/16", 10, class_token=False)
 
 
-def test_one_number_is_a_square():
+def test_image_size_as_one_number():
     assert validate(RunConfig, parse_overrides(["model.image_size=96"]), "settings").model.image_size == (96, 96)
     with pytest.raises(UserError, match=r"'model\.image_size.*' Input should be"):
         validate(RunConfig, parse_overrides(["model.image_size=-96"]), "settings")

@@ -1,4 +1,4 @@
-"""The eight functions that a user's program calls, and that no page of the documentation needs more."""
+"""The public API: eight functions, all documented, and the only ones that the documentation uses."""
 
 import ast
 import inspect
@@ -54,18 +54,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Path:
-    """Five images, of which one cannot be read."""
+    """Five images, one of them unreadable."""
     draw(tmp_path / "inbox", (200, 60, 60), 5)
     (tmp_path / "inbox" / "002.png").write_bytes(b"nothing")
     return tmp_path / "inbox"
 
 
-def test_importing_vitrail_imports_nothing_heavy():
+def test_import_vitrail_imports_neither_torch_nor_numpy():
     code = "import sys, vitrail; dir(vitrail); print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_the_names_are_these_and_no_others():
+def test_public_names():
     assert tuple(vitrail.__all__) == PUBLIC
     assert set(dir(vitrail)) == {*PUBLIC, "__version__"}
     assert all(callable(getattr(vitrail, name)) for name in PUBLIC)
@@ -73,7 +73,7 @@ def test_the_names_are_these_and_no_others():
         vitrail.trian  # noqa: B018
 
 
-def test_the_package_says_that_it_has_types():
+def test_package_is_typed():
     assert (ROOT / "vitrail" / "py.typed").is_file()
     assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
 
@@ -83,12 +83,12 @@ def test_the_package_says_that_it_has_types():
 )
 def test_every_parameter_is_documented(function):
     sections = re.split(r"^(\w+)\n-+\n", inspect.getdoc(function) or "", flags=re.M)
-    found = dict(zip(sections[1::2], sections[2::2], strict=True))
-    named = re.findall(r"^(\w+)$", found["Parameters"], re.M)
+    sections = dict(zip(sections[1::2], sections[2::2], strict=True))
+    named = re.findall(r"^(\w+)$", sections["Parameters"], re.M)
     assert named == [name for name in inspect.signature(function).parameters if name != "self"]
-    assert found["Returns"].strip()
-    if function not in (vitrail.train, vitrail.fit):  # their examples are whole: docs/python.md
-        assert ">>> " in found["Examples"]
+    assert sections["Returns"].strip()
+    if function not in (vitrail.train, vitrail.fit):  # their examples are in docs/python.md
+        assert ">>> " in sections["Examples"]
 
 
 def test_the_properties_of_a_classifier_are_documented():
@@ -98,7 +98,7 @@ def test_the_properties_of_a_classifier_are_documented():
 
 
 @pytest.mark.slow
-def test_predict_gives_the_rows_of_the_command(weights, inbox, capfd):
+def test_predict_returns_the_rows_of_the_command(weights, inbox, capfd):
     rows = vitrail.predict(weights, inbox, top=2, device="cpu")
     assert capfd.readouterr() == ("", "")
     printed = [
@@ -111,18 +111,19 @@ def test_predict_gives_the_rows_of_the_command(weights, inbox, capfd):
     for row, line in zip(rows, printed, strict=True):
         if row.prediction is not None:
             assert (row.prediction.label, row.prediction.probability) == (line["label"], line["probability"])
-            assert [name for name, _ in row.prediction.top] == [one["label"] for one in line["top"]]
+            assert [name for name, _ in row.prediction.top] == [entry["label"] for entry in line["top"]]
 
 
-def test_a_loaded_classifier_stands_for_its_weights(weights, inbox, tmp_path):
+def test_functions_accept_a_classifier_instead_of_a_path(weights, inbox, tmp_path):
     clf = vitrail.load(weights)
     assert vitrail.predict(clf, inbox) == vitrail.predict(weights, inbox, device="cpu")
-    ours, theirs = vitrail.embed(clf, inbox), vitrail.embed(weights, inbox, device="cpu")
-    assert np.array_equal(ours.values, theirs.values) and ours[1:] == theirs[1:]
-    assert ours.values.dtype == np.float32 and ours.values.shape == (4, 192) and len(ours.failures) == 1
-    for given in ({"device": "cpu"}, {"image_size": 16}):
+    from_classifier, from_path = vitrail.embed(clf, inbox), vitrail.embed(weights, inbox, device="cpu")
+    assert np.array_equal(from_classifier.values, from_path.values) and from_classifier[1:] == from_path[1:]
+    assert from_path.values.dtype == np.float32 and from_path.values.shape == (4, 192)
+    assert len(from_path.failures) == 1
+    for options in ({"device": "cpu"}, {"image_size": 16}):
         with pytest.raises(UserError, match=r"vitrail\.load"):
-            vitrail.predict(clf, inbox, **given)
+            vitrail.predict(clf, inbox, **options)
     with pytest.raises(UserError, match="path"):
         vitrail.evaluate(clf, inbox, write=True, console=QUIET)
 
@@ -140,57 +141,57 @@ def test_images_are_paths_one_or_many(weights, inbox):
             vitrail.predict(clf, images)
 
 
-def test_inputs_are_what_predict_gives_the_network(weights, inbox):
+def test_inputs_are_the_pixels_that_predict_uses(weights, inbox):
     clf = vitrail.load(weights)
     files = [inbox / "000.png", inbox / "001.png"]
     inputs = clf.inputs(files)
     assert inputs.shape == (2, 3, 16, 16) and torch.equal(inputs[:1], clf.inputs(files[0]))
     assert clf.inputs([]).shape == (0, 3, 16, 16)
     likeliest = clf.probabilities(clf.net(inputs)).max(-1).values.tolist()
-    assert likeliest == pytest.approx([found.probability for found in clf.predict(files)], abs=1e-6)
+    assert likeliest == pytest.approx([prediction.probability for prediction in clf.predict(files)], abs=1e-6)
     with pytest.raises(UserError, match=r"002\.png"):
         clf.inputs([inbox / "002.png"])
 
 
 @pytest.mark.slow
-def test_evaluate_gives_the_numbers_of_the_command(weights, photos, tmp_path):
+def test_evaluate_returns_the_numbers_of_the_command(weights, photos, tmp_path):
     printed = command("evaluate", weights, photos, "--report", tmp_path / "command.html", "--json", "--device", "cpu")
-    for given in (weights, vitrail.load(weights)):
-        where = {} if isinstance(given, Classifier) else {"device": "cpu"}
-        scores = vitrail.evaluate(given, photos, report=tmp_path / "python.html", console=QUIET, **where)
+    for source in (weights, vitrail.load(weights)):
+        options = {} if isinstance(source, Classifier) else {"device": "cpu"}
+        scores = vitrail.evaluate(source, photos, report=tmp_path / "python.html", console=QUIET, **options)
         assert json.loads(json.dumps(scores.to_dict())) == json.loads(printed.stdout)
         pages = [(tmp_path / f"{name}-card.md").read_text() for name in ("command", "python")]
         assert pages[0] == pages[1]
 
 
 @pytest.mark.slow
-def test_explain_gives_the_numbers_it_writes(weights, photos, tmp_path):
+def test_explain_returns_the_numbers_it_writes(weights, photos, tmp_path):
     numbers = vitrail.explain(vitrail.load(weights), str(photos), out=tmp_path / "python", measured=10, console=QUIET)
-    where = ("--out", tmp_path / "command", "--measured", 10, "--device", "cpu")
-    assert command("explain", weights, photos, *where).returncode == 0
+    options = ("--out", tmp_path / "command", "--measured", 10, "--device", "cpu")
+    assert command("explain", weights, photos, *options).returncode == 0
     written = [json.loads((tmp_path / name / "explain.json").read_text()) for name in ("python", "command")]
     assert written[0] == written[1] == json.loads(json.dumps(numbers))
     assert (tmp_path / "python" / "explain.html").is_file() and len(numbers["attention_distance"]["pixels"]) == 2
 
 
 def private_names(code: str) -> list[str]:
-    """What a program takes from vitrail that is not public."""
+    """Return the private names of vitrail that a program uses."""
     nodes = list(ast.walk(ast.parse(code)))
-    called = {"vitrail"}
-    found = []
+    aliases = {"vitrail"}
+    private = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("vitrail.")]
-            called |= {alias.asname for alias in node.names if alias.name == "vitrail" and alias.asname}
+            private += [alias.name for alias in node.names if alias.name.startswith("vitrail.")]
+            aliases |= {alias.asname for alias in node.names if alias.name == "vitrail" and alias.asname}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vitrail":
-            found += [alias.name for alias in node.names if node.module != "vitrail" or alias.name not in PUBLIC]
+            private += [alias.name for alias in node.names if node.module != "vitrail" or alias.name not in PUBLIC]
     for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called:
-            found += [node.attr] if node.attr not in (*PUBLIC, "__version__") else []
-    return found
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            private += [node.attr] if node.attr not in (*PUBLIC, "__version__") else []
+    return private
 
 
-def test_private_names_are_found():
+def test_private_names():
     assert private_names("import vitrail as v\nv.load('x').net.trace(0)\nfrom vitrail import load, create") == []
     for code, name in (
         ("import vitrail.data", "vitrail.data"),
@@ -205,6 +206,6 @@ def test_private_names_are_found():
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
 )
-def test_no_page_uses_what_is_private(page):
+def test_documentation_uses_public_names_only(page):
     for code in re.findall(r"```(?:python|py)\n(.*?)```", page.read_text(), re.S):
         assert private_names(code) == []

@@ -1,4 +1,4 @@
-"""Every command and code block of the README runs, on small images in place of the reader's."""
+"""Every command and code block of the README and the documentation runs, on small images."""
 
 import os
 import re
@@ -30,8 +30,8 @@ QUICK = [part for setting in (*SMALL, "train.steps=2") for part in ("--set", set
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the images the README talks of."""
+def folder(tmp_path_factory):
+    """A folder with the images that the README uses."""
     root = tmp_path_factory.mktemp("readme")
     for name, colour in {"heron": (200, 60, 60), "egret": (60, 60, 200)}.items():
         draw(root / "photos" / name, colour, 8)
@@ -41,22 +41,22 @@ def place(tmp_path_factory):
     return root
 
 
-def said(place, code):
-    """What a script prints."""
-    (place / "example.py").write_text(code)
-    started = processes.start(1, place, _script, place)
+def run_script(folder, code):
+    """Run a script and return its output."""
+    (folder / "example.py").write_text(code)
+    started = processes.start(1, folder, _script, folder)
     assert started.codes() == [0], started.errors()
-    return started.said()
+    return started.output()
 
 
-def _script(place):
-    os.chdir(place)
+def _script(folder):
+    os.chdir(folder)
     runpy.run_path("example.py", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_every_command_runs(place, monkeypatch):
-    monkeypatch.setenv(processes.UNDRAWN, "1")
+def test_every_command_runs(folder, monkeypatch):
+    monkeypatch.setenv(processes.NO_PLOTS, "1")
     offline = [c for c in COMMANDS if "hf-hub:" not in c and c.startswith("vitrail ")]
     assert len(offline) >= 4
     for command in offline:
@@ -66,7 +66,7 @@ def test_every_command_runs(place, monkeypatch):
         start = few if "--from" in words else QUICK
         if "--from" in words and not any(word.startswith("train.steps") for word in words):
             start = [*start, "--set", "train.steps=3"]
-        done = vitrail(*words[1:], *(start if training else []), cwd=place)
+        done = vitrail(*words[1:], *(start if training else []), cwd=folder)
         assert done.returncode == 0, command + done.stderr
 
 
@@ -74,7 +74,7 @@ def test_the_readme_is_short():
     assert len(README.split()) <= 1000
 
 
-def test_the_other_commands_only_install():
+def test_other_commands_only_install():
     others = [c for c in COMMANDS if not c.startswith(("vitrail ", "make "))]
     assert others == ["source .venv/bin/activate"]
 
@@ -85,8 +85,8 @@ def test_the_make_targets_exist():
     assert targets and all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
 
 
-def test_what_the_makefile_installs_can_reach_the_hub():
-    """And at the versions that are pinned, all the way down."""
+def test_makefile_installs_the_pinned_hub_extra():
+    """huggingface_hub and all its dependencies are pinned."""
     assert "--editable '.[hub]'" in (ROOT / "Makefile").read_text()
     pins = map(Requirement, re.findall(r"^[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.M))
     pinned = {canonicalize_name(pin.name) for pin in pins}
@@ -99,18 +99,18 @@ def test_what_the_makefile_installs_can_reach_the_hub():
 
 
 @pytest.mark.slow
-def test_the_python_example_runs(place):
+def test_python_example_runs(folder):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     small = f"overrides={[*SMALL, 'train.steps=2']!r}"
     code = code.replace('out="runs/python")', f'out="runs/python", {small})')
     assert small in code
-    assert "('egret', 'heron')" in said(place, code)
+    assert "('egret', 'heron')" in run_script(folder, code)
 
 
 @pytest.mark.slow
-def test_the_python_page_runs(place, monkeypatch):
-    """Its examples are one script, in order."""
-    monkeypatch.setenv(processes.UNDRAWN, "1")
+def test_python_page_runs(folder, monkeypatch):
+    """The examples of the page are one script."""
+    monkeypatch.setenv(processes.NO_PLOTS, "1")
     code = "\n".join(re.findall(r"```python\n(.*?)```", PYTHON, re.S))
     assert all(f"vitrail.{name}(" in code for name in vitrail_module.__all__)
     small = f"overrides={[*SMALL, 'train.steps=2']!r}"
@@ -118,26 +118,26 @@ def test_the_python_page_runs(place, monkeypatch):
         "runs/own", "runs/page-own"
     )
     assert small in code
-    printed = said(place, code)
+    printed = run_script(folder, code)
     assert re.search(r"of \d images", printed) and "model.safetensors" in printed
-    assert (place / "explained" / "photos" / "explain.html").is_file()
+    assert (folder / "explained" / "photos" / "explain.html").is_file()
 
 
 @pytest.mark.slow
-def test_the_python_example_of_explanations_runs(place, monkeypatch):
-    monkeypatch.setenv(processes.UNDRAWN, "1")
+def test_python_example_of_explain_runs(folder, monkeypatch):
+    monkeypatch.setenv(processes.NO_PLOTS, "1")
     (code,) = re.findall(r"```python\n(.*?)```", EXPLAIN, re.S)
-    assert vitrail("train", "photos/", "--out", "runs/explained", *QUICK, cwd=place).returncode == 0
-    assert "px" in said(
-        place, code.replace("runs/photos", "runs/explained").replace("explained/photos", "explained/own")
+    assert vitrail("train", "photos/", "--out", "runs/explained", *QUICK, cwd=folder).returncode == 0
+    assert "px" in run_script(
+        folder, code.replace("runs/photos", "runs/explained").replace("explained/photos", "explained/own")
     )
 
 
 @pytest.mark.slow
-def test_the_python_example_of_deploying_runs(place):
+def test_python_example_of_deploying_runs(folder):
     (code,) = re.findall(r"```python\n(.*?)```", DEPLOYING, re.S)
-    assert vitrail("train", "photos/", "--out", "runs/deployed", *QUICK, cwd=place).returncode == 0
-    assert "('egret', 'heron')" in said(place, code.replace("runs/photos", "runs/deployed"))
+    assert vitrail("train", "photos/", "--out", "runs/deployed", *QUICK, cwd=folder).returncode == 0
+    assert "('egret', 'heron')" in run_script(folder, code.replace("runs/photos", "runs/deployed"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every recipe of the folder: what it says of itself, and the numbers of the articles."""
+"""Every recipe: its header, its cost, and its settings against the publications."""
 
 import math
 import re
@@ -24,7 +24,7 @@ from vitrail.models.estimate import training_flops
 from vitrail.workflows.network import new_network
 
 NAMES = recipe_names()
-SHARED = {"paper-pretrain", "paper-finetune"}  # what rows have in common, and no row themselves
+SHARED = {"paper-pretrain", "paper-finetune"}  # base recipes, not rows of a table
 
 
 def config_of(name):
@@ -32,48 +32,48 @@ def config_of(name):
 
 
 def comments(name):
-    """The comment at the top of a recipe, line by line."""
+    """Return the header comment of a recipe, line by line."""
     lines = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("#")]
 
 
-# What a recipe says of itself.
+# Headers
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_valid_and_says_command_purpose_cost_and_what_to_expect(name):
+def test_header_has_command_description_cost_and_expected_result(name):
     config = config_of(name)
     command, about, *rest = comments(name)
     assert command == "vitrail demo" if name == "demo" else command.startswith(f"vitrail train DATA --recipe {name}")
     assert about.endswith(".") and len(about) <= 69
     assert any(line.startswith("Cost: ") for line in rest)
-    told = " ".join(rest).partition("Expected: ")[2].lower()
-    assert "not yet run here" in told or "docs/results.md" in told or "(demo)" in told
-    further = config.model.start in ("auto", "required") and not config.model.weights
-    assert ("--from WEIGHTS" in command) == further
-    assert config.model.name or config.model.start  # else an untold one would be found
+    expected = " ".join(rest).partition("Expected: ")[2].lower()
+    assert "not yet run here" in expected or "docs/results.md" in expected or "(demo)" in expected
+    needs_weights = config.model.start in ("auto", "required") and not config.model.weights
+    assert ("--from WEIGHTS" in command) == needs_weights
+    assert config.model.name or config.model.start  # otherwise the starting weights would be chosen automatically
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_only_what_its_base_does_not(name):
-    own = read_recipe_file(name)
-    base = own.pop("base", None)
+def test_recipe_repeats_no_setting_of_its_base(name):
+    settings = read_recipe_file(name)
+    base = settings.pop("base", None)
     if base is None:
         return
-    below = read_recipe(base)
-    for section, values in own.items():
-        repeated = [key for key, value in values.items() if below.get(section, {}).get(key) == value]
-        repeated = [key for key in repeated if key != "name"]  # a network is named where a reader looks for it
-        assert not repeated, f"{section}: {repeated} stand in {base} already"
+    inherited = read_recipe(base)
+    for section, values in settings.items():
+        repeated = [key for key, value in values.items() if inherited.get(section, {}).get(key) == value]
+        repeated = [key for key in repeated if key != "name"]  # the network may be repeated, for readers
+        assert not repeated, f"{section}: {repeated} are the same in {base}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_with_an_unknown_key_fails(name):
+def test_unknown_key_in_a_recipe(name):
     with pytest.raises(UserError, match=r"unknown key 'train\.stpes'; did you mean 'train\.steps'"):
         validate(RunConfig, merge(read_recipe(name), {"train": {"stpes": 5}}), name)
 
 
-def test_a_recipe_of_ones_own_is_laid_over_one_of_the_folder(tmp_path):
+def test_custom_recipe_is_merged_over_its_base(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('base = "paper-jft-l16-14ep"\n[optimizer]\nlr = 1e-4\n')
     values = read_recipe(str(file))
@@ -81,7 +81,7 @@ def test_a_recipe_of_ones_own_is_laid_over_one_of_the_folder(tmp_path):
     assert values["train"] == {"batch_size": 4096, "epochs": 14}
 
 
-# The paper's tables, written from the paper and not from the files.
+# The paper's tables, copied from the paper
 
 TABLE_3 = [  # recipe, networks, epochs, learning rate, decay, weight decay, dropout, clip
     ("paper-jft-b", "B/16 B/32", 7, 8e-4, "linear", 0.1, 0.0, 0.0),
@@ -104,7 +104,7 @@ TABLE_3 = [  # recipe, networks, epochs, learning rate, decay, weight decay, dro
 
 
 @pytest.mark.parametrize(("name", "networks", "epochs", "lr", "decay", "wd", "dropout", "clip"), TABLE_3)
-def test_pretraining_is_that_of_table_3(name, networks, epochs, lr, decay, wd, dropout, clip):
+def test_pretraining_matches_table_3(name, networks, epochs, lr, decay, wd, dropout, clip):
     config = config_of(name)
     first, *others = networks.split()
     assert config.model.name == first and all(f"--model {other}" in comments(name)[1] for other in others)
@@ -134,11 +134,11 @@ def test_pretraining_is_that_of_table_3(name, networks, epochs, lr, decay, wd, d
     )
 
 
-def test_all_rows_of_table_3_are_there():
+def test_all_rows_of_table_3_exist():
     assert {row[0] for row in TABLE_3} | SHARED == {name for name in NAMES if re.match("paper-(?!finetune-)", name)}
 
 
-# Recipe, steps, learning rates to choose from, warm-up, pixels, average (at a constant rate: no ramp), dev split
+# Recipe, steps, learning rates, warmup, image size, decay of the averaged weights (constant), validation fraction
 TABLE_4 = [
     ("paper-finetune-imagenet", 20_000, {0.003, 0.01, 0.03, 0.06}, 500, 384, 0.0, 0.01),
     ("paper-finetune-imagenet-512", 20_000, {0.003, 0.01, 0.03, 0.06}, 500, 512, 0.9999, 0.01),
@@ -151,7 +151,7 @@ TABLE_4 = [
 
 
 @pytest.mark.parametrize(("name", "steps", "rates", "warmup", "pixels", "average", "dev"), TABLE_4)
-def test_fine_tuning_is_that_of_table_4(name, steps, rates, warmup, pixels, average, dev):
+def test_fine_tuning_matches_table_4(name, steps, rates, warmup, pixels, average, dev):
     config = config_of(name)
     assert (config.train.steps, config.train.epochs, config.train.batch_size) == (steps, None, 512)
     assert config.optimizer.name == "sgd" and config.optimizer.momentum == 0.9 and config.optimizer.lr in rates
@@ -164,11 +164,11 @@ def test_fine_tuning_is_that_of_table_4(name, steps, rates, warmup, pixels, aver
     assert config.preprocess["resize"] == "squash"
 
 
-def test_all_rows_of_table_4_are_there():
+def test_all_rows_of_table_4_exist():
     assert {row[0] for row in TABLE_4} == {name for name in NAMES if name.startswith("paper-finetune-")}
 
 
-# The other articles.
+# Other publications
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_all_rows_of_table_4_are_there():
         ("bit-large", [500, 6000, 12_000, 18_000, 20_000], 0.1),
     ],
 )
-def test_the_bit_hyperrule_is_that_of_its_code(name, steps, mixup):
+def test_bit_hyperrule_matches_its_code(name, steps, mixup):
     config = config_of(name)
     warmup, *drops, last = steps
     assert (config.schedule.warmup, config.train.steps, config.train.batch_size) == (warmup, last, 512)
@@ -189,12 +189,12 @@ def test_the_bit_hyperrule_is_that_of_its_code(name, steps, mixup):
     assert config.augment.crop == "part" and config.augment.crop_fraction * 448 == pytest.approx(384)
 
 
-def test_the_better_baselines_differ_in_epochs_alone():
+def test_better_baselines_differ_in_epochs_only():
     configs = {epochs: config_of(f"better-vit-s16-{epochs}") for epochs in (90, 150, 300)}
     for epochs, config in configs.items():
         assert config.train.epochs == epochs and config.model_copy(update={"train": configs[90].train}) == configs[90]
     config = configs[90]
-    # What multiplies weights in a step at the full rate: as AdamW with a decay of 0.1 at a rate of 1e-3.
+    # The factor on the weights in a step at the peak rate: as AdamW with weight decay 0.1 and lr 1e-3.
     assert config.optimizer.weight_decay_scale == "schedule" and config.optimizer.weight_decay == pytest.approx(
         0.1 * 1e-3
     )
@@ -240,12 +240,12 @@ def check_augmentation(config, kind):
 
 
 @pytest.mark.parametrize("kind", AUGMENTATIONS)
-def test_augreg_has_seven_augmentations(kind):
+def test_augreg_augmentations(kind):
     check_augmentation(config_of("augreg" if kind == "none" else f"augreg-{kind}"), kind)
 
 
 @pytest.mark.parametrize("model", CHOSEN)
-def test_augreg_chooses_by_network_and_data(model):
+def test_augreg_augmentation_by_network_and_data(model):
     on_i1k, regularised, on_i21k = CHOSEN[model]
     name = model.replace("/", "").lower()
     small, large = config_of(f"augreg-i1k-{name}"), config_of(f"augreg-i21k-{name}")
@@ -261,7 +261,7 @@ def test_augreg_chooses_by_network_and_data(model):
         assert (config.schedule.shape, config.schedule.warmup, config.optimizer.lr) == ("cosine", 10_000, 1e-3)
 
 
-def test_deit_is_that_of_its_code():
+def test_deit_matches_its_code():
     config = config_of("deit")
     assert config.optimizer.lr == pytest.approx(5e-4 * config.train.batch_size / 512)
     assert (config.optimizer.weight_decay, config.optimizer.weight_decay_params, config.optimizer.clip_grad_norm) == (
@@ -276,22 +276,22 @@ def test_deit_is_that_of_its_code():
     assert augment.ratio == pytest.approx((3 / 4, 4 / 3))
     assert (augment.randaugment_layers, augment.randaugment_magnitude, augment.randaugment_std) == (2, 9, 0.5)
     assert (augment.mixup, augment.cutmix, augment.erasing, augment.erasing_fill) == (0.8, 1.0, 0.25, "noise")
-    assert augment.color_jitter == 0.0  # timm leaves it out beside RandAugment
+    assert augment.color_jitter == 0.0  # timm ignores it together with RandAugment
     assert (config.model.drop_path, config.model.dropout, config.objective.label_smoothing) == (0.1, 0.0, 0.1)
     assert config.model.gelu == "erf" and config.preprocess["interpolation"] == "bicubic"
 
 
-def test_timm_leaves_colour_jitter_out_beside_randaugment():
+def test_timm_ignores_color_jitter_with_randaugment():
     timm = pytest.importorskip("timm.data")
-    asked = {"input_size": 224, "is_training": True, "color_jitter": 0.3}
+    options = {"input_size": 224, "is_training": True, "color_jitter": 0.3}
     kinds = [
-        [type(step).__name__ for step in timm.create_transform(**asked, auto_augment=policy).transforms]
+        [type(step).__name__ for step in timm.create_transform(**options, auto_augment=policy).transforms]
         for policy in ("rand-m9-mstd0.5-inc1", None)
     ]
     assert ["ColorJitter" in kind for kind in kinds] == [False, True]
 
 
-def test_masked_patches_are_those_of_the_paper():
+def test_masked_recipes_match_the_paper():
     for name, target in {"masked": "color", "masked-grid": "grid", "masked-pixels": "pixels"}.items():
         config = config_of(name)
         assert (config.kind, config.masked.target, config.masked.mask_ratio) == ("masked", target, 0.5)
@@ -300,33 +300,33 @@ def test_masked_patches_are_those_of_the_paper():
         assert (config.schedule.shape, config.schedule.warmup) == ("cosine", 10_000)
 
 
-# What they cost.
+# Costs
 
 DATA = {"303 M": (303e6, 18_291), "14.2 M": (14.2e6, 21_843), "1.28 M": (1_281_167, 1000)}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "epochs, " in " ".join(comments(name))])
-def test_the_cost_it_tells_is_that_of_the_formula(name):
-    """Within 6 %: the paper's own numbers for its ResNets are 4 to 5 % below the count of multiply-adds."""
-    found = re.search(r"Cost: ([\d.,]+ ?M?) images x (\d+) epochs, ([\d.,]+) exaFLOP", " ".join(comments(name)))
-    assert found
-    data, epochs, told = found[1], int(found[2]), float(found[3].replace(",", ""))
+def test_stated_cost_matches_the_estimate(name):
+    """The tolerance is 6 %: the paper's numbers for ResNets are 4 to 5 % below the count of multiply-adds."""
+    match = re.search(r"Cost: ([\d.,]+ ?M?) images x (\d+) epochs, ([\d.,]+) exaFLOP", " ".join(comments(name)))
+    assert match
+    data, epochs, stated = match[1], int(match[2]), float(match[3].replace(",", ""))
     images, classes = DATA.get(data) or (float(data.replace(",", "")), 100)
     config = config_of(name)
     assert config.train.epochs == epochs
     counted = training_flops(new_network(config.model, classes), images * epochs) / 1e18
-    assert told == pytest.approx(counted, rel=0.06 if counted > 0.1 else 0.2)
+    assert stated == pytest.approx(counted, rel=0.06 if counted > 0.1 else 0.2)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if config_of(name).model.name])
-def test_the_networks_it_names_exist(name):
+def test_networks_in_the_header_exist(name):
     config = config_of(name)
     for model in [config.model.name, *re.findall(r"--model (\S+?)[;:.]?(?:\s|$)", comments(name)[1])]:
         network = new_network(config.model.model_copy(update={"name": model}), 1000)
         assert network.image_size == (config.model.image_size or (224, 224))
 
 
-# `vitrail recipes`.
+# `vitrail recipes`
 
 
 def shown(name, width=100):
@@ -336,7 +336,7 @@ def shown(name, width=100):
     return capture.get()
 
 
-def test_the_list_has_every_recipe_once_under_its_family_in_100_columns():
+def test_list_of_recipes():
     lines = shown(None).splitlines()
     assert max(map(len, lines)) <= 100
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
@@ -347,13 +347,13 @@ def test_the_list_has_every_recipe_once_under_its_family_in_100_columns():
     assert short < longer
 
 
-def test_one_recipe_is_shown_with_what_it_inherits_and_remains_a_recipe():
+def test_recipe_is_printed_with_its_inherited_settings():
     text = shown("paper-jft-l16-14ep")
     assert "# base: paper-jft-l16, over paper-pretrain" in text
     assert "#   train.epochs=14\n" in text and "#   optimizer.lr=0.0004\n" in text
     assert tomllib.loads(text) == read_recipe_file("paper-jft-l16-14ep")
-    told = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
-    assert parse_overrides(told) == read_recipe("paper-jft-l16-14ep")
+    settings = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    assert parse_overrides(settings) == read_recipe("paper-jft-l16-14ep")
     assert "# base:" not in shown("scratch")
 
 
@@ -361,8 +361,8 @@ PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="u
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_has_a_row_for_it_with_the_numbers_of_the_file(name):
+def test_recipes_page_quotes_the_header(name):
     (row,) = re.findall(rf"^\| `{re.escape(name)}`.*\|$", PAGE, re.M)
-    told = " ".join(comments(name)).partition("Expected: ")[2].partition(". ")[0]
+    expected = " ".join(comments(name)).partition("Expected: ")[2].partition(". ")[0]
     assert comments(name)[1].rstrip(".") in row
-    assert all(number in row for number in re.findall(r"\d+\.\d+", told))
+    assert all(number in row for number in re.findall(r"\d+\.\d+", expected))

@@ -1,4 +1,4 @@
-"""Names in CSV tables: nothing that a spreadsheet would run, and nothing lost for whoever reads the table again."""
+"""Names in CSV files: no cell runs as a formula in a spreadsheet, and every name reads back unchanged."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_cell_begins_as_a_formula_and_each_reads_back(name: str) -> None:
+def test_escaped_cells_are_no_formulas_and_read_back(name: str) -> None:
     cell = escape_cell(name)
     assert not cell.lstrip(" ").startswith(STARTS)
     assert unescape_cell(cell) == name
@@ -39,14 +39,14 @@ def test_numbers_stay_numbers(number: str) -> None:
     assert escape_cell(number) == number
 
 
-def test_a_spreadsheet_that_divides_at_semicolons_finds_no_formula_either() -> None:
+def test_no_formula_where_semicolons_separate_cells() -> None:
     out = io.StringIO()
     SafeCsvWriter(out).writerow(["x;=1+1", "cat", "0.5"])
     assert not any(cell.startswith(STARTS) for cell in next(csv.reader([out.getvalue()], delimiter=";")))
     assert next(csv.reader([out.getvalue()])) == ["x;=1+1", "cat", "0.5"]
 
 
-def test_a_quarantine_list_names_every_file_exactly(tmp_path: Path) -> None:
+def test_quarantine_list_keeps_names(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.csv"
     write_quarantine(path, [QuarantineRow(name, "", "=cmd()") for name in NAMES])
     with path.open(newline="", encoding="utf-8") as file:
@@ -56,13 +56,13 @@ def test_a_quarantine_list_names_every_file_exactly(tmp_path: Path) -> None:
     assert not set(Quarantine.read(path).digests) ^ {entry.name for entry in entries}
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_a_table_finds_files_whose_names_begin_as_formulas(tmp_path: Path, guarded: bool) -> None:
-    """Whether `vitrail predict --csv` wrote it, or a person who knows of no rule."""
-    names = [name for name in NAMES if name.strip() == name and (guarded or not name.startswith("'"))]
+@pytest.mark.parametrize("escaped", [True, False])
+def test_table_with_file_names_that_look_like_formulas(tmp_path: Path, escaped: bool) -> None:
+    """With escaped cells, as `vitrail predict --csv` writes them, and without."""
+    names = [name for name in NAMES if name.strip() == name and (escaped or not name.startswith("'"))]
     fill(tmp_path, names)
     out = io.StringIO(newline="")
-    table = SafeCsvWriter(out) if guarded else csv.writer(out)
+    table = SafeCsvWriter(out) if escaped else csv.writer(out)
     table.writerow(["path", "label"])
     for index, name in enumerate(names):
         table.writerow([name, "=yes" if index % 2 else "-1"])

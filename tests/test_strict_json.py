@@ -1,4 +1,4 @@
-"""JSON that any reader takes, from the one place that writes it."""
+"""Standard JSON, written in one module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from vitrail import strict_json
 
 PACKAGE = Path(__file__).parents[1] / "vitrail"
-# Texts that only vitrail reads again, or that are hashed.
-OWN = {
+# Modules whose JSON only vitrail reads, or is hashed.
+EXCEPTIONS = {
     "strict_json.py",
     "data/pack.py",
     "training/checkpoint.py",
@@ -24,7 +24,7 @@ OWN = {
 }
 
 
-def test_numbers_that_are_not_finite_are_null():
+def test_non_finite_numbers_are_null():
     values = {
         "a": float("nan"),
         "b": [1.5, -float("inf"), (float("inf"), "NaN")],
@@ -40,15 +40,15 @@ def test_numbers_that_are_not_finite_are_null():
 @pytest.mark.parametrize(
     "text", ["NaN", "[Infinity]", "-Infinity", "1e999", "[" * 5_000 + "]" * 5_000, "9" * 30, "", "{"]
 )
-def test_what_is_no_json_is_refused(text):
+def test_invalid_json_is_rejected(text):
     with pytest.raises(ValueError):
         strict_json.loads(text)
 
 
-def test_no_other_place_writes_json():
-    found = {
+def test_no_other_module_writes_json():
+    writers = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if re.search(r"\bjson\.dumps?\(", path.read_text().replace("strict_json.", ""))
     }
-    assert found <= OWN
+    assert writers <= EXCEPTIONS

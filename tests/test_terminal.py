@@ -1,4 +1,4 @@
-"""What reaches a terminal out of names and texts that somebody else chose."""
+"""Control characters and markup in names and texts from files are escaped on a terminal."""
 
 import io
 
@@ -20,11 +20,11 @@ def shown(what: object, **options: object) -> str:
     return out.getvalue()
 
 
-ACTING = [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+CONTROL = [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 
 
-@pytest.mark.parametrize("code", ACTING)
-def test_a_character_that_acts_on_a_terminal_is_shown_as_its_escape(code: int) -> None:
+@pytest.mark.parametrize("code", CONTROL)
+def test_control_characters_are_escaped(code: int) -> None:
     name = f"a{chr(code)}b"
     assert printable(name).isprintable() and printable(name).startswith("a\\") and printable(name).endswith("b")
     assert printable_json(name) == f"a\\u{code:04x}b"
@@ -32,23 +32,23 @@ def test_a_character_that_acts_on_a_terminal_is_shown_as_its_escape(code: int) -
 
 
 @pytest.mark.parametrize("name", LEGIT)
-def test_names_in_any_script_stay_as_they_are(name: str) -> None:
+def test_names_in_any_script_are_unchanged(name: str) -> None:
     assert printable(name) == name and escape(name) == name and printable_json(name) == name and is_printable(name)
     assert shown(escape(name)) == f"{name}\n"
 
 
-def test_a_name_is_neither_markup_nor_emoji_code_nor_command() -> None:
+def test_names_are_not_interpreted_as_markup_or_emoji() -> None:
     for name in ("[red]x", "[/]", "x[/red].png", ":bomb:", "a\x1b[2Jb", "a\r\x08b", "[link=http://x]y"):
         assert shown(f"[bold]{escape(name)}[/]") == printable(name) + "\n"
 
 
-def test_what_was_not_escaped_does_not_act_either() -> None:
+def test_console_escapes_text_that_the_caller_did_not() -> None:
     for what in (NASTY, Text(NASTY), Table.grid(), f"[red]{NASTY}"):
         if isinstance(what, Table):
             what.add_row(NASTY, Text(NASTY))
         for options in ({}, {"force_terminal": True, "color_system": None, "legacy_windows": False}):
-            said = shown(what, **options)
-            assert not RAW.search(said) and "\x1b" not in said
+            output = shown(what, **options)
+            assert not RAW.search(output) and "\x1b" not in output
     out = io.StringIO()
     with Progress(TextColumn("{task.description}", markup=False), console=SafeConsole(file=out, width=200)) as bar:
         bar.add_task(NASTY, total=1)
@@ -59,7 +59,7 @@ def test_styles_still_reach_a_terminal() -> None:
     assert "\x1b[1mx\x1b[0m" in shown(f"[bold]{escape('x')}[/]", force_terminal=True, color_system="standard")
 
 
-def test_every_console_of_a_command_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_console_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.cli.main import app
 
     consoles = [
@@ -67,4 +67,4 @@ def test_every_console_of_a_command_is_safe(monkeypatch: pytest.MonkeyPatch) -> 
         app.error_console,
         *(make_console(stderr=s, ignore_write_errors=k) for s in (0, 1) for k in (0, 1)),
     ]
-    assert all(isinstance(one, SafeConsole) for one in consoles) and issubclass(SafeConsole, Console)
+    assert all(isinstance(console, SafeConsole) for console in consoles) and issubclass(SafeConsole, Console)

@@ -1,4 +1,4 @@
-"""Every odd file has one outcome, the same in check, train and predict; and no bytes do anything but fail cleanly."""
+"""Unusual image files give the same outcome in check, train and predict; corrupt bytes give a clean error."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]
     return root, make_zoo(root)
 
 
-def assert_outcomes(wanted: dict[str, str], used: set[str], left_out: dict[str, str]) -> None:
-    assert used == {name for name, outcome in wanted.items() if outcome == USED}
-    bad = {name: outcome for name, outcome in wanted.items() if outcome not in (USED, IGNORED)}
-    assert left_out.keys() == bad.keys()
+def assert_outcomes(expected: dict[str, str], used: set[str], skipped: dict[str, str]) -> None:
+    assert used == {name for name, outcome in expected.items() if outcome == USED}
+    bad = {name: outcome for name, outcome in expected.items() if outcome not in (USED, IGNORED)}
+    assert skipped.keys() == bad.keys()
     for name, reason in bad.items():
-        assert reason in left_out[name], name
-        assert "\n" not in left_out[name]
+        assert reason in skipped[name], name
+        assert "\n" not in skipped[name]
 
 
 def test_check(zoo: tuple[Path, dict[str, str]]) -> None:
-    root, wanted = zoo
-    found = check_dataset(root)
-    lost = [finding for finding in found.findings if finding.kind in ("corrupt", "format", "missing")]
-    left_out = {case.names[0]: case.detail for finding in lost for case in finding.cases}
-    assert_outcomes(wanted, set(found.rows) - set(left_out), left_out)
-    assert "an HTML page" in left_out["odd/error page.jpg"]
-    assert "it is text" in left_out["odd/text.jpg"]
-    assert {row.name for row in found.quarantine} == set(left_out)  # nothing in the zoo is a copy
-    kinds = {finding.kind: {case.names[0] for case in finding.cases} for finding in found.findings}
+    root, expected = zoo
+    result = check_dataset(root)
+    unusable = [finding for finding in result.findings if finding.kind in ("corrupt", "format", "missing")]
+    skipped = {case.names[0]: case.detail for finding in unusable for case in finding.cases}
+    assert_outcomes(expected, set(result.rows) - set(skipped), skipped)
+    assert "an HTML page" in skipped["odd/error page.jpg"]
+    assert "it is text" in skipped["odd/text.jpg"]
+    assert {row.name for row in result.quarantine} == set(skipped)  # the files have no duplicates
+    kinds = {finding.kind: {case.names[0] for case in finding.cases} for finding in result.findings}
     assert kinds["missing"] == {"odd/dangling.jpg", "odd/itself.jpg"}
     assert kinds["format"] == {"odd/drawing.svg", "odd/raw.nef"}
     assert kinds["wide"] == {"odd/floating.tif"}
@@ -66,10 +66,10 @@ def test_check(zoo: tuple[Path, dict[str, str]]) -> None:
 
 @pytest.mark.slow
 def test_train_and_predict(zoo: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    root, wanted = zoo
+    root, expected = zoo
     data = open_dataset(root)
     used = {samples.name(i) for samples in data.splits.values() for i in range(len(samples))}
-    assert_outcomes(wanted, used, dict(data.excluded))
+    assert_outcomes(expected, used, dict(data.excluded))
     with (tmp_path / "log").open("w") as log:
         overrides = (*SMALL, "train.steps=2", "augment.mixup=0.2", "train.batch_size=16")
         train(root, out=tmp_path / "run", overrides=overrides, console=Console(file=log, width=200))
@@ -79,12 +79,12 @@ def test_train_and_predict(zoo: tuple[Path, dict[str, str]], tmp_path: Path) -> 
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     names = {row["file"]: str(Path(row["file"]).relative_to(root)) for row in rows}
     errors = {names[row["file"]]: row["error"] for row in rows if "error" in row}
-    assert_outcomes(wanted, set(names.values()) - set(errors), errors)
+    assert_outcomes(expected, set(names.values()) - set(errors), errors)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"error: {len(errors)} of the images could not be read"
 
 
-# mutated bytes
+# Mutated bytes
 
 SEEDS = [
     encode(photo(40, 50, 1), "JPEG"),
@@ -108,7 +108,7 @@ SEEDS = [
 
 
 def mutate(random: np.random.Generator) -> bytes:
-    """Some bits of a good file flipped, its header edited, a part cut out or taken from another file."""
+    """Return a valid file with flipped bits, an edited header, or a part cut out or replaced."""
     data = bytearray(SEEDS[random.integers(len(SEEDS))])
     for _ in range(random.integers(1, 4)):
         kind = random.integers(5)
@@ -150,21 +150,21 @@ def assert_clean(data: bytes, name: str = "a.jpg") -> None:
 @pytest.mark.slow
 @settings(max_examples=500, deadline=2000)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(["a.jpg", "a.png", "a", "b.tiff"]))
-def test_mutated_bytes_are_pixels_or_a_reason(seed: int, name: str) -> None:
+def test_mutated_bytes_give_pixels_or_an_error(seed: int, name: str) -> None:
     assert_clean(mutate(np.random.default_rng(seed)), name)
 
 
 @pytest.mark.slow
 @settings(max_examples=500, deadline=2000)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_after_the_start_of_a_format(data: bytes) -> None:
+def test_random_bytes_after_a_file_signature(data: bytes) -> None:
     for seed in SEEDS:
         assert_clean(seed[:8] + data)
 
 
 @pytest.mark.slow
-def test_mutated_bytes_in_little_memory_and_time() -> None:
-    """In a process that gets 400 MB more than it starts with and a minute of processor time."""
+def test_mutated_bytes_within_memory_and_time_limits() -> None:
+    """The process may use 400 MB more than at its start, and a minute of CPU time."""
     code = """
 import resource, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""The harness on contestants whose speed is known, by a clock that is not the machine's."""
+"""The benchmark harness, on contestants of known speed with a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EFFORT = Effort(seconds=100.0, min_rounds=5, max_rounds=12, turn_seconds=0.0, wa
 
 
 class Machine:
-    """Time that moves only when work is done, slower while others use the machine."""
+    """Simulated clock: time advances with the work done, multiplied by the load of other programs."""
 
     def __init__(self):
         self.now = 0.0
@@ -39,7 +39,7 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def _few_objects():
-    """A race collects garbage after every round: not from all that the tests have imported."""
+    """Exclude imported objects from the garbage collection after every round."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -50,7 +50,7 @@ def machine():
     return Machine()
 
 
-def test_ratios_are_those_of_the_work(machine):
+def test_ratios_match_the_work(machine):
     speeds = {"ours": 1.0, "equal": 1.0, "double": 2.0, "half": 0.5}
     result = race([machine.contestant(name, seconds) for name, seconds in speeds.items()], EFFORT, machine.clock)
     assert result.first == "ours"
@@ -59,8 +59,8 @@ def test_ratios_are_those_of_the_work(machine):
     assert [result.verdict(name) for name in speeds] == ["even", "even", "ahead", "behind"]
 
 
-def test_load_that_comes_and_goes_cancels(machine):
-    """Rounds under ten times the load would drag a mean or a sum of times; ratios per round do not move."""
+def test_varying_load_cancels(machine):
+    """Rounds with ten times the load would shift a mean of times, but not the ratios per round."""
     contestants = [machine.contestant("ours", 1.0), machine.contestant("theirs", 1.25)]
 
     def clock(work, repeats: int) -> float:
@@ -85,7 +85,7 @@ def test_every_round_has_every_contestant_once_in_a_changing_order(machine):
     assert {"".join(c.name for c in order(contestants, number)) for number in range(6)} == set(rounds)
 
 
-def test_the_plan_fits_the_time_given():
+def test_plan_fits_the_time_limit():
     effort = Effort(seconds=10.0, min_rounds=5, max_rounds=60, turn_seconds=0.5)
     assert plan([0.1, 0.1], effort) == (5, 10)  # turns of 5 x 0.1 s, two contestants
     assert plan([4.0, 4.0], effort) == (1, 5)  # slow work still gets its rounds
@@ -112,12 +112,12 @@ def test_seconds_are_per_call(machine):
         (0, 0, "even"),
     ],
 )
-def test_a_verdict_needs_more_rounds_than_luck_would_give(wins, losses, verdict):
+def test_verdict_needs_significance(wins, losses, verdict):
     theirs = [1.1] * wins + [0.9] * losses + [1.0] * (wins + losses == 0)
     assert Race({"ours": [1.0] * len(theirs), "theirs": theirs}).verdict("theirs") == verdict
 
 
-def test_garbage_collection_is_off_while_timing_and_back_after(machine):
+def test_garbage_collection_is_off_while_timing(machine):
     seen = []
     race([Contestant("ours", lambda: seen.append(gc.isenabled()))], EFFORT, machine.clock)
     assert seen
@@ -129,7 +129,7 @@ def test_garbage_collection_is_off_while_timing_and_back_after(machine):
 
 
 @pytest.mark.parametrize(("clock", "now"), [(wall_clock, time.perf_counter), (processor_clock, time.process_time)])
-def test_the_real_clocks_count_the_seconds_of_the_work(clock, now):
+def test_real_clocks_measure_the_work(clock, now):
     calls = []
 
     def work() -> None:
@@ -144,11 +144,11 @@ def test_the_real_clocks_count_the_seconds_of_the_work(clock, now):
     assert sum(calls) <= took <= now() - start
 
 
-def test_processor_time_is_that_of_this_process_alone():
+def test_processor_time_excludes_other_processes():
     assert wall_clock(lambda: time.sleep(0.05), 2) >= 0.1 > 2 * processor_clock(lambda: time.sleep(0.05), 2)
 
 
-def test_table_and_json_say_the_same(tmp_path):
+def test_table_and_json_agree(tmp_path):
     result = Race({"ours": [1.0, 1.0, 1.0], "theirs": [1.5, 1.5, 1.5]})
     console = Console(width=100, record=True, quiet=False, file=(tmp_path / "console.txt").open("w"))
     console.print(table("network", ["model", "batch"], [(["Ti/16", "8"], result)]))
@@ -165,7 +165,7 @@ def test_table_and_json_say_the_same(tmp_path):
     assert "torch" in kept["machine"]["packages"]
 
 
-def test_a_rival_missing_from_one_race_leaves_its_cell_empty():
+def test_missing_contestant_leaves_an_empty_cell():
     rows = [(["a"], Race({"ours": [1.0], "theirs": [2.0]})), (["b"], Race({"ours": [1.0]}))]
     result = table("t", ["case"], rows)
     assert [column.header for column in result.columns] == ["case", "theirs"]

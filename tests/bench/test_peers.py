@@ -1,5 +1,4 @@
-"""The benchmark's claim of equal maths: each peer with our weights gives our logits and gradients, and a peer that does
-not is caught."""
+"""Each library computes the same logits and gradients with the same weights; a difference is detected."""
 
 from __future__ import annotations
 
@@ -37,13 +36,13 @@ def pixels() -> torch.Tensor:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def apart(logits: float, gradients: float) -> bool:
+def differ(logits: float, gradients: float) -> bool:
     return logits > model.LOGITS_TOLERANCE or gradients > model.GRADIENTS_TOLERANCE
 
 
 @pytest.mark.parametrize("gelu", ["erf", "tanh"])
 @pytest.mark.parametrize("name", PEERS)
-def test_peers_compute_the_same(name, gelu):
+def test_peers_compute_the_same_outputs(name, gelu):
     ours = build_ours(TINY.model_copy(update={"gelu": gelu}))
     assert ours(pixels()).std() > 0.01  # not a comparison of zeros
     if (name, gelu) == ("torchvision", "tanh"):
@@ -56,7 +55,7 @@ def test_peers_compute_the_same(name, gelu):
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=list(VARIANTS))
-def test_timm_computes_the_same_variants_and_the_others_stand_aside(config):
+def test_timm_computes_the_same_variants_and_other_libraries_are_not_comparable(config):
     ours = build_ours(config)
     assert ours(pixels()).std() > 0.01
     logits, gradients = disagreement(ours, build_peer("timm", ours), pixels())
@@ -68,34 +67,34 @@ def test_timm_computes_the_same_variants_and_the_others_stand_aside(config):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_difference_is_caught(name):
+def test_different_weights_are_detected(name):
     ours = build_ours(TINY)
     peer = build_peer(name, ours)
     with torch.no_grad():
         next(p for n, p in peer.named_parameters() if "norm" in n or "ln" in n).add_(0.01)
-    assert apart(*disagreement(ours, peer, pixels()))
+    assert differ(*disagreement(ours, peer, pixels()))
 
 
 @pytest.mark.parametrize("change", [{"weight_eps": 1e-6}, {"norm_eps": 1e-6}, {"pool_padding": "none"}])
-def test_other_constants_of_a_resnet_are_caught(change):
+def test_different_resnet_constants_are_detected(change):
     peer = build_peer("timm", build_ours(RESNET))
     other = build_ours(RESNET.model_copy(update=change))
-    assert apart(*disagreement(other, peer, pixels()))
+    assert differ(*disagreement(other, peer, pixels()))
 
 
-def test_constants_that_timm_does_not_have_are_not_raced():
+def test_constants_that_timm_lacks_are_not_comparable():
     ours = build_ours(RESNET.model_copy(update={"weight_eps_in": "deviation"}))
     with pytest.raises(NotComparable, match="variance"):
         build_peer("timm", ours)
 
 
-def test_the_other_gelu_is_caught():
+def test_different_gelu_is_detected():
     peer = build_peer("timm", build_ours(TINY))
     other = build_ours(TINY.model_copy(update={"gelu": "tanh"}))  # the same seed, so the same weights
-    assert apart(*disagreement(other, peer, pixels()))
+    assert differ(*disagreement(other, peer, pixels()))
 
 
-def test_a_library_that_is_missing_is_left_out_with_its_name(monkeypatch):
+def test_missing_library_is_named(monkeypatch):
     def gone(config):
         raise ImportError("no module")
 
@@ -104,7 +103,7 @@ def test_a_library_that_is_missing_is_left_out_with_its_name(monkeypatch):
         build_peer("timm", build_ours(TINY))
 
 
-def test_a_name_says_what_is_changed():
+def test_variant_names():
     config = variant("S/16 reg4+layerscale", 10, 224, "erf")
     assert (config.width, config.registers, config.layer_scale, config.prefix_positions) == (384, 4, 1e-5, False)
     assert variant("S/16 gap", 10, 224, "tanh").class_token is False
@@ -112,7 +111,7 @@ def test_a_name_says_what_is_changed():
     assert variant("R50x1", 10, 224, "erf").weight_eps == 1e-8
 
 
-def test_every_case_of_the_tables_has_a_name_that_is_known():
+def test_every_benchmark_case_is_a_known_variant():
     for cases in model.CASES.values():
         for name in {name for kind in cases.values() for name in kind}:
             variant(name, 10, 224, "erf")
@@ -121,14 +120,14 @@ def test_every_case_of_the_tables_has_a_name_that_is_known():
 
 
 @pytest.mark.parametrize("name", ["S/16 fast", "S/15x"])
-def test_an_unknown_name_is_refused_before_anything_runs(name, tmp_path):
+def test_unknown_variant_is_rejected_before_the_run(name, tmp_path):
     with pytest.raises(SystemExit, match="S/1"):
         main(["model", "--models", "Ti/16", name, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_the_whole_benchmark_writes_its_results(monkeypatch, tmp_path, capsys):
+def test_benchmark_writes_its_results(monkeypatch, tmp_path, capsys):
     effort = Effort(seconds=0.0, min_rounds=2, max_rounds=2, turn_seconds=0.0)
     monkeypatch.setattr(model.Settings, "effort", effort)
     small = TINY.model_copy(update={"num_classes": model.CLASSES, "image_size": (224, 224), "patch": (56, 56)})
@@ -143,6 +142,6 @@ def test_the_whole_benchmark_writes_its_results(monkeypatch, tmp_path, capsys):
     assert kept["agreement"]["Ti/16"]["timm"]["logits"] <= model.LOGITS_TOLERANCE
 
 
-def test_options_of_the_command_are_the_settings():
+def test_command_line_options_match_the_settings():
     options = vars(parser().parse_args([]))
     assert set(options) - {"name"} == set(model.Settings.__dataclass_fields__)

@@ -122,8 +122,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     `drawn`: to write them takes most of the time of a short run. tests/report looks at pictures, and in tests/lock
     every command draws its own."""
     if item.get_closest_marker("drawn") is None:
-        _blank.setattr(Figure, "savefig", processes.undrawn)
-        _blank.setenv(processes.UNDRAWN, "1")
+        _blank.setattr(Figure, "savefig", processes.save_blank)
+        _blank.setenv(processes.NO_PLOTS, "1")
 
 
 @pytest.hookimpl(trylast=True)
@@ -136,7 +136,7 @@ def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
     with tempfile.TemporaryDirectory() as folder:
         started = processes.start(1, Path(folder), _command, cwd, arguments)
         (code,) = started.codes(timeout=120)
-        return subprocess.CompletedProcess(list(map(str, arguments)), code, started.said(), started.errors())
+        return subprocess.CompletedProcess(list(map(str, arguments)), code, started.output(), started.errors())
 
 
 def _command(cwd: Path | None, arguments: Sequence[object]) -> None:

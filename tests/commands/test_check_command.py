@@ -1,4 +1,4 @@
-"""`vitrail check` and `--quarantine` as a user meets them."""
+"""`vitrail check` and `--quarantine`, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def output(call: object, *arguments: object, **options: object) -> str:
     return file.getvalue()
 
 
-def test_the_files_and_the_last_line(leaky: Path, tmp_path: Path) -> None:
+def test_files_and_console_output(leaky: Path, tmp_path: Path) -> None:
     out = tmp_path / "checked"
     text = output(check, leaky, out=out)
     lines = [line.rstrip() for line in text.splitlines()]
@@ -63,14 +63,14 @@ def test_the_files_and_the_last_line(leaky: Path, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {"report.html", "report.json", "quarantine.csv"}
 
 
-def test_out_that_cannot_be_written(leaky: Path, tmp_path: Path) -> None:
+def test_an_out_folder_that_cannot_be_written(leaky: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write to"):
         check(leaky, out=tmp_path / "file" / "x", console=Console(file=io.StringIO()))
 
 
 @pytest.mark.slow
-def test_training_obeys_the_list_and_so_does_going_on(
+def test_training_and_resuming_exclude_the_listed_images(
     leaky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output(check, leaky, out=tmp_path / "checked")
@@ -81,31 +81,31 @@ def test_training_obeys_the_list_and_so_does_going_on(
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["data"]["quarantine"] == str(tmp_path / "checked" / "quarantine.csv")
     monkeypatch.chdir("/")
-    (run / "model.safetensors").unlink()  # as if it had been stopped before the end
+    (run / "model.safetensors").unlink()  # as if the run had been stopped
     text = output(train, out=run, resume=True)
     assert re.search(r"resuming .* from step", text)
     (run / "model.safetensors").unlink()
-    listed = tmp_path / "checked" / "quarantine.csv"
-    listed.write_text("\n".join(line for line in listed.read_text().splitlines() if "leak" not in line) + "\n")
+    quarantine = tmp_path / "checked" / "quarantine.csv"
+    quarantine.write_text("\n".join(line for line in quarantine.read_text().splitlines() if "leak" not in line) + "\n")
     with pytest.raises(UserError, match=r"images .* have changed since"):
         output(train, out=run, resume=True)
     other = tmp_path / "other.csv"
-    other.write_text(listed.read_text())
+    other.write_text(quarantine.read_text())
     with pytest.raises(UserError, match=r"was started with data.quarantine=.*quarantine.csv, not .*other.csv"):
         output(train, out=run, resume=True, quarantine=other)
 
 
 @pytest.mark.slow
-def test_evaluating_obeys_the_list(leaky: Path, tmp_path: Path) -> None:
+def test_evaluating_excludes_the_listed_images(leaky: Path, tmp_path: Path) -> None:
     shutil.copy(leaky / "test/a/0.png", leaky / "test/b/again.png")  # a conflict, in the test split too
     output(check, leaky, out=tmp_path / "checked")
-    listed = tmp_path / "checked" / "quarantine.csv"
-    output(train, leaky, out=tmp_path / "run", quarantine=listed, overrides=(*SMALL, "train.steps=2"))
-    with open(os.devnull, "w") as nowhere:
-        console = Console(file=nowhere)
+    quarantine = tmp_path / "checked" / "quarantine.csv"
+    output(train, leaky, out=tmp_path / "run", quarantine=quarantine, overrides=(*SMALL, "train.steps=2"))
+    with open(os.devnull, "w") as devnull:
+        console = Console(file=devnull)
         options = {"report": tmp_path / "page.html", "console": console}
-        assert evaluate(tmp_path / "run", leaky, quarantine=listed, **options).n == 15
-        assert f"--quarantine {listed}" in (tmp_path / "page.html").read_text()
+        assert evaluate(tmp_path / "run", leaky, quarantine=quarantine, **options).n == 15
+        assert f"--quarantine {quarantine}" in (tmp_path / "page.html").read_text()
         assert evaluate(tmp_path / "run", leaky, **options).n == 17
 
 
@@ -129,8 +129,8 @@ def test_the_command_line(leaky: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_stopped_check_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of the scan: nothing is written but what the scan remembers."""
+def test_a_stopped_check_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C during the scan writes only the scan cache."""
     fill(tmp_path / "data", {f"{label}/{i}.png": DATA[i % 40] + bytes([i]) for label in "ab" for i in range(100)})
     opened = 0
 
@@ -143,10 +143,10 @@ def test_a_stopped_check_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(scan, "decode", counted)
     monkeypatch.setattr(scan, "cores", lambda: 1)
-    with pytest.raises(Interrupted, match="stopped; what was looked at is remembered"):
+    with pytest.raises(Interrupted, match=r"^stopped; .*resume"):
         output(check, tmp_path / "data", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     before, opened = opened, 1000
     output(check, tmp_path / "data", out=tmp_path / "out")
-    assert opened - 1000 <= 200 - 64  # told every 32 images
+    assert opened - 1000 <= 200 - 64  # progress is reported every 32 images
     assert before <= 200

@@ -1,6 +1,7 @@
-"""`vitrail compare`: the same images for all, and "better" only where they tell."""
+"""`vitrail compare`: all runs are scored on the same images, and differences are tested for significance."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def runs(photos, tiny, tmp_path_factory):
-    """One that was trained, and one that takes classes for each other."""
+    """A trained run, and one whose classes are swapped."""
     from rich.console import Console
 
     root = tmp_path_factory.mktemp("compare")
@@ -32,7 +33,7 @@ def runs(photos, tiny, tmp_path_factory):
     poor = root / "poor" / "model.safetensors"
     state = load_file(poor)
     turned = {name: state[name].roll(1, 0) for name in ("head.weight", "head.bias")}
-    write_bundle(poor, state | turned, read_card(poor))  # even one step tells colours apart
+    write_bundle(poor, state | turned, read_card(poor))  # even one step separates the colours
     return root / "good", root / "poor"
 
 
@@ -44,7 +45,7 @@ def more(tmp_path_factory):
     return root
 
 
-def test_scores_are_those_of_evaluate_and_the_better_one_is_found(runs, more, quiet, tmp_path):
+def test_scores_match_evaluate_and_the_better_run_is_found(runs, more, quiet, tmp_path):
     poor, good = compare(runs[::-1], data=more, device="cpu", console=quiet)
     for run, row in zip(runs[::-1], (poor, good), strict=True):
         alone = evaluate(run, more, report=tmp_path / "r.html", device="cpu", console=quiet)
@@ -55,21 +56,19 @@ def test_scores_are_those_of_evaluate_and_the_better_one_is_found(runs, more, qu
     json.dumps([poor.to_dict(), good.to_dict()])
 
 
-def test_without_data_it_is_what_the_first_run_held_out(runs, quiet):
+def test_without_data_the_images_are_those_of_the_first_run(runs, quiet):
     rows = compare(runs, device="cpu", console=quiet)
     assert rows[0].scores.n == 9
     assert rows[0].scores.top1 == read_card(runs[0] / "model.safetensors").metrics["top1"]
 
 
-def test_images_that_answers_were_fitted_on_are_told(runs, more, quiet, tmp_path, monkeypatch, capsys):
+def test_runs_fitted_to_the_images_are_reported(runs, more, quiet, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitrail.workflows.tune.FEWEST", 1)
-    shutil.copy(runs[0] / "model.safetensors", tmp_path / "own.safetensors")
-    evaluate(tmp_path / "own.safetensors", more, write=True, device="cpu", console=quiet)
-    rows = compare([runs[1], tmp_path / "own.safetensors"], data=more, device="cpu")
+    shutil.copy(runs[0] / "model.safetensors", tmp_path / "fitted.safetensors")
+    evaluate(tmp_path / "fitted.safetensors", more, write=True, device="cpu", console=quiet)
+    rows = compare([runs[1], tmp_path / "fitted.safetensors"], data=more, device="cpu")
     assert [row.to_dict()["fitted"] for row in rows] == [False, True]
-    assert (
-        f"on which temperature and thresholds of {tmp_path / 'own.safetensors'} were fitted" in capsys.readouterr().out
-    )
+    assert re.search(rf"thresholds of {tmp_path / 'fitted.safetensors'} were fitted", capsys.readouterr().out)
 
 
 def test_classes_in_another_order_are_matched_by_name(runs, more, quiet, tmp_path):
@@ -84,20 +83,20 @@ def test_classes_in_another_order_are_matched_by_name(runs, more, quiet, tmp_pat
     assert rows[1].against_first.p == 1 and rows[1].against_first.only_second == 0
 
 
-def test_what_cannot_be_compared_is_told(runs, more, quiet, tmp_path):
+def test_runs_that_cannot_be_compared(runs, more, quiet, tmp_path):
     copy = tmp_path / "alone.safetensors"
     shutil.copy(runs[0] / "model.safetensors", copy)
     card, state = read_card(copy), load_file(copy)
     other = card.model_copy(update={"classes": ("red", "green", "teal")})
     write_bundle(tmp_path / "other.safetensors", state, other)
-    for names, words in [
-        ([runs[0]], "two runs or more"),
-        ([runs[0], runs[0]], "named twice"),
-        ([copy, runs[0]], "does not tell which images"),
-        ([runs[0], tmp_path / "other.safetensors"], "do not know the same classes: only one of them knows 'blue'"),
+    for names, facts in [
+        ([runs[0]], "at least two runs"),
+        ([runs[0], runs[0]], "given twice"),
+        ([copy, runs[0]], r"config\.toml .*--data"),
+        ([runs[0], tmp_path / "other.safetensors"], "different classes: .*'blue'"),
         ([runs[0], tmp_path / "nothing"], "no weights at"),
     ]:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=facts):
             compare(names, console=quiet)
 
 
@@ -107,11 +106,11 @@ def test_settings_that_differ():
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_compares_the_same(runs, more, tmp_path):
-    said = []
+def test_the_result_does_not_depend_on_the_number_of_processes(runs, more, tmp_path):
+    outputs = []
     for world in (1, 2, 3):
         command = ["compare", *runs, "--data", more, "--json", "--device", "cpu"]
         started = processes.start(world, tmp_path, processes.vitrail, *command)
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
-    assert said[0] == said[1] == said[2] and said[0][0]["scores"]["n"] == 33
+        outputs.append(json.loads(started.output()))
+    assert outputs[0] == outputs[1] == outputs[2] and outputs[0][0]["scores"]["n"] == 33

@@ -63,7 +63,7 @@ def vitrail(world, folder, command, timeout=90):
     started = processes.start(world, folder, processes.vitrail, *command)
     assert started.codes(timeout) == [0] * world, started.errors()
     assert not started.errors()
-    return started.said()
+    return started.output()
 
 
 KINDS = {
@@ -163,7 +163,7 @@ def alone(table, tiny, tmp_path_factory):
     command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=12")
     started = processes.start(1, out.parent, _with_one_unreadable, *command)
     assert started.codes() == [0], started.errors()
-    assert started.said().count("can no longer be read and is skipped") == 1
+    assert started.output().count("can no longer be read and is skipped") == 1
     return out
 
 
@@ -204,7 +204,7 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
         command = resume(out)
     last = processes.start(worlds[-1], tmp_path, _with_one_unreadable, *command)
     assert last.codes() == [0] * worlds[-1], last.errors()
-    assert "from step 31 of 50" in last.said()
+    assert "from step 31 of 50" in last.output()
     assert_close(out, alone)
 
 
@@ -347,7 +347,7 @@ def test_what_the_user_can_fix_is_told_once(photos, tiny, tmp_path):
             arguments(photos, tiny, tmp_path / "run", "train.batch_size=7"),
             "train.batch_size=7 is not divisible by 2 processes",
         ),
-        (arguments(photos, tiny, tmp_path / "x", "optimizer.name=muon", "train.parallel=fsdp"), "whole matrices"),
+        (arguments(photos, tiny, tmp_path / "x", "optimizer.name=muon", "train.parallel=fsdp"), "train.parallel=ddp"),
         (arguments(photos, tiny, tmp_path / "y", "optimizer.name=mouon"), "optimizer.name"),
     ):
         started = processes.start(2, tmp_path, processes.vitrail, *command)

@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: what is written back is what answers, and any number of processes measures the same."""
+"""`vitrail evaluate`: postprocessing is written into the weights, and the number of processes does not matter."""
 
 import io
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """131 images, which neither 2 nor 3 divide, in three batches; one class is hard to tell from another."""
+    """131 images, divisible by neither 2 nor 3, in three batches. Two classes are similar."""
     root = tmp_path_factory.mktemp("evaluate") / "birds"
     for name, colour, count in (("red", (140, 90, 90), 47), ("rose", (136, 94, 92), 41), ("blue", (90, 90, 140), 43)):
         draw(root / name, colour, count)
@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
-    """Weights for the classes of `data`, trained for a few steps on other images of them."""
+    """Weights for the classes of `data`, trained for a few steps on other images."""
     root = tmp_path_factory.mktemp("trained")
     for name, colour in (("red", (150, 90, 90)), ("rose", (141, 95, 95)), ("blue", (90, 95, 150))):
         draw(root / "birds" / name, colour, 10)
@@ -48,12 +48,12 @@ def trained(tiny, tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """A copy to write into."""
+    """A copy of the run that a test may change."""
     shutil.copytree(trained, tmp_path / "run")
     return tmp_path / "run"
 
 
-def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_path):
+def test_written_temperature_and_threshold_are_used_by_predict(run, data, quiet, tmp_path):
     options = {"report": tmp_path / "r.html", "device": "cpu", "console": quiet}
     tensors = load_file(run / "model.safetensors")
     picture = next((data / "red").iterdir())
@@ -65,20 +65,20 @@ def test_temperature_and_threshold_are_written_and_answer(run, data, quiet, tmp_
     assert "Measured on 131 images" in card.postprocess.measured_on
     after = load_file(run / "model.safetensors")
     assert after.keys() == tensors.keys() and all(torch.equal(after[name], tensors[name]) for name in after)
-    # The same class, with another probability: that of the logits divided by the temperature.
-    answer = vitrail.load(run).predict([picture])[0]
-    log_odds = [torch.tensor([p for _, p in sorted(one.top)]).log() for one in (before, answer)]
+    # The logits are divided by the temperature.
+    prediction = vitrail.load(run).predict([picture])[0]
+    log_odds = [torch.tensor([p for _, p in sorted(result.top)]).log() for result in (before, prediction)]
     scaled = [values - values.mean() for values in log_odds]
     torch.testing.assert_close(scaled[0] / card.postprocess.temperature, scaled[1], atol=1e-4, rtol=1e-4)
     assert vitrail.load(run).predict([picture], threshold=1.0)[0].label == "none of these"
-    # Measured again, nothing is left to tune, and what is measured is what answers.
+    # A second evaluation has nothing left to tune.
     second = evaluate(run, data, **options)
     assert "on which its temperature and thresholds were fitted" in (tmp_path / "r.html").read_text()
     assert second.tuned.temperature == pytest.approx(first.tuned.temperature, rel=1e-4)
     assert second.top1 == first.top1 and second.nll <= first.nll + 1e-6
 
 
-def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, tmp_path):
+def test_a_second_write_keeps_the_threshold_or_prints_why_not(run, data, tmp_path):
     def write(**more: object) -> str:
         log = io.StringIO()
         console = Console(file=log, width=500)
@@ -108,10 +108,10 @@ def test_what_is_written_again_keeps_the_threshold_or_tells_why_not(run, data, t
         said = write(**more)
         assert words.format(first.threshold) in said and stored().threshold == 0
         assert f"temperature {first.temperature:.3g} (before: {other.temperature:.3g})" in said
-        assert f"at a temperature of {first.temperature:.3g}." in (tmp_path / "r.html").read_text()
+        assert f"at temperature {first.temperature:.3g}." in (tmp_path / "r.html").read_text()
 
 
-def test_a_written_threshold_abstains(run, data):
+def test_a_written_threshold_is_used_for_abstention(run, data):
     card = read_card(run / "model.safetensors")
     replace_card(run / "model.safetensors", card.model_copy(update={"postprocess": Postprocess(threshold=1.0)}))
     picture = next((data / "red").iterdir())
@@ -119,7 +119,7 @@ def test_a_written_threshold_abstains(run, data):
     assert vitrail.load(run).predict([picture], threshold=0.0)[0].labels != ()
 
 
-def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
+def test_a_card_is_replaced_atomically(run, tmp_path):
     path = run / "model.safetensors"
     card = read_card(path)
     replace_card(path, card.model_copy(update={"licence": "ünï" * 7}))
@@ -133,15 +133,15 @@ def test_a_card_is_replaced_whole_or_not_at_all(run, tmp_path):
     half = {name: tensor.half() for name, tensor in load_file(path).items() if name != TRAINED_ON}
     save_file(half, path, metadata={METADATA_KEY: card.model_copy(update={"format": 1}).model_dump_json()})
     replace_card(path, card)
-    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # not blown up on the way
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}  # and not converted to float32
 
 
-def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path):
-    for options, words in [
-        ({"target_accuracy": 95}, "between 0 and 1, as 0.95"),
-        ({"report": tmp_path / "no" / "where.html"}, "cannot write the report"),
+def test_invalid_options_are_errors_before_any_work(run, data, quiet, tmp_path):
+    for options, facts in [
+        ({"target_accuracy": 95}, "--target-accuracy .* 95"),
+        ({"report": tmp_path / "no" / "where.html"}, "cannot write the report .*--report"),
     ]:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=facts):
             evaluate(run, data, console=quiet, **options)
     save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     with pytest.raises(UserError, match="was not written by vitrail"):
@@ -151,7 +151,7 @@ def test_what_cannot_be_asked_is_told_before_any_work(run, data, quiet, tmp_path
 
 
 @pytest.mark.parametrize("tested", [False, True])
-def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_test(run, tmp_path, tested):
+def test_the_rest_of_a_folder_was_trained_on_only_without_a_test_split(run, tmp_path, tested):
     root = tmp_path / "birds"
     for number, split in enumerate(("train", "val", *(["test"] if tested else []))):
         for name, colour in (("red", 30), ("rose", 100), ("blue", 170)):
@@ -165,20 +165,20 @@ def test_the_rest_of_a_folder_was_trained_on_only_where_nothing_is_kept_for_a_te
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_measures_the_same(run, data, tmp_path):
-    said = []
+def test_the_scores_do_not_depend_on_the_number_of_processes(run, data, tmp_path):
+    outputs = []
     for world in (1, 2, 3):
         command = ["evaluate", run, data, "--json", "--device", "cpu", "--target-accuracy", "0.6"]
         started = processes.start(world, tmp_path, processes.vitrail, *command, "--report", tmp_path / f"{world}.html")
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
-    assert said[0] == said[1] == said[2]
-    assert said[0]["n"] == 131 and said[0]["balanced_interval"][0] < said[0]["balanced_accuracy"]
+        outputs.append(json.loads(started.output()))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0]["n"] == 131 and outputs[0]["balanced_interval"][0] < outputs[0]["balanced_accuracy"]
 
 
 @pytest.mark.slow
-def test_the_real_labels_are_scored_as_timm_does():
-    """All 50,000 images of ImageNet's validation set, of which 46,837 have labels; on 1,000 random numbers each."""
+def test_scores_on_the_real_labels_match_timm():
+    """All 50,000 validation images of ImageNet, of which 46,837 have labels, with random logits."""
     from timm.data.real_labels import RealLabelsImagenet
 
     names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 50_001)]
@@ -186,7 +186,7 @@ def test_the_real_labels_are_scored_as_timm_does():
     rows = [row for row in range(50_000) if peer.real_labels[names[row]]]
     assert len(rows) == 46_837
     generator, right = torch.Generator().manual_seed(0), {1: 0.0, 5: 0.0}
-    for start in range(0, len(rows), 5000):  # a part at a time: all of them are 190 MB
+    for start in range(0, len(rows), 5000):  # in parts: all logits are 190 MB
         part = rows[start : start + 5000]
         values = torch.randn(len(part), 1000, generator=generator)
         marks = torch.zeros(len(part), 1000, dtype=torch.uint8)
@@ -206,7 +206,7 @@ def test_the_real_labels_are_scored_as_timm_does():
         assert 100 * right[k] / len(rows) == pytest.approx(peer.get_accuracy(k))
 
 
-def test_a_validation_split_that_was_the_test_split_still_is(tiny, tmp_path, quiet):
+def test_val_as_test_also_holds_in_evaluate(tiny, tmp_path, quiet):
     for name, count in (("train", 12), ("val", 6)):
         draw(tmp_path / "birds" / name / "red", (200, 60, count), count)
         draw(tmp_path / "birds" / name / "blue", (60, count, 200), count)

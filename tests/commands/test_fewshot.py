@@ -145,6 +145,6 @@ def test_any_number_of_processes_finds_the_same_numbers(splits, tiny, tmp_path, 
         command = ["fewshot", tiny, splits, "--shots", "1,5,all", "--by", "least-squares", "--by", "knn", "--json"]
         started = processes.start(world, tmp_path, processes.vitrail, *command, "--device", "cpu")
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
+        said.append(json.loads(started.output()))
     assert said[0] == said[1] == said[2]
     assert len(said[0]) == 6

@@ -29,7 +29,7 @@ from vitrail.errors import Note, UserError
 from vitrail.interrupt import Interrupted
 from vitrail.tasks.custom_loss import CustomBatch
 from vitrail.training import precision
-from vitrail.training.batches import batches_from, batches_per_epoch, repeatable_source
+from vitrail.training.batches import batches_from, batches_per_epoch, resumable_source
 
 STEPS = ("train.steps=12", "precision.compute=fp32")
 
@@ -186,7 +186,7 @@ def test_functions_and_iterators_as_sources():
         for at in (4, 4, 5)
     ]
     assert noise[0] == noise[1] != noise[2]
-    once = repeatable_source(iter(range(100)))
+    once = resumable_source(iter(range(100)))
     stream = batches_from(once, 3, 0)
     assert [next(stream) for _ in range(3)] == [3, 4, 5]
     assert next(batches_from(once, 6, 0)) == 6  # it goes on from where it is, for a run that went back
@@ -248,7 +248,7 @@ def test_batches_keep_their_type():
             return self.data[name]
 
     given = Encoded(scale=torch.ones(3), a=torch.zeros(8, 2), b=torch.zeros(8))
-    batch = CustomBatch.of(given, torch.device("cpu"))
+    batch = CustomBatch.from_content(given, torch.device("cpu"))
     assert len(batch) == 8 and batch.content.a.shape == (8, 2) and batch.content is not given
     part = batch.micro_batch(2, 7).content
     assert (part.a.shape, part.b.shape, part.scale.shape) == ((5, 2), (5,), (3,))
@@ -257,7 +257,7 @@ def test_batches_keep_their_type():
 def test_memory_in_another_order(tmp_path):
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3))
     images, wanted = torch.randn(8, 3, 6, 6), torch.randn(8, 3)
-    with pytest.raises(UserError, match=r"'2.weight' has no size yet"):
+    with pytest.raises(UserError, match=r"'2.weight' is a lazy parameter"):
         go(tmp_path, module, [(images, wanted)])
     module(images)
     module.to(memory_format=torch.channels_last)
@@ -272,7 +272,7 @@ def test_float64_stays_float64(tmp_path):
     assert stored.dtype == torch.float64 and torch.equal(stored, module[4].weight)
     assert not torch.equal(stored, stored.float().double())
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"float64 in the checkpoint and \(16, 5\) float32"):
+    with pytest.raises(UserError, match=r"\(16, 5\) float64 .*\(16, 5\) float32"):
         go(tmp_path, net(), data, "train.ema=0.9", resume=True)
 
 
@@ -346,7 +346,8 @@ def _own_numbers(folder: str) -> float:
 @pytest.mark.slow
 def test_processes_that_do_not_agree(tmp_path):
     uneven = processes.start(2, tmp_path, _uneven, str(tmp_path / "uneven"))
-    assert uneven.codes() == [1, 1] and "batches of all processes must have one size" in uneven.errors()
+    assert uneven.codes() == [1, 1]
+    assert "train.parallel=fsdp" in uneven.errors() and "train.micro_batch_size" in uneven.errors()
     assert processes.start(2, tmp_path, _own_numbers, str(tmp_path / "own")).results() == [0.5, 0.5]
 
 
@@ -358,10 +359,10 @@ def test_processes_that_do_not_agree(tmp_path):
         (("data.test_fraction=0.5",), "data.test_fraction has no effect where the network and the data are your own"),
         (("train.batch_size=4",), "train.batch_size has no effect"),
         (("optimizer.momentum=0.8",), "optimizer.momentum has no effect without optimizer.name=sgd or muon"),
-        (("optimizer.name=muon",), "no matrix of a Transformer block"),
-        (("optimizer.layer_decay=0.5",), "no Transformer blocks"),
+        (("optimizer.name=muon",), r"optimizer\.name=muon .*optimizer\.name=adamw"),
+        (("optimizer.layer_decay=0.5",), r"optimizer\.layer_decay=0\.5 .*Transformer blocks"),
         (("train.compile=graphs",), "use off or network"),
-        (("train.compile=network", "train.parallel=fsdp"), "does not go with fsdp"),
+        (("train.compile=network", "train.parallel=fsdp"), r"train\.compile=network .*fsdp"),
         (("train.evaluate_every=2",), "without evaluate=FUNCTION"),
         (
             ("optimizer.name=sgd", "optimizer.weight_decay=0.1", "optimizer.weight_decay_scale=schedule"),
@@ -389,34 +390,34 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("model must be a torch module, not str", model="S/16")
     refused("task must be a function, not NoneType", objective=None)
     refused("out=FOLDER", out=None)
-    refused("say how long to train", overrides=())
+    refused(r"steps=\d+", overrides=())
     refused("choose one", resume=True)
-    refused("needs batches that have a length", source=(batch for batch in data), overrides=["train.epochs=2"])
+    refused("train.epochs needs batches with a length", source=(batch for batch in data), overrides=["train.epochs=2"])
     refused("wrap it in a DataLoader", source=samples())
-    refused("a function or something to iterate, not int", source=5)
-    refused("takes one argument, the number of the batch", source=lambda: iter(data))
+    refused("batches .*not int", source=5)
+    refused("must take one argument", source=lambda: iter(data))
     refused("task must be a function, not str", objective="mse")
     refused("evaluate must be a function, not dict", evaluate={})
-    refused("make it a part of the model", objective=nn.Bilinear(1, 1, 1))
-    refused("no parameter of the module requires a gradient", model=net().requires_grad_(False))
-    refused("no parameter of the module", model=nn.ReLU())
+    refused("task has parameters", objective=nn.Bilinear(1, 1, 1))
+    refused("no parameter of the model requires a gradient", model=net().requires_grad_(False))
+    refused("no parameter of the model", model=nn.ReLU())
     refused("is complex", model=nn.Linear(5, 3, dtype=torch.complex64))
     assert not (tmp_path / "run").exists()  # all of that is known before anything is written
     refused("gave no batches", source=[])
     refused("ended before step 6 of 12", source=iter(list(data)))
     refused("ended before step 6 of 12", source=lambda place: list(data)[place:])
-    refused("must hold tensors .* this one is str", source=["words"])
-    refused("the mean loss of a batch: it gave a tensor of shape \\(8, 3\\)", objective=lambda n, b: n(b[0]))
-    refused("it gave float", objective=lambda n, b: 0.5)
+    refused("batch .*tensors.* str", source=["words"])
+    refused("task .*tensor of shape \\(8, 3\\)", objective=lambda n, b: n(b[0]))
+    refused("task .*float", objective=lambda n, b: 0.5)
     refused("does not depend on the network", objective=lambda n, b: b[0].mean())
-    refused("names with numbers", evaluate=lambda n: [0.3])
-    refused("must call 'loss' another name, as val_loss", evaluate=lambda n: {"loss": 0.3})
+    refused("evaluate must return a dict", evaluate=lambda n: [0.3])
+    refused("evaluate must not return 'loss'.* val_loss", evaluate=lambda n: {"loss": 0.3})
 
 
 def test_the_call_of_before_still_works(tmp_path):
     """`vitrail.train(model=MODULE, objective=, source=, evaluator=)` is `vitrail.fit`."""
     data, module, other = DataLoader(samples(), batch_size=8), net(), net()
-    with pytest.warns(Note, match=r"renamed to vitrail\.fit"):
+    with pytest.warns(Note, match=r"vitrail\.fit"):
         old = vitrail.train(
             model=module, objective=loss, source=data, evaluator=mean_loss, out=tmp_path / "old", overrides=STEPS
         )
@@ -440,7 +441,7 @@ def test_a_folder_holds_one_run(tmp_path):
         go(folder, net(), data)
     with pytest.raises(UserError, match=r"was started with optimizer.lr=0.001, not 0.5"):
         go(folder, net(), data, "optimizer.lr=0.5", resume=True)
-    with pytest.raises(UserError, match="is not of this module"):
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit this module"):
         go(folder, tied := Tied(), data, resume=True)
     kept = Tied().state_dict()
     assert all(
@@ -456,9 +457,7 @@ def test_a_folder_holds_one_run(tmp_path):
     weights.unlink()
     wider = net()
     wider[0] = nn.Linear(5, 17, bias=False)
-    with pytest.raises(
-        UserError, match=r"'model/0.weight' is \(16, 5\) float32 in the checkpoint and \(17, 5\) float32"
-    ):
+    with pytest.raises(UserError, match=r"'model/0.weight' is \(16, 5\) float32 .*\(17, 5\) float32"):
         go(folder, wider, data, resume=True)
     with pytest.raises(UserError, match=r"resume it with vitrail\.fit"):
         vitrail.train(out=folder, resume=True)
@@ -482,7 +481,7 @@ def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
     data = DataLoader(samples(), batch_size=8)
 
     def run(amx, **others):
-        monkeypatch.setattr(precision, "has_matrix_units", lambda: amx)
+        monkeypatch.setattr(precision, "has_amx", lambda: amx)
         overrides = ["train.steps=2"]
         vitrail.fit(net(), loss, data, out=tmp_path, overrides=overrides, **others)
 

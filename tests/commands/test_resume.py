@@ -85,7 +85,7 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_pa
     launched = processes.start(1, tmp_path, processes.vitrail, "train", *arguments)
     _wait_for_checkpoint(out, launched)
     launched.signal(number)
-    assert launched.codes() == [128 + number], launched.said()
+    assert launched.codes() == [128 + number], launched.output()
     assert launched.errors() == f"stopped and saved; resume with: vitrail train --resume --out {out}\n"
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
@@ -129,7 +129,7 @@ def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path,
     command = ["train", photos, *start(tiny), "--out", out, *SETTINGS]
     launched = processes.start(1, tmp_path, _unheard, output, *command)
     assert launched.codes(120) == [0], launched.errors()
-    assert launched.errors() == "" == launched.said()
+    assert launched.errors() == "" == launched.output()
     assert_same_bits(weights(reference), weights(out))
 
 

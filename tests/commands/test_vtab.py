@@ -188,7 +188,7 @@ def test_any_number_of_processes_finds_the_same(tiny, tmp_path, monkeypatch):
         command = ["vtab", tiny, tmp_path / "tasks", "--json", "--device", "cpu"]
         started = processes.start(world, tmp_path, processes.vitrail, *command)
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.said()))
+        said.append(json.loads(started.output()))
     assert said[0] == said[1] == said[2] and said[0]["scores"][0]["tested"] == 131
 
 

@@ -10,7 +10,7 @@ from vitrail.config import LoraConfig, ModelConfig, OptimizerConfig, ResNetConfi
 from vitrail.errors import UserError
 from vitrail.models.build import build_model
 from vitrail.models.lora import add_lora
-from vitrail.training.muon import Muon, orthogonal
+from vitrail.training.muon import Muon, orthogonalize
 from vitrail.training.optimizer import build_optimizer, set_learning_rate
 
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 40, "heads": 4, "patch": (8, 8), "image_size": (16, 16), "num_classes": 3}
@@ -109,19 +109,19 @@ def test_stacked_matrices_become_orthogonal_each_by_itself(shape):
     """Against the iteration in float64, applied to the singular values of each: it leaves the singular vectors."""
     torch.manual_seed(0)
     matrices = torch.randn(shape) * torch.logspace(-4, 4, shape[0])[:, None, None]
-    found = orthogonal(matrices)
+    found = orthogonalize(matrices)
     for matrix, result in zip(matrices.double().numpy(), found.double().numpy(), strict=True):
         u, values, v = np.linalg.svd(matrix, full_matrices=False)
         values /= np.linalg.norm(values)
         for _ in range(5):
             values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
         np.testing.assert_allclose(result, u * values @ v, atol=1e-4)
-    assert not orthogonal(torch.zeros(shape)).any()
+    assert not orthogonalize(torch.zeros(shape)).any()
 
 
 def test_one_product_serves_all_matrices_of_a_shape(monkeypatch):
     shapes = []
-    monkeypatch.setattr("vitrail.training.muon.orthogonal", lambda stack: shapes.append(tuple(stack.shape)) or stack)
+    monkeypatch.setattr("vitrail.training.muon.orthogonalize", lambda stack: shapes.append(tuple(stack.shape)) or stack)
     net = small(pool="token", class_token=True)
     gradients(net, 0)
     build_optimizer(net, OptimizerConfig(name="muon", layer_decay=0.9)).step()
@@ -185,4 +185,4 @@ def test_networks_and_parameters_that_muon_cannot_take_are_refused():
     with pytest.raises(UserError, match="name=adamw"):
         build_optimizer(net, OptimizerConfig(name="muon"))
     with pytest.raises(ValueError, match="3 matrices"):
-        Muon([{"params": [torch.nn.Parameter(torch.zeros(4, 4))], "muon": True, "parts": 3}], 0.1)
+        Muon([{"params": [torch.nn.Parameter(torch.zeros(4, 4))], "muon": True, "num_matrices": 3}], 0.1)

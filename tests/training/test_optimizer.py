@@ -258,7 +258,7 @@ def test_the_whole_backbone_is_frozen():
 def test_only_blocks_that_there_are_can_be_frozen(count):
     with pytest.raises(UserError, match="0 to 3"):
         freeze(small(), count)
-    with pytest.raises(UserError, match="a ResNet has no blocks"):
+    with pytest.raises(UserError, match=r"optimizer\.freeze .*no blocks"):
         freeze(small_resnet(), 1)
     assert len(transformer_blocks(small())) == 3
 
@@ -266,7 +266,7 @@ def test_only_blocks_that_there_are_can_be_frozen(count):
 def test_something_has_to_be_trained():
     net = small(num_classes=0)
     freeze(net, "backbone")
-    with pytest.raises(UserError, match="nothing is left to train"):
+    with pytest.raises(UserError, match=r"frozen.*optimizer\.freeze"):
         build_optimizer(net, OptimizerConfig())
 
 

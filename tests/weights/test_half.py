@@ -25,7 +25,7 @@ def test_half_the_space_the_same_card_and_nearly_the_same_answers(tmp_path, conv
     before, after = read_card(source), read_card(target)
     assert (before.stored, after.stored) == ("float32", "float16")
     assert after.model_copy(update={"stored": "float32"}) == before
-    assert ("stored in", "half precision (float16)") in provenance(after)
+    assert ("weights dtype", "float16") in provenance(after)
     model = ModelConfig(**SMALL)
     pixels, state = pixels_for(model), read_weights(target).state
     assert all(tensor.dtype == torch.float32 for tensor in state.values())

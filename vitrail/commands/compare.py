@@ -1,4 +1,4 @@
-"""`vitrail compare`: runs side by side on the same images, with a test that says whether a difference is one."""
+"""`vitrail compare`: score several runs on the same images, with a significance test of their differences."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def compare(
     device: str = "auto",
     console: Console | None = None,
 ) -> list[ComparedRun]:
-    """Measure all `runs` on the same images, which none of them was trained on, and print how they differ.
+    """Score all `runs` on the same images, which none of them was trained on, and print how they differ.
 
-    Without `data`, the images are those that the first run kept from its own training.
+    Without `data`, the images are the test or validation images of the first run.
     """
     console = console if console is not None and is_first_process() else make_console()
-    compared, words = compare_runs(runs, data, split, device, console)
+    compared, images_used = compare_runs(runs, data, split, device, console)
     if not is_first_process():
         return compared
     _show(console, compared)
     fitted = ", ".join(row.name for row in compared if row.fitted)
-    note = f", on which temperature and thresholds of {fitted} were fitted" if fitted else ""
-    images = compared[0].scores.n
-    many = f"{images:,} image{'s' * (images != 1)}"
-    console.print(f"[dim]Measured on {many} of the {escape(words + note)}.[/]")
+    note = f", to which the temperature and thresholds of {fitted} were fitted" if fitted else ""
+    n = compared[0].scores.n
+    images = f"{n:,} image{'s' * (n != 1)}"
+    console.print(f"[dim]Measured on {images} of the {escape(images_used + note)}.[/]")
     return compared
 
 
@@ -48,26 +48,26 @@ def _show(console: Console, rows: Sequence[ComparedRun]) -> None:
         table.add_row(escape(row.name), *cells, f"{row.parameters / 1e6:.1f} M", f"{row.gmacs:.2f}")
     console.print(table)
     for row in rows[1:]:
-        console.print(sentence(row, rows[0].name))
+        console.print(comparison_sentence(row, rows[0].name))
     stated = [key for key in rows[0].settings if all(row.settings[key] is not None for row in rows)]
     for key in stated:
-        said = " | ".join(str(row.settings[key]) for row in rows)
-        console.print(f"[dim]{escape(key)}: {escape(said)}[/]")
+        values = " | ".join(str(row.settings[key]) for row in rows)
+        console.print(f"[dim]{escape(key)}: {escape(values)}[/]")
     if others := len(rows[0].settings) - len(stated):
-        console.print(f"[dim]and {others} settings that not all of them state[/]")
+        console.print(f"[dim]{others} more settings differ, but are not stated by all runs[/]")
 
 
-def sentence(row: ComparedRun, first: str) -> str:
-    """Whether a run is better than the first one, in words."""
+def comparison_sentence(row: ComparedRun, first: str) -> str:
+    """Return a sentence: the difference to the first run, and whether it is significant."""
     paired = row.against_first
     assert paired is not None
     low, high = (100 * bound for bound in paired.interval)
     if not paired.different:
-        verdict = "these images cannot tell them apart"
+        verdict = "no significant difference"
     else:
         verdict = f"[bold]{escape(row.name if paired.difference > 0 else first)}[/] is better"
     counts = ""
     if paired.p is not None:
-        counts = f"; alone right on {paired.only_second:,} images against {paired.only_first:,}, p = {paired.p:.2g}"
+        counts = f"; alone correct on {paired.only_second:,} images against {paired.only_first:,}, p = {paired.p:.2g}"
     change = f"{100 * paired.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}{counts})"
     return f"{escape(row.name)} against {escape(first)}: {change}: {verdict}"

@@ -1,5 +1,7 @@
-"""`vitrail demo`: what pre-training is worth, on the bundled images. One network twice: from the bundled weights and
-from random ones, with the same images and the same number of steps."""
+"""`vitrail demo`: train one network from the bundled weights and from random weights, and compare both.
+
+Both runs have the same images and the same number of steps.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from vitrail.workflows.vitrail_files import refuse_foreign_files
 
 @dataclass(frozen=True)
 class _Run:
-    folder: str  # in that of the demo, and the name in words
+    folder: str  # in the folder of the demo
     recipe: str
     name: str
 
@@ -54,13 +56,15 @@ def demo(
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> None:
-    """Fine-tune the bundled weights, train the same network from random ones, compare both, show what they look at, and
-    say what to try next. What is finished is used again, and what was stopped goes on."""
+    """Fine-tune the bundled weights, train the same network from random weights, and write a page that compares them.
+
+    A finished run is used as it is, and a stopped run resumes. With `again`, both start over.
+    """
     console = console or make_console(ignore_write_errors=True)
     folder = user_path(out)
     console.print(
-        "One network twice: from weights that have seen other images, and from random ones.\n"
-        "3,000 images of CIFAR-10 (Krizhevsky, 2009): 2,000 to learn from, 1,000 to be tested on."
+        "This trains one network twice: from pre-trained weights and from random weights.\n"
+        "Data: 3,000 images of CIFAR-10 (Krizhevsky, 2009), 2,000 for training and 1,000 for testing."
     )
     page, test = folder / "index.html", _first_of_each_class(open_dataset(bundled_images()).splits["test"])
     refuse_foreign_files([(page, "")], "choose another --out")
@@ -69,22 +73,22 @@ def demo(
         for number, run in enumerate((PRETRAINED, SCRATCH), 1):
             console.rule(f"[bold]{number} of 2: {run.name}[/]", align="left")
             _train(folder / run.folder, run, again, overrides, console)
-        console.rule("[bold]both on the same 1,000 test images[/]", align="left")
+        console.rule("[bold]comparison on the 1,000 test images[/]", align="left")
         runs = [folder / run.folder for run in (SCRATCH, PRETRAINED)]
         scratch, pretrained = compare_runs(runs, bundled_images(), console=Console(quiet=True))[0]
-        verdict = [_thesis(folder, pretrained, scratch), _difference(pretrained)]
+        verdict = [_summary(folder, pretrained, scratch), _difference(pretrained)]
         _show(console, pretrained, scratch, verdict)
         commands = next_commands(folder)
         write_demo_page(page, _facts(folder, pretrained, scratch, verdict, test, commands))
     except Interrupted as stopped:
-        stopped.advice = "; the same command goes on"
+        stopped.advice = "; run the same command again to resume"
         raise
     console.print(f"\npage:    [bold]{escape(str(page))}[/] (open it in a browser)")
     console.print(f"report:  [bold]{escape(str(folder / PRETRAINED.folder / 'report.html'))}[/]")
     console.print(f"model:   [bold]{escape(str(folder / PRETRAINED.folder / 'model.safetensors'))}[/]")
     console.print("next:")
-    for command, what in zip(commands, ("", "", "    your own photos, as photos/<class>/*.jpg"), strict=True):
-        console.print(f"    {escape(command)}[dim]{what}[/]")
+    for command, note in zip(commands, ("", "", "    your own photos, as photos/<class>/*.jpg"), strict=True):
+        console.print(f"    {escape(command)}[dim]{note}[/]")
 
 
 def _train(folder: Path, run: _Run, again: bool, overrides: Sequence[str], console: Console) -> None:
@@ -97,11 +101,11 @@ def _train(folder: Path, run: _Run, again: bool, overrides: Sequence[str], conso
     )
 
 
-def _thesis(folder: Path, pretrained: ComparedRun, scratch: ComparedRun) -> str:
-    one, other = (_training(folder / run.folder) for run in (PRETRAINED, SCRATCH))
+def _summary(folder: Path, pretrained: ComparedRun, scratch: ComparedRun) -> str:
+    (steps, minutes), (_, scratch_minutes) = (_steps_and_minutes(folder / run.folder) for run in (PRETRAINED, SCRATCH))
     return (
-        f"The same network, the same images, the same {one[0]} steps ({one[1]:.1f} and {other[1]:.1f} minutes): "
-        f"{100 * _top1(pretrained):.1f} % after pre-training, {100 * _top1(scratch):.1f} % from random weights."
+        f"Same network, same images, same {steps} steps ({minutes:.1f} and {scratch_minutes:.1f} minutes): "
+        f"{100 * _top1(pretrained):.1f} % accuracy {PRETRAINED.name}, {100 * _top1(scratch):.1f} % {SCRATCH.name}."
     )
 
 
@@ -111,41 +115,41 @@ def _difference(pretrained: ComparedRun) -> str:
     low, high = (100 * bound for bound in paired.interval)
     return (
         f"The difference is {100 * paired.difference:.1f} points (95 % interval {low:.1f} to {high:.1f}): "
-        f"{paired.only_second:,} test images are named rightly only after pre-training, {paired.only_first:,} only "
-        f"from random weights (p = {paired.p:.1g}, McNemar's test){'' if paired.different else '; that can be chance'}."
+        f"{paired.only_second:,} test images are correct only {PRETRAINED.name}, {paired.only_first:,} only "
+        f"{SCRATCH.name} (McNemar's test: p = {paired.p:.1g}{'' if paired.different else ', not significant'})."
     )
 
 
-def _training(folder: Path) -> tuple[int, float]:
-    """Steps and minutes, by the log of a run."""
+def _steps_and_minutes(folder: Path) -> tuple[int, float]:
+    """Return the training steps and minutes from the log of a run."""
     batch = read_recipe(str(folder / "config.toml"))["train"]["batch_size"]
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if isinstance(row.get("images_per_second"), float)]
     if not rows:
-        raise UserError(f"{folder / 'metrics.jsonl'} does not tell how the run went: start over with --again")
+        raise UserError(f"{folder / 'metrics.jsonl'} has no training steps: start over with --again")
     steps = np.array([row["step"] for row in rows])
     speed = np.array([row["images_per_second"] for row in rows])
     return int(steps[-1]), float((np.diff(steps, prepend=0) * batch / speed).sum() / 60)
 
 
-def _scores(one: ComparedRun) -> ClassificationScores:
-    assert isinstance(one.scores, ClassificationScores)  # the images have one label each
-    return one.scores
+def _scores(run: ComparedRun) -> ClassificationScores:
+    assert isinstance(run.scores, ClassificationScores)  # not multilabel
+    return run.scores
 
 
-def _top1(one: ComparedRun) -> float:
-    return _scores(one).top1
+def _top1(run: ComparedRun) -> float:
+    return _scores(run).top1
 
 
 def _show(console: Console, pretrained: ComparedRun, scratch: ComparedRun, verdict: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "right", "95 % interval"):
+    for heading in ("", "accuracy", "95 % interval"):
         table.add_column(heading, justify="right" if heading else "left")
-    for run, one in ((PRETRAINED, pretrained), (SCRATCH, scratch)):
-        low, high = _scores(one).top1_interval
-        table.add_row(run.name, f"[bold]{_top1(one):.1%}[/]", f"{low:.1%} to {high:.1%}")
+    for run, compared in ((PRETRAINED, pretrained), (SCRATCH, scratch)):
+        low, high = _scores(compared).top1_interval
+        table.add_row(run.name, f"[bold]{_top1(compared):.1%}[/]", f"{low:.1%} to {high:.1%}")
     console.print(table)
-    for line in verdict:
-        console.print(line)
+    for sentence in verdict:
+        console.print(sentence)
 
 
 def _first_of_each_class(test: Samples) -> Samples:
@@ -166,8 +170,9 @@ def _write_samples(folder: Path, test: Samples) -> None:
 
 
 def next_commands(folder: Path) -> list[str]:
-    called = sys.argv[0]  # what can be typed here: the command, its place, or the module
-    module = [sys.executable, "-m", "vitrail"] if Path(called).name == "__main__.py" else [called]
+    """Return commands to try next, in a form that works in this shell."""
+    program = sys.argv[0]
+    module = [sys.executable, "-m", "vitrail"] if Path(program).name == "__main__.py" else [program]
     vitrail = ["vitrail"] if shutil.which("vitrail") else module
     trained, samples = str(folder / PRETRAINED.folder), str(folder / "samples")
     return [
@@ -185,27 +190,34 @@ def _facts(
     test: Samples,
     commands: Sequence[str],
 ) -> DemoFacts:
-    own = bundled()
-    starts = {PRETRAINED: f"the bundled weights, which learned from {own.learned}", SCRATCH: "random weights"}
+    backbone = bundled()
+    starting_weights = {
+        PRETRAINED: f"the bundled weights, trained on {backbone.learned}",
+        SCRATCH: "random weights",
+    }
     both = [(PRETRAINED, pretrained), (SCRATCH, scratch)]
     return DemoFacts(
-        subtitle=f"{own.network}, from pre-trained weights and from random ones, on 2,000 images of CIFAR-10",
+        subtitle=f"{backbone.network} from pre-trained and from random weights, trained on 2,000 images of CIFAR-10",
         measured_on="Measured on the 1,000 test images of the demo.",
         verdict=verdict,
-        runs=[DemoRun(run.name, starts[run], _scores(one), f"{run.folder}/report.html") for run, one in both],
-        images=list(zip(*(_pictures(folder / run.folder, test) for run, _ in both), strict=True)),
+        runs=[
+            DemoRun(run.name, starting_weights[run], _scores(compared), f"{run.folder}/report.html")
+            for run, compared in both
+        ],
+        images=list(zip(*(_explained_images(folder / run.folder, test) for run, _ in both), strict=True)),
         commands=commands,
     )
 
 
-def _pictures(weights: Path, test: Samples) -> list[ReportImage]:
-    """What the network says to each image, and what spoke for it."""
+def _explained_images(weights: Path, test: Samples) -> list[ReportImage]:
+    """Return each image with its prediction and a map of the evidence for it."""
     classifier = load(weights)
     spec, data = classifier.preprocess, DataConfig()
     with Interrupts() as interrupts, interrupts.interruptible():
-        out = compute_logits(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
-        chances = softmax(out.values.numpy())
+        outputs = compute_logits(classifier.net, test, spec, data, device_of(classifier.net), interrupts)
+        probabilities = softmax(outputs.values.numpy())
         examples = [
-            example(row, int(own.argmax()), int(out.labels[row]), own, test.classes) for row, own in enumerate(chances)
+            example(row, int(values.argmax()), int(outputs.labels[row]), values, test.classes)
+            for row, values in enumerate(probabilities)
         ]
-        return ReportImages(classifier.net, out, test, spec, data).explained(examples)
+        return ReportImages(classifier.net, outputs, test, spec, data).explained(examples)

@@ -1,4 +1,4 @@
-"""Where weights come from and what they take, as rows of a report: read from their card, and from nothing else."""
+"""Provenance of weights as rows of a report, read from their card."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from vitrail.weights.bundle import Card
 
 
 def provenance(card: Card) -> list[tuple[str, str]]:
+    """Return (property, value) of everything that the card states."""
     data = card.data
     images = f"{data['images']['train']:,} images of " if "train" in data.get("images", {}) else ""
     trained = f"{images}{data['name']}" if "name" in data else "unknown"
@@ -18,50 +19,52 @@ def provenance(card: Card) -> list[tuple[str, str]]:
         ("recipe", str(card.recipe.get("recipe") or "")),
         ("starting weights", card.source or "none (random)"),
         (
-            "terms of the starting weights" if card.source else "terms",
-            card.licence or "none stated" * bool(card.source),
+            "licence of the starting weights" if card.source else "licence",
+            card.licence or "not stated" * bool(card.source),
         ),
-        ("answers", _answers(card)),
-        ("stored in", "half precision (float16)" if card.stored == "float16" else ""),
-        ("made with", card.created_with),
+        ("postprocessing", _postprocessing_line(card)),
+        ("weights dtype", "float16" if card.stored == "float16" else ""),
+        ("created with", card.created_with),
     ]
     return [(name, value) for name, value in rows if value]
 
 
 def network_line(model: NetworkConfig) -> str:
+    """Describe a network in one line."""
     if isinstance(model, ResNetConfig):
         stages = "-".join(map(str, model.blocks))
-        return f"ResNet (BiT) with stages of {stages} blocks, {model.width} channels wide at the root"
+        return f"ResNet (BiT), blocks {stages}, root width {model.width}"
     return (
-        f"{vit_kind(model)}, {model.blocks} blocks of {model.heads} heads, {model.width} wide, "
-        f"patches of {_by(model.cell)} px"
+        f"{vit_kind(model)}, depth {model.blocks}, width {model.width}, {model.heads} heads, "
+        f"patch size {_format_size(model.cell)} px"
     )
 
 
 def vit_kind(model: ModelConfig) -> str:
+    """Return the kind of Vision Transformer, in words."""
     return "hybrid" if model.stem else "axial Vision Transformer" if model.axial else "Vision Transformer"
 
 
 def preprocessing_line(spec: Preprocess) -> str:
-    """All there is to it, for whoever makes pixels elsewhere."""
-    size, filtered = _by(spec.size), spec.interpolation + ("" if spec.antialias else " without antialiasing")
+    """Describe the preprocessing completely, for use with other software."""
+    size, filtered = _format_size(spec.size), spec.interpolation + ("" if spec.antialias else " without antialiasing")
     if spec.resize == "squash":
-        how = f"resized to {size} px whatever the shape ({filtered})"
+        how = f"resized to {size} px, aspect ratio not kept ({filtered})"
     else:
-        kept = f", which is {spec.crop_fraction:.1%} of the resized one" if spec.crop_fraction < 1 else ""
-        how = f"resized with the shape kept ({filtered}), the centre cropped to {size} px{kept}"
+        kept = f" ({spec.crop_fraction:.1%} of the resized image)" if spec.crop_fraction < 1 else ""
+        how = f"resized, aspect ratio kept ({filtered}), then centre-cropped to {size} px{kept}"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std))
-    return f"{how}; pixels from 0 to 1 less a mean of {mean}, divided by {std}"
+    return f"{how}; pixels scaled to 0..1, then normalised with mean {mean} and std {std}"
 
 
-def _answers(card: Card) -> str:
-    """How logits become answers, where that was tuned."""
+def _postprocessing_line(card: Card) -> str:
+    """Describe how predictions are made from logits, if that was tuned."""
     tuned = card.postprocess
-    told = [f"temperature {tuned.temperature:.3g}"] if tuned.temperature != 1 else []
-    told += [f"none of these below a probability of {tuned.threshold:.3g}"] if tuned.threshold else []
-    told += ["a threshold of its own for every label"] if tuned.thresholds else []
-    return ", ".join(told)
+    parts = [f"temperature {tuned.temperature:.3g}"] if tuned.temperature != 1 else []
+    parts += [f'"none of these" below a probability of {tuned.threshold:.3g}'] if tuned.threshold else []
+    parts += ["one threshold per label"] if tuned.thresholds else []
+    return ", ".join(parts)
 
 
-def _by(size: tuple[int, int]) -> str:
+def _format_size(size: tuple[int, int]) -> str:
     return "x".join(map(str, size))

@@ -1,5 +1,4 @@
-"""What the trainer asks of batches; and those of a user's own: from any loader, iterable or function, and from any
-number on the same each time."""
+"""Streams of training batches: what the trainer needs, and custom batches from a loader, iterable or function."""
 
 from __future__ import annotations
 
@@ -25,31 +24,40 @@ END = object()
 
 
 class BatchStream(Protocol):
-    """An endless stream of batches, the same every time."""
+    """An endless, reproducible stream of batches."""
 
     def __call__(self, start: int, skipped: int) -> Iterable[Any]:
-        """The batches of step `start` and all after it, after `skipped` more batches of the stream were passed over."""
+        """The batches from step `start` on, if `skipped` batches of the stream were skipped before it: the first one is
+        batch start + skipped of the stream."""
         ...
 
     def example(self) -> Batch | None:
-        """A batch of the right shapes, or none if they are not known."""
+        """A batch with the shapes of all others, or None if they are unknown."""
         ...
 
     def waiting_advice(self, start: int) -> tuple[str, int] | None:
-        """What to print if training waits for data much of its time, and from which step on to judge that."""
+        """What to print if training spends much of its time waiting for data, and the step from which to check."""
         ...
 
 
 @dataclass(frozen=True)
 class SourceBatches:
-    """The batches of a source as a stream for the trainer."""
+    """A `BatchStream` of custom batches.
+
+    Attributes
+    ----------
+    source
+        A DataLoader, another iterable, or a function; see `batches_from`.
+    sharded
+        Whether the model is sharded, so that all processes must call it equally often.
+    """
 
     source: Any
     train: TrainConfig
     device: torch.device
     ranks: Ranks
     interrupts: Interrupts
-    sharded: bool  # the network, among processes that must call it equally often
+    sharded: bool
 
     def __call__(self, start: int, skipped: int) -> Iterator[CustomBatch]:
         steps = self.train.steps or 0
@@ -58,12 +66,12 @@ class SourceBatches:
             try:
                 content = next(stream, END)
             except Exception:
-                if self.interrupts.caught and self.ranks.world_size == 1:  # the workers got it too
+                if self.interrupts.caught and self.ranks.world_size == 1:  # the signal stopped the workers, too
                     return
                 raise
             if content is END:
-                raise UserError(f"the batches ended before step {step + 1} of {steps}: give enough for all steps")
-            batch = CustomBatch.of(content, self.device)
+                raise UserError(f"the batches ended before step {step + 1} of {steps}: provide enough for all steps")
+            batch = CustomBatch.from_content(content, self.device)
             self._check_micro_batches(batch)
             yield batch
 
@@ -75,90 +83,101 @@ class SourceBatches:
 
     def _check_micro_batches(self, batch: CustomBatch) -> None:
         if self.sharded and self.train.micro_batch_size:
-            parts = -(-len(batch) // self.train.micro_batch_size)
-            most, least = self.ranks.all_reduce_max(parts, -parts)
-            if most != -least:
-                raise UserError("under fsdp with train.micro_batch_size, batches of all processes must have one size")
+            count = -(-len(batch) // self.train.micro_batch_size)
+            most, minus_least = self.ranks.all_reduce_max(count, -count)
+            if most != -minus_least:
+                raise UserError(
+                    "with train.parallel=fsdp and train.micro_batch_size, the batches of all processes must have the "
+                    "same size"
+                )
 
 
-class OneShot:
-    """An iterator, which gives each batch once, as a function of the batch to begin with."""
+class ResumableIterator:
+    """An iterator as a function of the batch to start at. It can only move forward."""
 
     def __init__(self, batches: Iterator[Any]):
-        self.batches, self.drawn = batches, 0
+        self.batches, self.position = batches, 0
 
-    def __call__(self, place: int) -> Iterator[Any]:
+    def __call__(self, start: int) -> Iterator[Any]:
         for batch in self.batches:
-            self.drawn += 1
-            if self.drawn > place:
+            self.position += 1
+            if self.position > start:
                 yield batch
 
 
-def repeatable_source(source: Any) -> Any:
-    """The same source; an iterator with its place remembered, for a run that goes back."""
-    return OneShot(source) if isinstance(source, Iterator) else source
+def resumable_source(source: Any) -> Any:
+    """The source itself; an iterator, which yields each batch once, as a `ResumableIterator`."""
+    return ResumableIterator(source) if isinstance(source, Iterator) else source
 
 
-def batches_from(source: Any, place: int, seed: int, rank: int = 0) -> Iterator[Any]:
-    """The batches of a source from number `place` on. A function is asked for them. Anything else is iterated, again
-    and again, and those of an epoch before `place` are thrown away; before each batch the random generators of this
-    process, and those of the source, are set to its number, so that it does not matter what was drawn before."""
+def batches_from(source: Any, start: int, seed: int, rank: int = 0) -> Iterator[Any]:
+    """Yield the batches of a source, starting at number `start`, reproducibly.
+
+    Before each batch the random generators of this process and of the source are seeded by the number of the batch, so
+    that a batch does not depend on the ones before it.
+
+    Parameters
+    ----------
+    source
+        A function, called with `start`, that returns an iterable; or an iterable, which is iterated again and again.
+        Of the epoch with batch `start`, the earlier batches are loaded and discarded.
+    """
     if not hasattr(source, "__iter__"):
-        batches = iter(source(place))
-        for number in count(place):
-            _set_generators(draw_seed(seed, 0, number, rank))
+        batches = iter(source(start))
+        for number in count(start):
+            _seed_generators(draw_seed(seed, 0, number, rank))
             batch = next(batches, END)
             if batch is END:
                 return
             yield batch
     length = batches_per_epoch(source)
-    epoch, before = divmod(place, length) if length else (0, place)
+    epoch, to_discard = divmod(start, length) if length else (0, start)
     while True:
-        _begin_epoch(source, epoch, draw_seed(seed, epoch, 0))  # in all processes the same order
+        _begin_epoch(source, epoch, draw_seed(seed, epoch, 0))  # the same order in all processes
         for number in count():
-            _set_generators(draw_seed(seed, epoch, number, rank))
+            _seed_generators(draw_seed(seed, epoch, number, rank))
             if number == 0:
                 batches = iter(source)
             batch = next(batches, END)
             if batch is END:
                 break
-            if before:
-                before -= 1
+            if to_discard:
+                to_discard -= 1
             else:
                 yield batch
         if not number:
-            raise UserError("the loader gave no batches" + (" when it was iterated again" if epoch else ""))
+            raise UserError("the loader gave no batches" + (f" in epoch {epoch + 1}" if epoch else ""))
         if length is not None and number != length:
             raise UserError(
-                f"the loader says that it has {length} batches, and gave {number}: its length must be true, "
-                "since a resumed run counts by it"
+                f"len(batches) is {length}, but the loader gave {number} batches. Correct its length: a resumed run "
+                "needs it to find its place"
             )
         epoch += 1
 
 
 def _begin_epoch(source: Any, epoch: int, seed: int) -> None:
-    """Tell a source, and the samplers of a DataLoader, which pass over the data begins."""
-    sampler, grouped = getattr(source, "sampler", None), getattr(source, "batch_sampler", None)
-    parts = {id(part): part for part in (source, sampler, grouped, getattr(grouped, "sampler", None))}
+    """Set the epoch and seed of a source, and of the samplers of a DataLoader."""
+    sampler, batch_sampler = getattr(source, "sampler", None), getattr(source, "batch_sampler", None)
+    parts = {id(part): part for part in (source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))}
     for part in parts.values():
-        tell: Any = getattr(part, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        set_epoch: Any = getattr(part, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
         generator = getattr(part, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
 
 
-def _set_generators(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def batches_per_epoch(source: Any) -> int | None:
-    """Batches in one pass over it; none: not known."""
+    """Number of batches in one pass over a source; None if unknown."""
     if isinstance(getattr(source, "dataset", None), IterableDataset):
-        return None  # what a DataLoader says of one is a guess
+        return None  # the length of such a DataLoader is an estimate
     try:
         return len(source) or None
     except (TypeError, NotImplementedError):

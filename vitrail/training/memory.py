@@ -1,4 +1,4 @@
-"""How many images a process can take at a time: tried out on a GPU, estimated elsewhere."""
+"""Choose the micro-batch size that fits in memory: by trial on a GPU, by an estimate elsewhere."""
 
 from __future__ import annotations
 
@@ -18,92 +18,102 @@ from vitrail.models.flops import cost, count_parameters
 from vitrail.tasks.task import Batch, LossFunction
 from vitrail.training.parallel import choose_parallel, train_state_bytes
 
-SHARE = 0.7  # of the memory that is left: the estimate is for bfloat16 on a GPU, and images need room too
-FLOAT32 = 2.0  # times what activations take in bfloat16
-BATCHES = 4  # as large as a batch of floats, on their way to the network
-SPARE = 0.05  # of a GPU's memory
+MEMORY_FRACTION = 0.7  # of the free memory may be used: the estimate is rough, and images need memory, too
+FLOAT32_FACTOR = 2.0  # activations in float32 relative to bfloat16
+BATCH_COPIES = 4  # of a float batch in memory, while it is loaded and augmented
+SPARE_FRACTION = 0.05  # of a GPU's memory to keep free
 
 
 def check_memory(
     config: RunConfig, model: NetworkConfig, device: torch.device, *, ranks: Ranks, pretrained: bool
 ) -> None:
-    """That the memory there is can hold what a new run takes at the very least, before anything is built: the network,
-    what is kept of one image, and the pixels of a batch.
+    """Raise an error if a new run cannot fit in memory, before anything is built.
+
+    The estimate is a lower bound: the network, the activations of one image, and the pixels of a batch.
 
     Parameters
     ----------
     pretrained
-        Whether the run starts from weights, which are in memory already.
+        Whether the run starts from weights, which are already in memory.
     """
-    spent = cost(model, whole=False)
+    model_cost = cost(model, whole=False)
     trains = config.kind != "probe" and not config.lora.rank and not config.optimizer.freeze
-    held = 4 * spent.parameters * (3 if trains else 0 if pretrained else 1)  # weights, gradients, a moment
-    image = 0.0 if config.train.gradient_checkpointing or not trains else spent.saved
+    copies = 3 if trains else 0 if pretrained else 1  # weights, gradients and one moment, at least
+    network = 4 * model_cost.parameters * copies / ranks.world_size
+    activations = 0.0 if config.train.gradient_checkpointing or not trains else model_cost.saved
     height, width = model.image_size
     batch = 1 if config.kind == "probe" else max(1, config.train.batch_size // ranks.world_size)
     pixels = float(batch * height * width * model.channels)
+    host_memory = available_memory() / ranks.local_world_size
     if device.type == "cuda":
-        needs = [(held / ranks.world_size + image, float(torch.cuda.get_device_properties(device).total_memory))]
-        needs.append((pixels, available_memory() / ranks.local_world_size))
+        gpu_memory = float(torch.cuda.get_device_properties(device).total_memory)
+        needs = [(network + activations, gpu_memory), (pixels, host_memory)]
     else:
-        needs = [(held / ranks.world_size + image + pixels, available_memory() / ranks.local_world_size)]
-    for needed, there in needs:
-        if needed > there:
-            size = f"{height}x{width} px, a batch of {config.train.batch_size:,}"
+        needs = [(network + activations + pixels, host_memory)]
+    for needed, available in needs:
+        if needed > available:
             raise UserError(
-                f"this run needs more than {needed / 1e9:,.1f} GB of memory ({spent.parameters:,} parameters, {size}), "
-                f"and there are {there / 1e9:,.1f} GB: use a smaller model, image size or train.batch_size"
+                f"this run needs more than {needed / 1e9:,.1f} GB of memory ({model_cost.parameters:,} parameters, "
+                f"{height}x{width} px, batch size {config.train.batch_size:,}), but only {available / 1e9:,.1f} GB are "
+                "available: use a smaller model, image size or train.batch_size"
             )
 
 
-def choose_micro_batch(
+def choose_micro_batch_size(
     module: nn.Module, loss: LossFunction, example: Batch, config: RunConfig, model: NetworkConfig, ranks: Ranks
 ) -> int:
-    """The most images at a time, up to those of the batch `example`, that this process has memory for; `model` is the
-    network inside of `module`."""
+    """The largest micro-batch that fits in the memory of this process, at most the batch `example`.
+
+    Parameters
+    ----------
+    module
+        The module to train.
+    model
+        The config of the network inside `module`.
+    """
     device, train = example.weights.device, config.train
-    held, sharded = (
-        train_state_bytes(count_parameters(model), train),
-        choose_parallel(module, train, ranks, device) == "fsdp",
-    )
+    state_bytes = train_state_bytes(count_parameters(model), train)
+    sharded = choose_parallel(module, train, ranks, device) == "fsdp"
     if device.type == "cuda" and not sharded:
-        return _divisor(len(example), _tried(module, loss, example, config))
-    if device.type == "cuda":  # the network is not sharded yet, and as it is it may not even fit
-        room = SHARE * torch.cuda.get_device_properties(device).total_memory - held / ranks.world_size
-    else:
-        room = SHARE * available_memory() / ranks.local_world_size - 0.75 * held  # the weights are there already
-    spent = cost(model, whole=False)
-    precision = 1.0 if config.precision.compute == "bf16" else FLOAT32
-    fits = int(room / (precision * (spent.saved + spent.passing)))
-    return len(example) if fits >= len(example) else _divisor(len(example), max(1, fits))
+        return _even_size(len(example), _largest_that_fits(module, loss, example, config))
+    if device.type == "cuda":  # a trial is impossible: the network is not sharded yet and may not fit
+        total = torch.cuda.get_device_properties(device).total_memory
+        free = MEMORY_FRACTION * total - state_bytes / ranks.world_size
+    else:  # the weights are already in memory
+        free = MEMORY_FRACTION * available_memory() / ranks.local_world_size - 0.75 * state_bytes
+    model_cost = cost(model, whole=False)
+    factor = 1.0 if config.precision.compute == "bf16" else FLOAT32_FACTOR
+    fits = int(free / (factor * (model_cost.saved + model_cost.passing)))
+    return len(example) if fits >= len(example) else _even_size(len(example), max(1, fits))
 
 
-def _divisor(images: int, most: int) -> int:
-    """Parts of equal size, so that no shape is compiled twice; unless they would be far smaller than need be."""
+def _even_size(images: int, most: int) -> int:
+    """A micro-batch size of at most `most`: a divisor of `images`, so that all have one shape to compile, unless that
+    is less than half of `most`."""
     best = max(size for size in range(1, most + 1) if images % size == 0)
     return best if 2 * best > most else most
 
 
-def _tried(module: nn.Module, loss: LossFunction, example: Batch, config: RunConfig) -> int:
-    """Forward and backward passes until one does not run out of memory, with room left for what the optimizer keeps,
-    for batches on their way (bytes, floats, mixed with each other) and for what nobody foresees."""
+def _largest_that_fits(module: nn.Module, loss: LossFunction, example: Batch, config: RunConfig) -> int:
+    """Halve the batch until a forward and backward pass fits in GPU memory, next to reserved memory for the optimizer,
+    the EMA, batches being loaded and a margin."""
     device = example.weights.device
     cast = autocast(config.precision.compute, device)
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    batches = BATCHES * example.pixels.numel() * example.pixels.element_size()
-    spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
-    kept = (3 if config.train.ema else 2) * trained + batches + spare
+    batches = BATCH_COPIES * example.pixels.numel() * example.pixels.element_size()
+    spare = int(SPARE_FRACTION * torch.cuda.get_device_properties(device).total_memory)
+    reserved = (3 if config.train.ema else 2) * trained + batches + spare
     size = len(example)
     module.train()
     while True:
         try:
-            _try(module, loss, example.micro_batch(0, size), cast, kept)
+            _try_step(module, loss, example.micro_batch(0, size), cast, reserved)
             return size
         except torch.cuda.OutOfMemoryError:
             if size == 1:
                 raise UserError(
-                    "out of GPU memory with a batch of one image: use --set train.gradient_checkpointing=true, a "
-                    "smaller model or image size, or several GPUs with train.parallel=fsdp"
+                    "out of GPU memory with one image per micro-batch: use --set train.gradient_checkpointing=true, "
+                    "a smaller model or image size, or several GPUs with train.parallel=fsdp"
                 ) from None
             size = -(-size // 2)
         finally:
@@ -112,16 +122,16 @@ def _tried(module: nn.Module, loss: LossFunction, example: Batch, config: RunCon
             torch.cuda.empty_cache()
 
 
-def _try(
+def _try_step(
     module: nn.Module,
     loss: LossFunction,
     batch: Batch,
     cast: Callable[[], AbstractContextManager[object]],
-    kept: int,
+    reserved: int,
 ) -> None:
-    place = torch.empty(kept, dtype=torch.uint8, device=batch.pixels.device)
+    placeholder = torch.empty(reserved, dtype=torch.uint8, device=batch.pixels.device)
     with cast():
         result = loss(module, batch)
     result.total.backward()
     torch.cuda.synchronize()
-    del place
+    del placeholder

@@ -1,7 +1,7 @@
-"""Muon: momentum made orthogonal, for the matrices inside a Transformer; AdamW for all other parameters.
+"""Muon (momentum with orthogonalised updates) for the matrices of Transformer blocks, AdamW for all other parameters.
 
-The maths is that of torch.optim.Muon. But matrices of one shape are stacked and made orthogonal together, in a few
-large products where torch's loop launches dozens of small ones for every matrix.
+The maths is that of torch.optim.Muon. It is faster: matrices of the same shape are orthogonalised in one batch, with
+few large products, where torch launches dozens of small ones for each matrix.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from torch.optim.adamw import adamw
 
 from vitrail.errors import UserError
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values from (0, 1] to about 0.7 to 1.2
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a quintic that maps singular values in (0, 1] to about 0.7 to 1.2
 ITERATIONS = 5
-SMALLEST_NORM = 1e-7
-ADAMW_RMS = 0.2  # the usual size of an entry of AdamW's update: Muon's is scaled to it, and one rate serves both
+MIN_NORM = 1e-7
+ADAMW_RMS = 0.2  # typical RMS of AdamW's update; Muon's is scaled to it, so that both can share a learning rate
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Views (rows, columns) of one matrix, or of one of those that are stored as one."""
+    """Views (rows, columns) of one matrix of a parameter, its gradient and momentum."""
 
     group: dict[str, Any]
     parameter: Tensor
     gradient: Tensor
     momentum: Tensor
 
-    def kind(self) -> tuple[object, ...]:
-        """Matrices that share this are updated together."""
-        here = self.parameter
-        return here.shape, here.dtype, here.device, self.group["momentum"], self.group["nesterov"]
+    def batch_key(self) -> tuple[object, ...]:
+        """Matrices with the same key are updated in one batch."""
+        weight = self.parameter
+        return weight.shape, weight.dtype, weight.device, self.group["momentum"], self.group["nesterov"]
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `muon = True` hold matrices; `parts` says how many are stacked in each (3 in a fused qkv).
+    """Muon for parameter groups with `muon = True`, AdamW for the others.
 
-    As with torch's fused optimizers, a step changes nothing where the attribute `found_inf`, a scalar there, is 1.
+    A Muon group has `num_matrices`, the number of matrices stacked in each parameter (3 for a fused qkv). As in torch's
+    fused optimizers, a step changes nothing if the attribute `found_inf`, a scalar on the device, is 1.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ):
-        shared = {"lr": lr, "weight_decay": weight_decay, "muon": False, "parts": 1, "fused": True}
+        shared = {"lr": lr, "weight_decay": weight_decay, "muon": False, "num_matrices": 1, "fused": True}
         super().__init__(params, {**shared, "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps})
         for group in self.param_groups:
             for parameter in group["params"]:
-                # Only a tensor that is divided among processes has placements; its class takes long to import.
+                # Only sharded tensors (DTensor, which is slow to import) have placements.
                 if hasattr(parameter, "placements"):
-                    raise UserError("optimizer.name=muon needs whole matrices: use train.parallel=ddp")
-                if group["muon"] and (parameter.ndim != 2 or len(parameter) % group["parts"]):
+                    raise UserError("optimizer.name=muon cannot train sharded weights: use train.parallel=ddp")
+                if group["muon"] and (parameter.ndim != 2 or len(parameter) % group["num_matrices"]):
                     shape = tuple(parameter.shape)
-                    raise ValueError(f"a parameter of shape {shape} is not {group['parts']} matrices")
+                    raise ValueError(f"a parameter of shape {shape} cannot hold {group['num_matrices']} matrices")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -75,15 +76,15 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        alike: dict[tuple[object, ...], list[_Matrix]] = defaultdict(list)
+        batches: dict[tuple[object, ...], list[_Matrix]] = defaultdict(list)
         for group in self.param_groups:
             if group["muon"]:
                 for matrix in self._matrices(group):
-                    alike[matrix.kind()].append(matrix)
+                    batches[matrix.batch_key()].append(matrix)
             else:
                 self._step_adamw(group, found_inf)
-        for matrices in alike.values():
-            _step_together(matrices, found_inf)
+        for matrices in batches.values():
+            _step_batch(matrices, found_inf)
         return loss
 
     def _matrices(self, group: dict[str, Any]) -> Iterable[_Matrix]:
@@ -93,7 +94,7 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
-            shape = (group["parts"], -1, parameter.shape[1])
+            shape = (group["num_matrices"], -1, parameter.shape[1])
             stored = (parameter.view(shape), parameter.grad.reshape(shape), state["momentum_buffer"].view(shape))
             for views in zip(*stored, strict=True):
                 yield _Matrix(group, *views)
@@ -103,7 +104,7 @@ class Muon(torch.optim.Optimizer):
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
-                state["step"] = torch.zeros((), device=parameter.device)  # float32, as torch's kernel wants it
+                state["step"] = torch.zeros((), device=parameter.device)  # float32, as torch's kernel needs
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             parameters,
@@ -124,18 +125,18 @@ class Muon(torch.optim.Optimizer):
         )
 
 
-def _step_together(matrices: list[_Matrix], found_inf: Tensor | None) -> None:
-    """Update matrices of one shape; nothing here waits for the device."""
+def _step_batch(matrices: list[_Matrix], found_inf: Tensor | None) -> None:
+    """Update matrices of the same shape, without waiting for the device."""
     first = matrices[0]
-    share = first.group["momentum"]
+    beta = first.group["momentum"]
     gradient = torch.stack([matrix.gradient for matrix in matrices])  # (n, rows, columns)
     momentum = torch.stack([matrix.momentum for matrix in matrices])
-    if found_inf is not None:  # a mean of the momentum with itself leaves it as it is
+    if found_inf is not None:  # interpolating the momentum with itself does not change it
         gradient = torch.where(found_inf == 0, gradient, momentum)
-    momentum.lerp_(gradient, 1 - share)
+    momentum.lerp_(gradient, 1 - beta)
     torch._foreach_copy_([matrix.momentum for matrix in matrices], momentum.unbind())
-    direction = gradient.lerp_(momentum, share) if first.group["nesterov"] else momentum
-    update = orthogonal(direction).to(first.parameter.dtype)
+    direction = gradient.lerp_(momentum, beta) if first.group["nesterov"] else momentum
+    update = orthogonalize(direction).to(first.parameter.dtype)
     if found_inf is not None:
         update = torch.where(found_inf == 0, update, 0)
     updates = iter(update.unbind())
@@ -144,12 +145,12 @@ def _step_together(matrices: list[_Matrix], found_inf: Tensor | None) -> None:
 
 
 def _apply(updates: list[tuple[_Matrix, Tensor]], found_inf: Tensor | None) -> None:
-    """Decay and move the matrices of one group."""
+    """Apply weight decay and the updates to the matrices of one group."""
     matrix, update = updates[0]
     lr, decay = matrix.group["lr"], matrix.group["weight_decay"]
-    if isinstance(lr, Tensor):  # in the precision that the host computes with, or the last bits would be others
+    if isinstance(lr, Tensor):  # float64 as on the host, for the same bits
         lr = lr.double()
-    scale = ADAMW_RMS * max(update.shape) ** 0.5  # an orthogonal matrix has entries of 1 / sqrt(longer side)
+    scale = ADAMW_RMS * max(update.shape) ** 0.5  # the entries of an orthogonal matrix have RMS 1 / sqrt(longer side)
     shrink, rate = 1 - lr * decay, -lr * scale
     if found_inf is not None:
         shrink = torch.where(found_inf == 0, shrink, 1.0)
@@ -160,13 +161,13 @@ def _apply(updates: list[tuple[_Matrix, Tensor]], found_inf: Tensor | None) -> N
     torch._foreach_add_(parameters, torch._foreach_mul([update for _, update in updates], rate))
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """(n, rows, columns) -> the same with singular values near 1, by five Newton-Schulz iterations for all at once."""
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Move the singular values of (n, rows, columns) matrices close to 1, by five Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
-    x = matrices.to(number_format(matrices.device))
+    x = matrices.to(newton_schulz_dtype(matrices.device))
     tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x  # the products below are then of the shorter side
-    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
+    x = x.mT if tall else x  # so that the products below have the size of the shorter side
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=MIN_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -174,8 +175,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 @functools.cache
-def number_format(device: torch.device) -> torch.dtype:
-    """bfloat16 is all the iteration needs, where a GPU has it. A CPU may list its instructions and then die of them."""
+def newton_schulz_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on GPUs that support it: the iteration needs no more. float32 on CPUs, where bfloat16 instructions may
+    be listed and still crash."""
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32

@@ -1,4 +1,4 @@
-"""The optimizers of the paper in torch's implementations, and Muon; what is trained, and how fast each part of it."""
+"""Optimizers (AdamW, SGD, Muon), their parameter groups, and frozen parameters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vitrail.training.blocks import hidden_matrices, param_depths, transformer_b
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import local_shard
 
-MATRICES = ("weight", "lora_a", "lora_b")  # how names of matrices end; tables of positions and tokens are none
+MATRIX_SUFFIXES = ("weight", "lora_a", "lora_b")  # names of matrices; position embeddings and tokens are not
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW as the paper's flax Adam (decay times the learning rate), SGD with plain momentum, or Muon.
+    """Build AdamW (decoupled weight decay, as the paper's Adam in Flax), SGD with momentum, or Muon.
 
-    SGD adds its decay to the gradient, as torch and the ResNets of the time have it, so that momentum gathers it too.
+    SGD adds weight decay to the gradient, so momentum includes it, as in torch and in the training of BiT's ResNets.
     """
     groups = parameter_groups(model, config)
     if config.name == "adamw":
@@ -35,10 +35,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 
 class SGD(torch.optim.SGD):
-    """Torch's fused SGD, for steps that may be left out and parameters that are divided among processes.
+    """torch's fused SGD with support for skipped steps and sharded parameters.
 
-    Torch's own takes whatever is in memory for a first momentum, which a step that is left out would keep, and its
-    kernel knows no divided tensors; here momentum starts at zero and the kernel sees the part of this process.
+    torch.optim.SGD leaves the momentum buffer uninitialised if its first step is skipped, and its fused kernel rejects
+    sharded tensors. Here momentum starts at zero, and the kernel gets the local shards.
     """
 
     @torch.no_grad()
@@ -66,69 +66,79 @@ class SGD(torch.optim.SGD):
             )
 
 
-class _Kind(NamedTuple):
-    """What parameters of one group share, in the order of groups."""
+class _GroupKey(NamedTuple):
+    """Parameters with the same key are in the same group. Groups are sorted by it."""
 
-    spared: bool  # from weight decay
-    parts: int  # matrices that Muon finds in one parameter; 0: not Muon's
-    scale: float  # of the learning rate
+    no_weight_decay: bool
+    muon_matrices: int  # matrices stacked in the parameter; 0 if Muon does not train it
+    lr_scale: float
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Trained parameters by weight decay, scale of the learning rate and, for Muon, kind of matrix.
+    """Group the trainable parameters by weight decay, learning-rate scale and, for Muon, number of stacked matrices.
 
-    The paper decays every parameter; `weight_decay_params = "matrices"` skips biases, norms, position embeddings
-    and the class token.
+    The paper decays all parameters. With `weight_decay_params = "matrices"`, biases, norms, position embeddings and the
+    class token are not decayed.
     """
     if config.name == "sgd" and config.weight_decay_scale == "schedule":
         raise UserError(
-            "optimizer.weight_decay_scale=schedule is for adamw and muon: use --set optimizer.weight_decay_scale=lr"
+            "optimizer.weight_decay_scale=schedule is for adamw and muon: "
+            "with sgd use --set optimizer.weight_decay_scale=lr"
         )
     depths = param_depths(model)
     last = len(transformer_blocks(model)) + 1
     if config.layer_decay != 1 and not depths:
-        raise UserError("this network has no Transformer blocks to slow down: use --set optimizer.layer_decay=1")
+        raise UserError(
+            f"optimizer.layer_decay={config.layer_decay:g} needs a network with Transformer blocks: "
+            "use --set optimizer.layer_decay=1"
+        )
     matrices = hidden_matrices(model) if config.name == "muon" else {}
-    kinds: dict[_Kind, list[nn.Parameter]] = defaultdict(list)
+    groups: dict[_GroupKey, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            spared = config.weight_decay_params == "matrices" and not (name.endswith(MATRICES) and parameter.ndim > 1)
-            scale = config.layer_decay ** (last - depths.get(name, last))
-            kinds[_Kind(spared, matrices.get(name, 0), scale)].append(parameter)
-    if not kinds:
-        raise UserError("nothing is left to train: every parameter is frozen; use a smaller optimizer.freeze")
-    if config.name == "muon" and not any(kind.parts for kind in kinds):
-        raise UserError("no matrix of a Transformer block is trained here: use --set optimizer.name=adamw")
-    return [_group(kind, kinds[kind], config) for kind in sorted(kinds)]
+            is_matrix = name.endswith(MATRIX_SUFFIXES) and parameter.ndim > 1
+            no_weight_decay = config.weight_decay_params == "matrices" and not is_matrix
+            lr_scale = config.layer_decay ** (last - depths.get(name, last))
+            groups[_GroupKey(no_weight_decay, matrices.get(name, 0), lr_scale)].append(parameter)
+    if not groups:
+        raise UserError("no parameter is left to train, all are frozen: lower optimizer.freeze")
+    if config.name == "muon" and not any(key.muon_matrices for key in groups):
+        raise UserError(
+            "optimizer.name=muon trains the matrices of Transformer blocks, and none is trainable: "
+            "use --set optimizer.name=adamw"
+        )
+    return [_make_group(key, groups[key], config) for key in sorted(groups)]
 
 
-def _group(kind: _Kind, parameters: list[nn.Parameter], config: OptimizerConfig) -> dict[str, Any]:
-    lr = config.lr * kind.scale
-    decay = 0.0 if kind.spared else config.weight_decay
+def _make_group(key: _GroupKey, parameters: list[nn.Parameter], config: OptimizerConfig) -> dict[str, Any]:
+    lr = config.lr * key.lr_scale
+    decay = 0.0 if key.no_weight_decay else config.weight_decay
     if config.weight_decay_scale == "schedule":
-        decay /= lr  # torch multiplies by the rate of the step: what remains is the schedule's share
-    group = {"params": parameters, "lr": lr, "lr_scale": kind.scale, "weight_decay": decay}
-    return group if config.name != "muon" else {**group, "muon": kind.parts > 0, "parts": kind.parts or 1}
+        decay /= lr  # torch multiplies it by the learning rate of the step, which leaves the factor of the schedule
+    group = {"params": parameters, "lr": lr, "lr_scale": key.lr_scale, "weight_decay": decay}
+    if config.name == "muon":
+        group |= {"muon": key.muon_matrices > 0, "num_matrices": key.muon_matrices or 1}
+    return group
 
 
-def freeze(model: nn.Module, what: int | str) -> None:
-    """Stop training the first blocks and all before them, or ("backbone") everything but the head; 0: nothing."""
-    if what == "backbone":
+def freeze(model: nn.Module, blocks: int | str) -> None:
+    """Freeze the first `blocks` blocks and everything before them; 0 freezes nothing, "backbone" all but the head."""
+    if blocks == "backbone":
         frozen = [p for name, p in model.named_parameters() if "head" not in name.split(".")]
     else:
         depths, count = param_depths(model), len(transformer_blocks(model))
-        if not isinstance(what, int) or not 0 <= what <= count:
-            blocks = f" or a number of blocks from 0 to {count}" if count else ", since a ResNet has no blocks"
-            raise UserError(f"optimizer.freeze is 'backbone'{blocks}; not {what}")
-        frozen = [p for name, p in model.named_parameters() if what and depths[name] <= what]
+        if not isinstance(blocks, int) or not 0 <= blocks <= count:
+            allowed = f"a number of blocks from 0 to {count}" if count else "0, since this network has no blocks"
+            raise UserError(f"optimizer.freeze must be 'backbone' or {allowed}, not {blocks}")
+        frozen = [p for name, p in model.named_parameters() if blocks and depths[name] <= blocks]
     for parameter in frozen:
         parameter.requires_grad_(False)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The rate of a step; each group takes its own share of it."""
+    """Set the learning rate of a step, times the `lr_scale` of each group."""
     for group in optimizer.param_groups:
-        rate = float(np.float32(lr * group.get("lr_scale", 1.0)))  # the number that a CUDA graph reads, too
+        rate = float(np.float32(lr * group.get("lr_scale", 1.0)))  # as a CUDA graph reads it
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
@@ -136,15 +146,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def learning_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Keep learning rates where a CUDA graph reads them: one that is recorded with numbers would keep those."""
+    """Make the learning rates tensors on the device, so that a CUDA graph reads the current values."""
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
         group["capturable"] = True
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
-    """A step that changes nothing - weights, moments, count of steps - where `finite`, a bool scalar on the device, is
-    false. The host does not wait to see it: the kernels themselves look at `found_inf`."""
+    """Do an optimizer step, or change nothing (weights, moments, step count) if `finite` is False.
+
+    `finite` is a bool scalar on the device. The host does not wait for it: fused kernels read it as `found_inf`.
+    """
     optimizer.found_inf = finite.logical_not().float().reshape(())  # type: ignore[attr-defined]
     try:
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Number formats of training."""
+"""Precision of training: float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vitrail.config import PrecisionConfig
 from vitrail.errors import UserError
 
 Precision = Literal["fp32", "bf16"]
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-# A processor may list bfloat16 instructions that a virtual machine then refuses: the process dies of an illegal
-# instruction. So a process of its own tries them first, and compares what they give with float32.
+# Virtual machines can list bfloat16 instructions that crash with "illegal instruction". So a subprocess tries them
+# first, and compares the results with float32.
 TRIAL = """
 import torch
 torch.manual_seed(0)
@@ -33,62 +33,70 @@ close = all((a - b).norm() < 0.02 * b.norm() for a, b in zip(run(True), run(Fals
 raise SystemExit(0 if close else 1)
 """
 KILLED = -9
-TRIAL_SECONDS = 600.0  # it takes a few; so much longer says nothing about the processor
+TRIAL_TIMEOUT = 600.0  # seconds; the trial takes a few
 
 
-def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
-    """The precision of a run and the reason in a few words."""
-    if asked == "fp32":
-        return "fp32", "as asked"
-    if asked == "bf16":
+def choose_precision(setting: str, device: torch.device) -> tuple[Precision, str]:
+    """The precision of a run, and the reason for it.
+
+    Parameters
+    ----------
+    setting
+        `precision.compute`: "fp32", "bf16" or "auto".
+    device
+        Where the run trains.
+    """
+    if setting == "fp32":
+        return "fp32", "as configured"
+    if setting == "bf16":
         if device.type == "cpu" and not bf16_works_on_cpu():
-            raise UserError("this processor cannot compute in bfloat16: use --set precision.compute=fp32, or auto")
-        return "bf16", "as asked"
+            raise UserError("this CPU cannot compute in bfloat16: use --set precision.compute=fp32 or auto")
+        return "bf16", "as configured"
     if device.type == "cuda":
-        there = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bf16", "this GPU has it") if there else ("fp32", "this GPU has no bfloat16")
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "this GPU supports it") if supported else ("fp32", "this GPU does not support bfloat16")
     if device.type != "cpu":
         return "fp32", f"bfloat16 is untested on {device.type}"
-    if not has_matrix_units():
-        return "fp32", "this processor has no matrix units for bfloat16 (AMX)"
+    if not has_amx():
+        return "fp32", "this CPU has no AMX, without which bfloat16 is slower"
     if not bf16_works_on_cpu():
-        return "fp32", "this processor lists bfloat16 (AMX), and a trial of it failed"
-    return "bf16", "this processor has matrix units for it (AMX)"
+        return "fp32", "this CPU lists AMX, but bfloat16 failed a test"
+    return "bf16", "this CPU has AMX"
 
 
-def has_matrix_units() -> bool:
-    """Whether the CPU lists AMX. Other bfloat16 instructions (AVX512-BF16) are slower than float32."""
+def has_amx() -> bool:
+    """Whether the CPU has AMX. With only AVX512-BF16, bfloat16 is slower than float32."""
     return bool(torch.cpu._is_amx_tile_supported())
 
 
 @functools.cache
 def bf16_works_on_cpu() -> bool:
-    """Whether bfloat16 gives what float32 gives, tried in a process of its own."""
+    """Whether bfloat16 gives the results of float32, tested in a subprocess."""
     try:
-        code = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, timeout=TRIAL_SECONDS).returncode
+        code = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, timeout=TRIAL_TIMEOUT).returncode
     except (OSError, subprocess.TimeoutExpired):
         code = KILLED
-    if code == KILLED:  # by a machine short of memory or time: this must not decide the numbers of a run
+    if code == KILLED:  # out of memory or time, which must not decide the precision of a run
         raise UserError(
-            "a trial of bfloat16 did not end on this machine, for want of memory or time: "
-            "run the command again, or with --set precision.compute=fp32"
+            "a test of bfloat16 was killed or timed out: this machine may be short of memory. "
+            "Run the command again, or add --set precision.compute=fp32"
         )
     return code == 0
 
 
 def has_triton() -> bool:
-    """Whether torch.compile finds the compiler it needs for a GPU."""
+    """Whether Triton is installed, which torch.compile needs on a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
 def set_dtypes(net: nn.Module, config: PrecisionConfig) -> None:
-    """The formats of a network's weights, and of the stream that its blocks add to."""
+    """Set the dtypes of the weights and of the residual stream, as configured."""
     if config.parameters != "fp32":
-        net.to(TYPES[config.parameters])
-    if config.residual != "fp32" and hasattr(net, "set_residual_dtype"):  # a network without blocks has no stream
-        net.set_residual_dtype(TYPES[config.residual])  # type: ignore[operator]
+        net.to(DTYPES[config.parameters])
+    if config.residual != "fp32" and hasattr(net, "set_residual_dtype"):
+        net.set_residual_dtype(DTYPES[config.residual])  # type: ignore[operator]
 
 
 def validates_in_float32(config: PrecisionConfig) -> bool:
-    """Whether a network can be measured in float32 while it is trained: its own weights and stream have to be."""
+    """Whether final validation runs in float32: only if the weights and the residual stream are float32."""
     return config.parameters == config.residual == "fp32"

@@ -1,4 +1,7 @@
-"""Runs side by side on the same images, with a test that says whether a difference is one."""
+"""Compare runs on the same images, with a test of whether their differences are significant.
+
+In: runs, and images that none of them was trained on. Out: one `ComparedRun` for each.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ from vitrail.workflows.tune import fitted_on
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """One of several runs; all but the first with what sets them apart from the first."""
+    """The scores of one run and, except for the first run, the significance test against the first."""
 
     name: str
     scores: Scores
-    cells: Sequence[tuple[str, str]]  # (heading, number) of the scores that a table shows
+    cells: Sequence[tuple[str, str]]  # (heading, number) of the scores in the table
     parameters: int
     gmacs: float
-    settings: dict[str, Any]  # of its recipe: those that are not the same in all
+    settings: dict[str, Any]  # settings of its recipe that differ between the runs
     against_first: PairedComparison | None
-    fitted: bool = False  # its temperature and thresholds, to these very images
+    fitted: bool = False  # whether its temperature and thresholds were fitted on these images
 
     def to_dict(self) -> dict[str, Any]:
         paired = None if self.against_first is None else asdict(self.against_first)
@@ -66,61 +69,64 @@ def compare_runs(
     device: str = "auto",
     console: Console | None = None,
 ) -> tuple[list[ComparedRun], str]:
-    """All `runs` measured on the same images, which none of them was trained on, and in words which images these are.
+    """Measure `runs` on images that none of them was trained on. Returns the results and a description of the images.
 
-    Without `data`, the images are those that the first run kept from its own training.
+    Without `data`, the images are the test or validation split of the first run.
     """
     names = [weights_spec(run) for run in runs]
     if len(names) < 2:
-        raise UserError("comparing needs two runs or more: vitrail compare RUN RUN...")
+        raise UserError("compare needs at least two runs: vitrail compare RUN RUN...")
     if len({absolute_spec(name) for name in names}) < len(names):
-        raise UserError("a run is named twice")
+        raise UserError("the same run is given twice")
     if split == "train":
-        raise UserError("images that runs were trained on tell nothing about which is better: use another --split")
+        raise UserError(
+            "--split train cannot show which run is better, because runs were trained on these images: "
+            "use another --split"
+        )
     with process_group() as ranks, Interrupts() as interrupts, interrupts.interruptible(ranks):
         console = console if console is not None and ranks.is_first else make_console()
         console.quiet = console.quiet or not ranks.is_first
         trained = [TrainingRecord.of(read_weights(name)) for name in names]
-        cards = [one.card for one in trained]
-        _check_alike(names, cards)
+        cards = [record.card for record in trained]
+        _check_same_task(names, cards)
         source = str(data) if data is not None else _data_of(names[0])
 
-        def look() -> tuple[Samples, str]:
+        def find_images() -> tuple[Samples, str]:
             with scan_progress(console, interrupts) as scanned:
                 return unseen_images(source, trained, split, "", scanned)[1:]
 
-        samples, words = ranks.broadcast(look)
-        found = [
+        samples, description = ranks.broadcast(find_images)
+        outputs = [
             _logits(name, card, samples, device, interrupts, ranks) for name, card in zip(names, cards, strict=True)
         ]
-        return ranks.broadcast(lambda: (_compare(names, cards, found, samples), words))
+        return ranks.broadcast(lambda: (_compare(names, cards, outputs, samples), description))
 
 
-def _check_alike(names: Sequence[str], cards: Sequence[Card]) -> None:
+def _check_same_task(names: Sequence[str], cards: Sequence[Card]) -> None:
     for name, card in zip(names, cards, strict=True):
         check_class_names(name, card)
         if set(card.classes) != set(cards[0].classes):
-            odd = sorted(set(card.classes) ^ set(cards[0].classes))[0]
-            raise UserError(f"{names[0]} and {name} do not know the same classes: only one of them knows '{odd}'")
+            extra = sorted(set(card.classes) ^ set(cards[0].classes))[0]
+            raise UserError(f"{names[0]} and {name} have different classes: only one of them has '{extra}'")
         if card.task != cards[0].task:
-            raise UserError(f"of {names[0]} and {name}, one gives an image one label and the other any number")
+            raise UserError(f"of {names[0]} and {name}, one is multilabel and the other is not")
 
 
 def _data_of(name: str) -> str:
-    """Where the images of a run lie, by its config.toml."""
+    """The path of the images of a run, from its config.toml."""
     folder = local_path(name)
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8") if folder is not None else ""
-        where = str(tomllib.loads(text)["data"]["path"])
+        path = str(tomllib.loads(text)["data"]["path"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{name} does not tell which images to compare on: say it with --data") from None
-    if not user_path(where).exists():
-        raise UserError(f"the images of {name}, '{where}', are not there any more: give others with --data")
-    return where
+        raise UserError(f"{name} has no config.toml with the path of its images: pass images with --data") from None
+    if not user_path(path).exists():
+        raise UserError(f"the images of {name}, '{path}', no longer exist: pass images with --data")
+    return path
 
 
 def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: Interrupts, ranks: Ranks) -> Outputs:
-    """What one network says, with its classes in the order of the samples."""
+    """The logits of one run, with the classes in the order of the dataset."""
     classifier = load(name, device=device)
     out = compute_logits(
         classifier.net,
@@ -132,46 +138,46 @@ def _logits(name: str, card: Card, samples: Samples, device: str, interrupts: In
         ranks,
         card.postprocess.temperature,
     )
-    return replace(out, values=out.values[:, [card.classes.index(known) for known in samples.classes]])
+    return replace(out, values=out.values[:, [card.classes.index(name) for name in samples.classes]])
 
 
 def _compare(
-    names: Sequence[str], cards: Sequence[Card], found: Sequence[Outputs], samples: Samples
+    names: Sequence[str], cards: Sequence[Card], outputs: Sequence[Outputs], samples: Samples
 ) -> list[ComparedRun]:
-    if any(len(out.sample) != len(found[0].sample) or (out.sample != found[0].sample).any() for out in found):
-        raise UserError("an image could be read for one run and not for another: look at the data with `vitrail check`")
+    if any(len(out.sample) != len(outputs[0].sample) or (out.sample != outputs[0].sample).any() for out in outputs):
+        raise UserError("an image could be read for one run but not for another: check the data with `vitrail check`")
     differing = differences([card.recipe for card in cards])
     task = prediction_task(cards[0].task, len(samples.classes))
     rows: list[ComparedRun] = []
-    for name, card, out, settings in zip(names, cards, found, differing, strict=True):
-        paired = None if not rows else task.compare(found[0].values.numpy(), out.values.numpy(), out.labels.numpy())
+    for name, card, out, settings in zip(names, cards, outputs, differing, strict=True):
+        paired = None if not rows else task.compare(outputs[0].values.numpy(), out.values.numpy(), out.labels.numpy())
         scores = _scores(task, out, card, samples.classes)
         cost = count_parameters(card.model), count_macs(card.model) / 1e9
         rows.append(
             ComparedRun(name, scores, task.result(scores).cells, *cost, settings, paired, fitted_on(card, samples))
         )
     tests = [row.against_first for row in rows if row.against_first is not None]
-    raised = iter(holm_correction([one.p for one in tests if one.p is not None]))
+    corrected = iter(holm_correction([test.p for test in tests if test.p is not None]))
     return [
         row
         if row.against_first is None or row.against_first.p is None
-        else replace(row, against_first=replace(row.against_first, p=next(raised)))
+        else replace(row, against_first=replace(row.against_first, p=next(corrected)))
         for row in rows
     ]
 
 
 def _scores(task: PredictionTask, out: Outputs, card: Card, classes: Sequence[str]) -> Scores:
     postprocess = card.postprocess
-    if postprocess.thresholds:  # in the order of these classes, as the logits
-        theirs = [postprocess.thresholds[card.classes.index(name)] for name in classes]
-        postprocess = postprocess.model_copy(update={"thresholds": tuple(theirs)})
+    if postprocess.thresholds:  # in the order of the logits
+        thresholds = [postprocess.thresholds[card.classes.index(name)] for name in classes]
+        postprocess = postprocess.model_copy(update={"thresholds": tuple(thresholds)})
     labels = task.labels_of(out.values, out.labels)
     return task.score(out.values.numpy(), labels.numpy(), classes, postprocess)
 
 
 def differences(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each recipe, the settings that are not the same in all of them; none where a recipe does not say."""
+    """For each recipe, the settings that differ between the recipes; None if a recipe does not have a setting."""
     settings = [flatten(recipe) for recipe in recipes]
-    keys = dict.fromkeys(key for one in settings for key in one)
-    odd = [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
-    return [{key: one.get(key) for key in odd} for one in settings]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    differing = [key for key in keys if any(values.get(key) != settings[0].get(key) for values in settings)]
+    return [{key: values.get(key) for key in differing} for values in settings]

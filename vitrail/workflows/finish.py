@@ -182,7 +182,7 @@ def _report_facts(
     cost += [("speed", f"{sorted(speeds)[len(speeds) // 2]:.0f} images/s")] if speeds else []
     cost += [
         ("parameters", f"{count_parameters(plan.model):,}"),
-        ("compute", f"{count_macs(plan.model) / 1e9:.2f} GMAC an image"),
+        ("compute", f"{count_macs(plan.model) / 1e9:.2f} GMAC per image"),
         ("device", run_facts["environment"]["device"]),
     ]
     return measurement.facts(

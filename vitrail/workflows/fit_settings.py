@@ -1,4 +1,4 @@
-"""The settings of `vitrail.fit`, and what the caller brings to it, checked before anything is written."""
+"""Resolve the settings of `vitrail.fit` and check its arguments, before anything is written."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ UNREAD = (
     "precision.residual",
     "train.batch_size",
     "train.gradient_checkpointing",
-)  # what needs our networks
-CHOSEN = {"precision": "compute", "train": "device"}  # by the machine, unless the caller says
+)  # these need a network of vitrail
+CHOSEN = {"precision": "compute", "train": "device"}  # chosen automatically; a resumed run keeps them
 
 
 def fit_config(
     model: nn.Module, batches: Any, overrides: Sequence[str], validates: bool, world: int, before: RunConfig | None
 ) -> RunConfig:
-    """Every setting of a run on `world` processes; `before`: those of the run to resume, whose choices stay."""
-    given = parse_settings(overrides)
-    for path in leaves(given):
+    """Resolve every setting of a run on `world` processes. `before`: the settings of the run to resume, if any."""
+    settings = parse_settings(overrides)
+    for path in leaves(settings):
         if not path.startswith(("optimizer.", "schedule.", "precision.", "train.")) or path in UNREAD:
-            raise UserError(f"{path} has no effect where the network and the data are your own: leave it out")
-    if not validates and "evaluate_every" in given.get("train", {}):
+            raise UserError(f"{path} has no effect on your own module and data: leave it out")
+    if not validates and "evaluate_every" in settings.get("train", {}):
         raise UserError("train.evaluate_every has no effect without evaluate=FUNCTION")
     chosen = {s: {key: getattr(getattr(before, s), key)} for s, key in CHOSEN.items()} if before is not None else {}
-    config = validate(RunConfig, {"kind": "custom", **merge(chosen, given)}, "settings")
+    config = validate(RunConfig, {"kind": "custom", **merge(chosen, settings)}, "settings")
     train, device = config.train, choose_device(config.train.device)
     if train.compile == "graphs" or (train.compile == "blocks" and not transformer_blocks(model)):
-        raise UserError(f"train.compile={train.compile} is not for a network of your own: use off or network")
+        raise UserError(f"train.compile={train.compile} does not work with this module: use off or network")
     if train.compile == "network" and train.parallel == "fsdp":
-        raise UserError("train.compile=network does not go with fsdp: use off")
+        raise UserError("train.compile=network does not work with train.parallel=fsdp: use train.compile=off")
     if train.tensorboard:
         require_tensorboard()
     compute, _ = choose_precision(config.precision.compute, device)
     compiled = "off" if train.compile == "auto" else train.compile
-    learned = {"steps": _steps(batches, config), "epochs": None, "device": str(device), "compile": compiled}
+    resolved = {"steps": _steps(batches, config), "epochs": None, "device": str(device), "compile": compiled}
     config = config.model_copy(
         update={
             "precision": config.precision.model_copy(update={"compute": compute}),
-            "train": train.model_copy(update=learned),
+            "train": train.model_copy(update=resolved),
         }
     )
     check_training(config, device.type, world)
-    check_no_unused(leaves(given), config)
-    parameter_groups(model, config.optimizer)  # that there are some for this optimizer
+    check_no_unused(leaves(settings), config)
+    parameter_groups(model, config.optimizer)  # raises if no parameter suits the optimizer
     return config
 
 
 def stored_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that such a run has."""
+    """The settings of such a run that config.toml stores."""
     sections = {"kind", "optimizer", "schedule", "precision", "train"}
     unread: dict[str, set[str]] = {}
     for path in UNREAD:
@@ -78,10 +78,10 @@ def _steps(batches: Any, config: RunConfig) -> int:
     if train.steps is not None:
         return train.steps
     if train.epochs is None:
-        raise UserError("say how long to train: steps=1000")
+        raise UserError("no length of training: pass steps=1000 or epochs=10")
     length = batches_per_epoch(batches)
     if length is None:
-        raise UserError("train.epochs needs batches that have a length: set train.steps")
+        raise UserError("train.epochs needs batches with a length (len): set train.steps instead")
     return max(1, round(train.epochs * length))
 
 
@@ -91,31 +91,31 @@ def check_arguments(
     batches: Iterable[Any] | Callable[[int], Iterable[Any]],
     evaluate: Callable[[nn.Module], dict[str, float]] | None,
 ) -> None:
-    """What would fail after some time, told at once."""
+    """Raise UserError for arguments that would fail only later."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch module, not {type(model).__name__}")
     for name, value in {"task": task, **({"evaluate": evaluate} if evaluate is not None else {})}.items():
         if not callable(value):
             raise UserError(f"{name} must be a function, not {type(value).__name__}")
     if isinstance(task, nn.Module) and any(p.requires_grad for p in task.parameters()):
-        raise UserError("the task has parameters, which would not be trained: make it a part of the model")
+        raise UserError("task has parameters, which would not be trained: make it a submodule of the model")
     if isinstance(batches, torch.utils.data.Dataset):
-        raise UserError("batches must give batches, and a Dataset gives samples: wrap it in a DataLoader")
+        raise UserError("batches must yield batches, but a Dataset yields samples: wrap it in a DataLoader")
     if not hasattr(batches, "__iter__"):
         if not callable(batches):
-            raise UserError(f"batches must be a function or something to iterate, not {type(batches).__name__}")
+            raise UserError(f"batches must be an iterable or a function, not {type(batches).__name__}")
         try:
             inspect.signature(batches).bind(0)
         except TypeError:
-            raise UserError("a function as batches takes one argument, the number of the batch to begin with") from None
-        except ValueError:  # it has no signature that could be read
+            raise UserError("batches as a function must take one argument, the number of the first batch") from None
+        except ValueError:  # no readable signature
             pass
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            raise UserError(f"'{name}' in the state of the module is no tensor, and could not be saved")
+            raise UserError(f"'{name}' in the state dict of the model is not a tensor, so it cannot be saved")
         if is_lazy(value):
-            raise UserError(f"'{name}' has no size yet: call the module on a batch once before training")
+            raise UserError(f"'{name}' is a lazy parameter without a shape: call the model on a batch before training")
         if value.is_complex():
-            raise UserError(f"'{name}' is complex, which the optimizers do not take")
+            raise UserError(f"'{name}' is complex, which the optimizers do not support")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("nothing is left to train: no parameter of the module requires a gradient")
+        raise UserError("nothing to train: no parameter of the model requires a gradient")

@@ -15,7 +15,7 @@ from torch import nn
 from vitrail.models.build import Network
 from vitrail.tasks.task import Task
 from vitrail.terminal import escape
-from vitrail.training.memory import choose_micro_batch
+from vitrail.training.memory import choose_micro_batch_size
 from vitrail.training.run_context import RunContext
 from vitrail.workflows.batches import example_batch
 from vitrail.workflows.choose import Decision
@@ -99,7 +99,7 @@ def _with_micro_batch(plan: Plan, module: nn.Module, task: Task, run: RunContext
     ranks = run.ranks
     example = example_batch(plan, task.targets, ranks)
     most = len(example)
-    fits = choose_micro_batch(module, task.loss, example, plan.config, plan.model, ranks)
+    fits = choose_micro_batch_size(module, task.loss, example, plan.config, plan.model, ranks)
     (fits,) = (-number for number in ranks.all_reduce_max(-fits))  # the smallest of all processes
     if fits >= most:
         return plan
