@@ -37,7 +37,7 @@ def test_predict_has_a_row_for_every_picture(form: str, inbox: Path, stand_in: P
     assert sorted(name for name, row in found.items() if row.get("label")) == ["1.png", "2.ppm", "no ending", "x.dat"]
     bad = {name: row["error"] for name, row in found.items() if row.get("error")}
     assert sorted(bad) == ["cut.avif", "gone.jpg", "raw.cr2", "sub/drawing.svg"]
-    assert bad["raw.cr2"].startswith("not read") and "camera RAW" in bad["raw.cr2"]
+    assert bad["raw.cr2"].startswith("unsupported format: ") and "camera RAW" in bad["raw.cr2"]
     assert bad["gone.jpg"].startswith("the file cannot be found")
     assert code == 2
     lines = errors.splitlines()

@@ -16,7 +16,7 @@ from vitrail.data import decode as decode_module
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import FolderFiles, ZipFiles
-from vitrail.data.formats import CAN_READ_HEIF, EXTENSIONS, HEAD_BYTES, RAW, detect_format
+from vitrail.data.formats import CAN_READ_HEIF, EXTENSIONS, HEAD_BYTES, NOT_SUPPORTED, RAW, detect_format
 from vitrail.data.quarantine import Quarantine
 from vitrail.data.sources.class_folders import read_folders
 from vitrail.data.sources.read import read_source
@@ -192,11 +192,11 @@ def test_nothing_that_looks_like_a_picture_is_lost(tmp_path: Path, archive: bool
     data = open_dataset(place, None)
     assert names_of(data, "all") == {*numbered({"a": 3, "b": 3}), "a/photo", "a/cache.dat", "b/sign.ppm"}
     assert [name for name, _ in data.excluded] == PICTURES_NOT_READ
-    assert all(reason.startswith("not read") for _, reason in data.excluded)
+    assert all(reason.startswith(NOT_SUPPORTED) for _, reason in data.excluded)
     text = " ".join(data.notes)
-    assert "3 non-image files: .mp4 1, .txt 1, no ending 1" in text
+    assert "3 non-image files: .mp4 1, .txt 1, no extension 1" in text
     assert "3 hidden items" in text
-    assert ".cr2 1, .nef 1, .svg 1, no ending 1" in text
+    assert ".cr2 1, .nef 1, .svg 1, no extension 1" in text
     found = check_dataset(place)
     cases = cases_of(found)
     assert cases["format"] == PICTURES_NOT_READ and found.severe and "corrupt" not in cases
@@ -376,9 +376,9 @@ def test_a_list_that_begins_as_a_picture_in_digits_is_text(text):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "f.png")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         FolderFiles(str(tmp_path)).read("f.png")
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         Quarantine.read(tmp_path / "f.png")
 
 

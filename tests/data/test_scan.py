@@ -16,6 +16,7 @@ from vitrail.data import scan as scan_module
 from vitrail.data.dataset import bundled_images, open_dataset
 from vitrail.data.decode import decode
 from vitrail.data.files import FolderFiles
+from vitrail.data.formats import NOT_SUPPORTED
 from vitrail.data.similar import descriptor
 from vitrail.data.traits import Trait
 
@@ -24,15 +25,15 @@ from vitrail.data.traits import Trait
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the files that were decoded."""
-    seen: list[int] = []
+    """The sizes of the files that were decoded."""
+    sizes: list[int] = []
 
     def spy(data: bytes, **options: int) -> np.ndarray:
-        seen.append(len(data))
+        sizes.append(len(data))
         return decode(data, **options)
 
     monkeypatch.setattr(scan_module, "decode", spy)
-    return seen
+    return sizes
 
 
 @pytest.mark.parametrize("as_archive", [False, True])
@@ -64,7 +65,7 @@ def test_a_replaced_archive_is_scanned_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an archive", b"PK\x03\x04 cut"])
-def test_a_damaged_cache_is_no_error(tmp_path: Path, decoded: list[int], damage: bytes) -> None:
+def test_a_damaged_cache_is_ignored(tmp_path: Path, decoded: list[int], damage: bytes) -> None:
     fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
     expected = open_dataset(tmp_path / "data").fingerprint
     for file in (scan_module.cache_folder() / "scans").iterdir():
@@ -73,13 +74,27 @@ def test_a_damaged_cache_is_no_error(tmp_path: Path, decoded: list[int], damage:
     assert len(decoded) == 12
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {"file": b""})
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
     assert open_dataset(fill(tmp_path / "data", numbered({"a": 3, "b": 3}))).classes == ("a", "b")
 
 
-def test_an_interrupted_scan_goes_on(tmp_path: Path, decoded: list[int]) -> None:
+def test_reasons_cached_by_earlier_versions_are_recognised(tmp_path: Path, decoded: list[int]) -> None:
+    fill(tmp_path, numbered({"a": 3, "b": 3}))
+    (tmp_path / "a/raw.png").write_bytes(b"bad")
+    open_dataset(tmp_path)
+    (cache,) = (scan_module.cache_folder() / "scans").iterdir()
+    with np.load(cache) as file:
+        stored = {key: file[key] for key in file.files}
+    stored["reasons"] = np.frombuffer(b"not read: camera RAW; convert it\0", np.uint8)
+    with cache.open("wb") as file:
+        np.savez(file, **stored)
+    ((name, reason),) = open_dataset(tmp_path).excluded
+    assert name == "a/raw.png" and reason == f"{NOT_SUPPORTED}camera RAW; convert it" and len(decoded) == 7
+
+
+def test_an_interrupted_scan_resumes(tmp_path: Path, decoded: list[int]) -> None:
     fill(tmp_path, numbered({"a": 50, "b": 50}))
 
     def interrupt(done: int, total: int) -> None:
@@ -95,7 +110,7 @@ def test_an_interrupted_scan_goes_on(tmp_path: Path, decoded: list[int]) -> None
     assert leftovers == []
 
 
-def test_two_tables_in_one_folder_are_both_remembered(
+def test_two_tables_in_one_folder_are_both_cached(
     tmp_path: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, {**{f"{i}.png": image_bytes(i) for i in range(8)}, "bad.png": b"bad"})
@@ -104,21 +119,21 @@ def test_two_tables_in_one_folder_are_both_remembered(
     (tmp_path / "second.csv").write_text("\n".join(["path,label", *rows[4:]]))
     tables = [tmp_path / "first.csv", tmp_path / "second.csv"]
     before = [open_dataset(table) for table in tables]
-    assert len(decoded) == 9  # the one in both only once
+    assert len(decoded) == 9  # the image in both tables only once
     after = [open_dataset(table) for table in tables * 2]
     assert len(decoded) == 9
     assert [data.fingerprint for data in after] == [data.fingerprint for data in before] * 2
     assert after[2].excluded == before[0].excluded != []
-    fill(tmp_path, {"0.png": image_bytes(70)})  # a row that is replaced is not remembered twice
+    fill(tmp_path, {"0.png": image_bytes(70)})  # a replaced row is not cached twice
     open_dataset(tables[0])
     open_dataset(tables[1])
     assert len(decoded) == 10
-    monkeypatch.setattr(scan_module, "_REMEMBERED", 6)
+    monkeypatch.setattr(scan_module, "_MAX_CACHED", 6)
     fill(tmp_path, {"1.png": image_bytes(71)})
     open_dataset(tables[0])
     assert len(decoded) == 11
     open_dataset(tables[1])
-    assert len(decoded) == 14  # what did not fit beside the last listing
+    assert len(decoded) == 14  # three rows did not fit into the cache
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
@@ -133,7 +148,7 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     assert calls == [(80, 80)]
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("VITRAIL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert scan_module.cache_folder() == tmp_path / "vitrail"
@@ -142,29 +157,27 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert scan_module.cache_folder() == tmp_path / ".cache" / "vitrail"
 
 
-# traits and looks
+# traits and descriptors
 
 
-def test_traits_and_looks_are_remembered_and_left_at_zero_where_there_is_no_picture(
-    tmp_path: Path, decoded: list[int]
-) -> None:
+def test_traits_and_descriptors_are_cached_and_zero_for_broken_images(tmp_path: Path, decoded: list[int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     Image.fromarray(pixels[:, :, 0]).save(tmp_path / "b.png")
     (tmp_path / "c.png").write_bytes(b"bad")
     entries = FolderFiles(str(tmp_path)).list().images
     for _ in range(2):
-        found = scan_module.scan(FolderFiles(str(tmp_path)), entries, 10_000)
-        assert found.traits.tolist() == [0, Trait.GREY, 0]
-        np.testing.assert_array_equal(found.descriptors[0], descriptor(pixels))
-        assert found.descriptors.any(axis=1).tolist() == [True, True, False]
+        result = scan_module.scan(FolderFiles(str(tmp_path)), entries, 10_000)
+        assert result.traits.tolist() == [0, Trait.GREY, 0]
+        np.testing.assert_array_equal(result.descriptors[0], descriptor(pixels))
+        assert result.descriptors.any(axis=1).tolist() == [True, True, False]
     assert len(decoded) == 3
 
 
-def test_a_scan_without_traits_and_looks_says_that_nothing_is_known() -> None:
-    found = scan_module.ScanResult(np.zeros((5, 16), np.uint8), np.zeros((5, 2), np.int32), {})
-    assert found.traits.tolist() == [0] * 5
-    assert found.descriptors.shape == (5, 64)
+def test_a_scan_result_without_traits_and_descriptors_has_zeros() -> None:
+    result = scan_module.ScanResult(np.zeros((5, 16), np.uint8), np.zeros((5, 2), np.int32), {})
+    assert result.traits.tolist() == [0] * 5
+    assert result.descriptors.shape == (5, 64)
 
 
 @pytest.mark.parametrize(("values", "grey"), [((9, 9, 9), True), ((9, 11, 12), True), ((9, 9, 30), False)])
@@ -174,7 +187,7 @@ def test_grey_pictures_stored_in_colour(values: tuple[int, int, int], grey: bool
     assert (scan_module.scan_image(file.getvalue(), "a.png", 10_000).traits == Trait.GREY) == grey
 
 
-# what comes with the package
+# the bundled images
 
 
 @pytest.mark.slow
@@ -194,6 +207,6 @@ def test_the_bundled_images() -> None:
     assert bundled_images().stat().st_size < 7_000_000
 
 
-def test_looking_at_data_does_not_import_torch() -> None:
+def test_opening_data_does_not_import_torch() -> None:
     code = "import sys, vitrail.data.dataset, vitrail.data.decode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -34,7 +34,7 @@ def print_rows(
                 if row.error is not None:
                     absent, not_read = row.error.startswith(NOT_FOUND), row.error.startswith(NOT_SUPPORTED)
                     counts = missing if absent else foreign if not_read else broken
-                    counts[extension_of(row.file) or "no ending"] += 1
+                    counts[extension_of(row.file) or "no extension"] += 1
             yield rows
             sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Images as files, in a folder or a .zip archive: list them, and read one by name."""
+"""Image files in a folder or a .zip archive: list them, and read one by name."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ from vitrail.errors import UserError, error_reason
 
 MAX_FILE_BYTES = 500_000_000
 FILE_NOT_FOUND = "the file cannot be found"
-ANNOTATED_NOT_FOUND = "the annotations name it, and there is no such file"
-PATH_NOT_FOUND = "does not exist"  # of a path that was given
-# A reason that begins with one of these: there is no file, rather than a broken one.
+ANNOTATED_NOT_FOUND = "it is listed in the annotations, but the file does not exist"
+PATH_NOT_FOUND = "does not exist"  # of a path of the user
+# Reasons for a missing file begin with one of these; other reasons are for broken files.
 NOT_FOUND = (FILE_NOT_FOUND, ANNOTATED_NOT_FOUND, PATH_NOT_FOUND)
 
 _SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-# Files of the folders that vitrail writes, each of which a run, a check or an explanation has; the pictures in them are
-# no data.
+# vitrail writes runs, checks and explanations to folders with these files. The images in such folders are not data.
 OUTPUT_FOLDERS = (
     frozenset({"config.toml", "metrics.jsonl", "model.safetensors"}),
     frozenset({"quarantine.csv", "report.json", "report.html"}),
     frozenset({"explain.html", "explain.json"}),
 )
-_PART = 256  # files whose first bytes one thread reads at a time
+_CHUNK = 256  # files per task of a thread
 
 
 class Entry(NamedTuple):
-    """One image file: its name under the root, size in bytes, and a stamp that changes when the content does."""
+    """One image file: name under the root, size in bytes, and a number that changes with the content (mtime or CRC)."""
 
     name: str
     size: int
@@ -55,31 +54,31 @@ class Entry(NamedTuple):
 
 @dataclass
 class Listing:
-    """What lies under a root, before any image is opened. Names are relative, with forward slashes.
+    """The files and folders under a root, before any image is opened. Names are relative, with forward slashes.
 
-    A file is an image by its name, or else by its first bytes.
+    A file is an image if its name or its first bytes say so.
     """
 
     images: list[Entry] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason); pictures of other formats, too
-    hidden: int = 0  # dot-files, dot-folders and what operating systems leave behind
-    outputs: list[str] = field(default_factory=list)  # folders that vitrail wrote: runs, checks, explanations
-    others: list[str] = field(default_factory=list)  # files that are no pictures
-    unknown: list[str] = field(default_factory=list)  # pictures of formats that are not read, and others but text
-    relinked: int = 0  # links to folders that were already read, or around all of them
-    outside: list[str] = field(default_factory=list)  # links to files and folders outside of the root
-    not_followed: list[str] = field(default_factory=list)  # links, where none are to be followed
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason); also unsupported formats
+    hidden: int = 0  # dot-files, dot-folders and files of operating systems
+    outputs: list[str] = field(default_factory=list)  # folders written by vitrail
+    others: list[str] = field(default_factory=list)  # files that are not images
+    unknown: list[str] = field(default_factory=list)  # unsupported images, and non-text files in `others`
+    relinked: int = 0  # links to folders that are already listed, or that contain the root
+    outside: list[str] = field(default_factory=list)  # links to files and folders outside the root
+    not_followed: list[str] = field(default_factory=list)  # links, if links are not followed
 
     def sort(self) -> Listing:
-        """In an order that does not depend on the file system."""
+        """Sort all lists, so that the order does not depend on the file system."""
         texts = self.folders, self.others, self.unknown, self.outside, self.not_followed
         for column in (self.images, self.unreadable, *texts):
             column.sort()
         return self
 
-    def note(self, entry: Entry, head: bytes) -> None:
-        """Sort a file without the name of an image by its first bytes."""
+    def add_by_content(self, entry: Entry, head: bytes) -> None:
+        """Add a file without an image extension, according to its first bytes."""
         kind = detect_format(head, entry.name)
         if kind in EXTENSIONS:
             self.images.append(entry)
@@ -93,11 +92,11 @@ class Listing:
 
 
 def read_file(path: str | Path) -> bytes:
-    """All of a regular file; nothing that would wait for a writer or never end."""
+    """Return the bytes of a regular file. Pipes and devices, which may never end, raise OSError."""
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if status.st_size > MAX_FILE_BYTES:
             raise OSError(f"the file is larger than {MAX_FILE_BYTES:,} bytes")
         return file.read()
@@ -112,18 +111,20 @@ class Files(Protocol):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Where it is, and what changes when it is replaced as a whole."""
+        """Where the files are, and a version that changes when an archive is replaced."""
         ...
 
     def read(self, name: str) -> bytes:
-        """The bytes of one file; raises OSError when they cannot be had."""
+        """Return the bytes of one file; raise OSError if it cannot be read."""
         ...
 
 
 @dataclass(frozen=True)
 class FolderFiles:
+    """The files of a folder."""
+
     root: str
-    follow: bool = True  # links that lie in it
+    follow: bool = True  # follow links
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -136,67 +137,67 @@ class FolderFiles:
         return read_file(os.path.join(self.root, name))  # noqa: PTH118, called for every sample
 
     def list(self) -> Listing:
-        """Real folders come first and links after them, each real place once, so that loops of links end."""
-        found, seen, top = Listing(), set[str](), os.path.realpath(self.root)
+        """List all files. Real folders come before links and each real path is listed once, so link loops end."""
+        listing, listed, top = Listing(), set[str](), os.path.realpath(self.root)
         queue, links = [""], list[str]()
-        unsorted: list[Entry] = []
-        real: dict[str, str] = {}
+        without_extension: list[Entry] = []
+        real_paths: dict[str, str] = {}
         while queue or links:
             over_link = not queue
             folder = queue.pop() if queue else links.pop(0)
-            place = os.path.realpath(os.path.join(self.root, folder))  # noqa: PTH118
-            if place in seen or (folder and _is_in(top, place)):
-                found.relinked += 1
+            real = os.path.realpath(os.path.join(self.root, folder))  # noqa: PTH118
+            if real in listed or (folder and _is_in(top, real)):
+                listing.relinked += 1
                 continue
-            seen.add(place)
+            listed.add(real)
             if folder:
-                found.folders.append(folder)
-            if over_link and not _is_in(place, top):
-                found.outside.append(folder)
+                listing.folders.append(folder)
+            if over_link and not _is_in(real, top):
+                listing.outside.append(folder)
             try:
-                children = sorted(os.scandir(place), key=lambda child: child.name)
+                children = sorted(os.scandir(real), key=lambda child: child.name)
             except OSError as error:
-                found.unreadable.append((folder or ".", f"the folder cannot be opened: {error_reason(error)}"))
+                listing.unreadable.append((folder or ".", f"the folder cannot be opened: {error_reason(error)}"))
                 continue
             names = {child.name for child in children}
-            if folder and any(own <= names for own in OUTPUT_FOLDERS):
-                found.outputs.append(found.folders.pop())
+            if folder and any(files <= names for files in OUTPUT_FOLDERS):
+                listing.outputs.append(listing.folders.pop())
                 continue
             for child in children:
                 name = f"{folder}/{child.name}" if folder else child.name
-                linked = child.is_symlink()
+                is_link = child.is_symlink()
                 if _is_hidden(child.name):
-                    found.hidden += 1
-                elif linked and not self.follow:
-                    found.not_followed.append(name)
+                    listing.hidden += 1
+                elif is_link and not self.follow:
+                    listing.not_followed.append(name)
                 elif _is_folder(child):
-                    (links if linked else queue).append(name)
+                    (links if is_link else queue).append(name)
                 else:
-                    there = _note_file(found, unsorted, name, child)
-                    if linked and there and not _is_in(_real_file(child.path, real), top):
-                        found.outside.append(name)
-        for entry, head in zip(unsorted, _heads(self.root, unsorted), strict=True):
-            found.note(entry, head)
-        return found.sort()
+                    exists = _add_file(listing, without_extension, name, child)
+                    if is_link and exists and not _is_in(_real_file(child.path, real_paths), top):
+                        listing.outside.append(name)
+        for entry, head in zip(without_extension, _heads(self.root, without_extension), strict=True):
+            listing.add_by_content(entry, head)
+        return listing.sort()
 
 
 def read_error_reason(error: OSError) -> str:
-    """Why the bytes of a file cannot be had."""
-    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return f"{FILE_NOT_FOUND if gone else 'cannot be read'}: {error_reason(error)}"
+    """Return why a file cannot be read."""
+    missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return f"{FILE_NOT_FOUND if missing else 'cannot be read'}: {error_reason(error)}"
 
 
 def _heads(root: str, entries: Sequence[Entry]) -> list[bytes]:
-    """The first bytes of files; empty of one that cannot be read, which is then known by its name alone."""
+    """Return the first bytes of files; empty for a file that cannot be read."""
 
-    def read(part: Sequence[Entry]) -> list[bytes]:
-        return [_head(os.path.join(root, entry.name)) for entry in part]  # noqa: PTH118
+    def read(chunk: Sequence[Entry]) -> list[bytes]:
+        return [_head(os.path.join(root, entry.name)) for entry in chunk]  # noqa: PTH118
 
     if not entries:
         return []
-    with ThreadPoolExecutor() as pool:  # more threads than cores: on a network each read is a wait
-        parts = pool.map(read, (entries[start : start + _PART] for start in range(0, len(entries), _PART)))
-        return [head for part in parts for head in part]
+    with ThreadPoolExecutor() as pool:  # more threads than cores, because network reads wait
+        chunks = pool.map(read, (entries[start : start + _CHUNK] for start in range(0, len(entries), _CHUNK)))
+        return [head for chunk in chunks for head in chunk]
 
 
 def _head(path: str) -> bytes:
@@ -207,39 +208,38 @@ def _head(path: str) -> bytes:
         return b""
 
 
-def _is_in(place: str, folder: str) -> bool:
-    """Whether a real path is a folder or lies in it."""
-    return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
+def _is_in(path: str, folder: str) -> bool:
+    """Whether a real path is the folder or inside it."""
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _is_folder(child: os.DirEntry[str]) -> bool:
     try:
         return child.is_dir()
-    except OSError:  # a link to itself; opened as a file it says so
+    except OSError:  # a link to itself: reading it as a file gives the reason
         return False
 
 
-def _note_file(found: Listing, unsorted: list[Entry], name: str, child: os.DirEntry[str]) -> bool:
-    """An image by its name goes to the others of its kind, any other file to the unsorted ones. Returns whether there
-    is a file."""
+def _add_file(listing: Listing, without_extension: list[Entry], name: str, child: os.DirEntry[str]) -> bool:
+    """Add a file to the images, or to `without_extension` if it is not named like one. Return whether it exists."""
     try:
         status = child.stat()
     except OSError as error:
         if child.is_symlink():
-            found.unreadable.append((name, f"{FILE_NOT_FOUND}: a broken link to '{_target(child.path)}'"))
+            listing.unreadable.append((name, f"{FILE_NOT_FOUND}: a broken link to '{_target(child.path)}'"))
         else:
-            found.unreadable.append((name, read_error_reason(error)))
+            listing.unreadable.append((name, read_error_reason(error)))
         return False
     if not stat.S_ISREG(status.st_mode):
-        found.others.append(name)
+        listing.others.append(name)
         return True
     entry = Entry(name, status.st_size, status.st_mtime_ns)
-    (found.images if is_image_name(name) else unsorted).append(entry)
+    (listing.images if is_image_name(name) else without_extension).append(entry)
     return True
 
 
 def _real_file(link: str, known: dict[str, str]) -> str:
-    """The real path of the file that a link leads to; `known` are real paths of folders, of which links share few."""
+    """Return the real path of the target of a link. `known` caches the real paths of folders."""
     folder, name = os.path.split(os.path.join(os.path.dirname(link), os.readlink(link)))  # noqa: PTH115, PTH118, PTH120
     if folder not in known:
         known[folder] = os.path.realpath(folder)
@@ -249,24 +249,24 @@ def _real_file(link: str, known: dict[str, str]) -> str:
 
 def _target(path: str) -> str:
     try:
-        return os.readlink(path)  # noqa: PTH115, it shows what is written in the link
+        return os.readlink(path)  # noqa: PTH115, the text of the link
     except OSError:
         return "?"
 
 
 class ZipFiles:
-    """The files of an archive, under an inner folder if one is given. Member names never reach the file system."""
+    """The files of a .zip archive, or of a folder in it. Member names are never used as paths."""
 
     def __init__(self, path: str, inside: str = "") -> None:
         self.path = path
         self.inside = inside
-        self._heads: dict[str, bytes] = {}  # of members without the name of an image
+        self._heads: dict[str, bytes] = {}  # of members without an image extension
         self._open: tuple[int, zipfile.ZipFile] | None = None
 
     def under(self, folder: str) -> ZipFiles:
-        other = copy.copy(self)
-        other.inside = f"{self.inside}{folder}/"
-        return other
+        inner = copy.copy(self)
+        inner.inside = f"{self.inside}{folder}/"
+        return inner
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None, "_heads": {}}
@@ -277,7 +277,7 @@ class ZipFiles:
         return f"{self.path}/{self.inside}", f"{status.st_size} {status.st_mtime_ns}"
 
     def _archive(self) -> zipfile.ZipFile:
-        """One handle a process: a forked one would share, and so disturb, its parent's place in the file."""
+        """Return the archive, opened once per process: a forked process would share the file position of its parent."""
         if self._open is None or self._open[0] != os.getpid():
             self._open = os.getpid(), zipfile.ZipFile(self.path)
         return self._open[1]
@@ -296,7 +296,7 @@ class ZipFiles:
             raise OSError(f"the archive is damaged here ({error})") from None
 
     def list(self) -> Listing:
-        found, folders = Listing(), set[str]()
+        listing, folders = Listing(), set[str]()
         try:
             members = {member.filename: member for member in self._archive().infolist()}
         except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -307,25 +307,25 @@ class ZipFiles:
                 continue
             parts = name.split("/")
             if any(_is_hidden(part) for part in parts[:-1]) or (parts[-1] and _is_hidden(parts[-1])):
-                found.hidden += not member.is_dir()
+                listing.hidden += not member.is_dir()
                 continue
             folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
             if member.is_dir():
                 continue
             entry = Entry(name, member.file_size, member.CRC)
             if is_image_name(name):
-                found.images.append(entry)
+                listing.images.append(entry)
             else:
-                found.note(entry, self._head(member))
-        found.folders.extend(folders)
-        return found.sort()
+                listing.add_by_content(entry, self._head(member))
+        listing.folders.extend(folders)
+        return listing.sort()
 
     def _head(self, member: zipfile.ZipInfo) -> bytes:
         if member.filename not in self._heads:
             try:
                 with self._archive().open(member) as file:
                     self._heads[member.filename] = file.read(HEAD_BYTES)
-            except Exception:  # encrypted, damaged or compressed in a way of its own: known by its name alone
+            except Exception:  # encrypted, damaged or an unsupported compression: only its name is known
                 self._heads[member.filename] = b""
         return self._heads[member.filename]
 

@@ -1,4 +1,4 @@
-"""Which image formats are read, how the others are recognised, and what is said of them. Nothing is decoded here."""
+"""Supported image formats, and how other formats are recognised. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-HEAD_BYTES = 132  # of a file, which its format is detected from
+HEAD_BYTES = 132  # enough to detect the format of a file
 CAN_READ_HEIF = importlib.util.find_spec("pillow_heif") is not None
 SUPPORTED_FORMATS = (
     "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and HEIC (with the extra 'heif')"
 )
 
-# Pillow's name of a format -> the endings of its files. docs/decisions.md says why others are not on this list.
+# Pillow's name of a format -> its file extensions. docs/decisions.md has the reasons why others are not in this list.
 EXTENSIONS = {
     "JPEG": (".jpg", ".jpeg", ".jfif", ".jpe", ".mpo"),
     "PNG": (".png", ".apng"),
@@ -28,16 +28,16 @@ EXTENSIONS = {
     "QOI": (".qoi",),
     "HEIF": (".heic", ".heif", ".hif"),
 }
-NOT_SUPPORTED = "not read: "  # how the reason begins where a picture is whole, and its format is not read
-FORMAT_OF = {ending: kind for kind, endings in EXTENSIONS.items() for ending in endings}
-FORMATS = tuple(kind for kind in EXTENSIONS if kind != "HEIF")  # that need no other package than Pillow
+NOT_SUPPORTED = "unsupported format: "  # how the reason begins
+FORMAT_OF = {extension: name for name, extensions in EXTENSIONS.items() for extension in extensions}
+FORMATS = tuple(name for name in EXTENSIONS if name != "HEIF")  # that need no package besides Pillow
 
 RAW, SVG = "camera RAW", "SVG drawing"
 _RAW_EXTENSIONS = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".k25", ".kdc", ".mef", ".mos"),
     *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
-# Pictures that are not read: the endings of their files -> what they are.
+# Unsupported image formats: file extension -> name for messages.
 _NOT_SUPPORTED = {
     **dict.fromkeys(_RAW_EXTENSIONS, RAW),
     **dict.fromkeys((".svg", ".svgz"), SVG),
@@ -60,7 +60,7 @@ _NOT_SUPPORTED = {
     ".fits": "FITS image",
     ".djvu": "DjVu scan",
 }
-# Files that people keep beside pictures: ignored and counted, however many there are.
+# Files that are common next to images: ignored and counted.
 NON_IMAGE_EXTENSIONS = frozenset((
     ".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mp3", ".m4a", ".wav", ".flac",
     ".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors",
@@ -68,7 +68,7 @@ NON_IMAGE_EXTENSIONS = frozenset((
     ".db", ".sqlite", ".lmdb", ".mdb", ".parquet", ".arrow", ".tfrecord", ".pyc", ".so", ".dll", ".exe", ".aae",
 ))  # fmt: skip
 _HEIF_BRANDS = rb"heic|heix|heim|heis|hevc|hevx|hevm|hevs|mif1|msf1"
-# The first bytes -> a format that is read, or what else it is. The first that matches counts.
+# First bytes -> a supported format, or the name of another one. The first match counts.
 _FIRST_BYTES = tuple(
     (re.compile(pattern, re.DOTALL), kind)
     for pattern, kind in (
@@ -76,7 +76,7 @@ _FIRST_BYTES = tuple(
         (rb"\x89PNG\r\n\x1a\n", "PNG"),
         (rb"RIFF....WEBP", "WEBP"),
         (rb"GIF8[79]a", "GIF"),
-        # two letters alone begin many a text: the size of the header and the reserved bytes have to be right, too
+        # many texts begin with "BM", so the header size and the reserved bytes must match too
         (rb"BM.{4}\0{4}.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", "BMP"),
         (rb"II\*\0.{4}CR", RAW),
         (rb"II[*+]\0|MM\0[*+]", "TIFF"),
@@ -103,7 +103,7 @@ _FIRST_BYTES = tuple(
 )  # fmt: skip
 
 
-_NON_IMAGES = (  # what is often saved under the name of an image
+_NON_IMAGES = (  # files that often have the extension of an image
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
     (b"<?xml", "an XML or SVG file"),
@@ -119,23 +119,26 @@ def extension_of(name: str) -> str:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file has the name of an image that is read."""
+    """Whether the file extension is that of a supported image format."""
     return extension_of(name) in FORMAT_OF
 
 
 def detect_format(head: bytes, name: str = "") -> str:
-    """What a file is by its first bytes, else by its name: a format that is read, another kind of picture, or ""."""
-    kind = next((kind for pattern, kind in _FIRST_BYTES if pattern.match(head)), "")
-    named = _NOT_SUPPORTED.get(extension_of(name), "")
-    if kind == "TIFF" and named == RAW:  # most kinds of RAW are TIFF files, with a thumbnail where a picture would be
+    """Return the format of a file by its first bytes, else by its name.
+
+    The result is a supported format (a key of EXTENSIONS), the name of another image format, or "".
+    """
+    detected = next((kind for pattern, kind in _FIRST_BYTES if pattern.match(head)), "")
+    by_name = _NOT_SUPPORTED.get(extension_of(name), "")
+    if detected == "TIFF" and by_name == RAW:  # most RAW formats are TIFF files with a thumbnail in place of the image
         return RAW
-    if kind == "PPM" and head[1:2] in b"123" and extension_of(name) not in ("", *EXTENSIONS["PPM"]):
-        return named  # a picture in digits has the name of one: many a list of numbers begins alike
-    return kind or named
+    if detected == "PPM" and head[1:2] in b"123" and extension_of(name) not in ("", *EXTENSIONS["PPM"]):
+        return by_name  # an ASCII PPM must have its extension, because many lists of numbers begin like one
+    return detected or by_name
 
 
 def describe_non_image(data: bytes) -> str:
-    """What bytes that are no image are, or nothing: `an HTML page`."""
+    """Return what a file that is not an image seems to be, such as "an HTML page", or ""."""
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for magic, kind in _NON_IMAGES:
         if start.startswith(magic):
@@ -146,22 +149,22 @@ def describe_non_image(data: bytes) -> str:
 
 
 def unsupported_format_reason(kind: str) -> str:
-    """Of a kind of picture that is not read; "" for one that is."""
+    """Return why an image format is not supported; "" for a supported one."""
     if kind == "HEIF" and not CAN_READ_HEIF:
-        return f"{NOT_SUPPORTED}HEIC needs pillow-heif, which is not installed; pip install 'vitrail[heif]'"
+        return f"{NOT_SUPPORTED}HEIC needs pillow-heif; run pip install 'vitrail[heif]'"
     if kind in EXTENSIONS or not kind:
         return ""
     return f"{NOT_SUPPORTED}{kind}; convert it to JPEG, PNG or TIFF"
 
 
 def by_extension(names: Iterable[str], limit: int = 6) -> str:
-    """`.xyz 39,209, .txt 2`: how many files have which ending, most first."""
-    counts = Counter(extension_of(name) or "no ending" for name in names)
-    return format_counts(counts, limit)
+    """Return the number of files per extension, largest first: ".xyz 39,209, .txt 2"."""
+    return format_counts(Counter(extension_of(name) or "no extension" for name in names), limit)
 
 
 def format_counts(counts: Counter[str], limit: int = 6) -> str:
+    """Return counts as text, largest first."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(number for _, number in ranked[limit:])
-    words = [f"{ending[:20]} {number:,}" for ending, number in ranked[:limit]]
-    return ", ".join([*words, *([f"others {rest:,}"] if rest else [])])
+    parts = [f"{extension[:20]} {number:,}" for extension, number in ranked[:limit]]
+    return ", ".join([*parts, *([f"others {rest:,}"] if rest else [])])
