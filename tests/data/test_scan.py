@@ -84,7 +84,7 @@ def test_reasons_cached_by_earlier_versions_are_recognised(tmp_path: Path, decod
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     (tmp_path / "a/raw.png").write_bytes(b"bad")
     open_dataset(tmp_path)
-    (cache,) = (scan_module.cache_folder() / "scans").iterdir()
+    cache = max((scan_module.cache_folder() / "scans").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     with np.load(cache) as file:
         stored = {key: file[key] for key in file.files}
     stored["reasons"] = np.frombuffer(b"not read: camera RAW; convert it\0", np.uint8)
