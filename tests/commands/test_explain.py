@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     monkeypatch.setattr("vitrail.commands.explain.measure_attention_distance", None)
     monkeypatch.setattr("vitrail.commands.paper.measure_attention_distance", None)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="it is a file, and a folder is needed"):
+    with pytest.raises(UserError, match="it is a file"):
         explain(weights, [birds], out=tmp_path / "file", console=quiet)
     for command in (
         lambda out: explain(weights, [birds], out=out, console=quiet),
@@ -206,7 +206,7 @@ def test_classes_without_names_are_called_by_number(tmp_path):
     bare = Classifier(net, card)
     assert class_index(bare, "3") == class_index(bare, "class 3") == 3
     for wrong in ("5", "-1", "heron"):
-        with pytest.raises(UserError, match=f"no class '{wrong}': theirs have no names, but numbers, 0 to 4"):
+        with pytest.raises(UserError, match=f"no class '{wrong}': use 0 to 4"):
             class_index(bare, wrong)
     numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
     assert class_index(numbered, "3") == 1  # a name, though it is a number
@@ -222,7 +222,7 @@ def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
     found = measure_faithfulness(
         Classifier(net, card), InputImages(["x"] * 32, pixels, [], 32), 32, Progress(disable=True)
     )
-    assert len(found.found.pixels) >= 10 and found.pasted is not None
+    assert len(found.pasted.pixels) >= 10 and found.pasted_examples is not None
     rows = {row.name: row for row in found.rows}
     relevance, rollout = rows["relevance"], rows["rollout"]
     if kind is attending_net:

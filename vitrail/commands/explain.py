@@ -207,13 +207,13 @@ def _with_images(
         notes += trusted.notes
         findings += trusted.sentences
         numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        found = trusted.found
+        found = trusted.pasted
         counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
         numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
         facts = replace(
             facts,
             curves=PageFigure("faithfulness", trusted.curves),
-            pasted=PageFigure("pasted", trusted.pasted) if trusted.pasted else None,
+            pasted=PageFigure("pasted", trusted.pasted_examples) if trusted.pasted_examples else None,
             map_scores=trusted.rows,
             measured=trusted.images,
             pasted_sentence=trusted.pasted_sentence,

@@ -1,4 +1,7 @@
-"""Maps over single images: what speaks for one class rather than another, and where single heads look."""
+"""Explanation maps over single images: the evidence for one class rather than another, and the attention of heads.
+
+In: `InputImages` and `ExplainOptions`. Out: one `ExplainedImage` for the page, for each image.
+"""
 
 from __future__ import annotations
 
@@ -22,40 +25,40 @@ from vitrail.workflows.explain_options import ExplainOptions
 def explain_images(
     classifier: Classifier, net: VisionTransformer, seen: InputImages, shown: int, wanted: ExplainOptions, bar: Progress
 ) -> list[ExplainedImage]:
-    """Maps over `shown` of the images, evenly chosen, with the network's answer to each."""
+    """Draw the maps of `shown` of the images, evenly chosen, with the prediction for each."""
     indices = evenly(len(seen.pixels), shown) if shown else []
-    found = []
+    explained = []
     for number, index in enumerate(bar.track(indices, description="maps")):
         pixels = next(normalised_batches(classifier, seen.pixels[index : index + 1]))
-        answer, panels = _panels(classifier, net, pixels, wanted)
+        prediction, panels = _panels(classifier, net, pixels, wanted)
         heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
-        name, place = seen.names[index], f"image-{number:02d}"
-        drawing = draw_maps(seen.picture(index), panels, name)
-        single = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
-        found.append(
-            ExplainedImage(name, answer, PageFigure(f"{place}-maps", drawing), PageFigure(f"{place}-heads", single))
+        name, file = seen.names[index], f"image-{number:02d}"
+        maps = draw_maps(seen.picture(index), panels, name)
+        heads_plot = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
+        explained.append(
+            ExplainedImage(name, prediction, PageFigure(f"{file}-maps", maps), PageFigure(f"{file}-heads", heads_plot))
         )
-    return found
+    return explained
 
 
 def _panels(
     classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: ExplainOptions
 ) -> tuple[str, list[MapPanel]]:
-    """What the network says of one image, and the maps that explain it."""
+    """The prediction for one image, and the maps that explain it."""
     classes = classifier.classes
-    whole = MapPanel("rollout\nno class", rollout(net, pixels)[0])
+    overview = MapPanel("rollout\nno class", rollout(net, pixels)[0])
     if not classes:
-        return "features", [MapPanel("input", None), whole]
+        return "features", [MapPanel("input", None), overview]
     with torch.no_grad():
         logits = net(pixels).float().cpu()
     order = logits[0].argsort(descending=True, stable=True).tolist()
     why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
     rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
-    answer = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.probabilities(logits)[0, order[0]]))}"
-    panels = [MapPanel(f"input\n{answer}", None), whole]
+    prediction = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.probabilities(logits)[0, order[0]]))}"
+    panels = [MapPanel(f"input\n{prediction}", None), overview]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:
         than = f"\nrather than {short_name(classes[second[0]], 18)}" if second else ""
         panels.append(
             MapPanel(f"why {short_name(classes[first[0]], 18)}{than}", class_map(net, pixels, first, second or None)[0])
         )
-    return answer, panels
+    return prediction, panels

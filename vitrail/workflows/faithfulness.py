@@ -1,4 +1,7 @@
-"""Which maps deserve trust for a network: deletion, insertion and pointing measured on the user's images."""
+"""How faithful each kind of explanation map is to a network: deletion, insertion and pointing, on the user's images.
+
+In: a `Classifier` and `InputImages`. Out: a `FaithfulnessResult` for the page.
+"""
 
 from __future__ import annotations
 
@@ -26,52 +29,54 @@ from vitrail.workflows.explain_inputs import (
     normalised_batches,
 )
 
-PASTED_SHOWN = 5
+PASTED_SHOWN = 5  # examples in the figure
 
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessResult:
+    """The scores of each kind of map, with sentences and figures for the page."""
+
     rows: list[MapScore]
     images: int
     sentences: list[str]
     curves: Plot
-    pasted: Plot | None
+    pasted_examples: Plot | None
     pasted_sentence: str
-    found: PastedImages
+    pasted: PastedImages
     notes: list[str]
 
 
 def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: int, bar: Progress) -> FaithfulnessResult:
-    """Judge the maps of at most `measured` images and as many pasted ones, for the classes the network predicts."""
+    """Score the maps of at most `measured` images and as many pasted ones, for the predicted classes."""
     chosen = evenly(len(seen.pixels), measured)
     pixels = seen.pixels[chosen]
     classes = class_logits(classifier, pixels).argmax(1)
-    task = bar.add_task("maps to judge", total=len(pixels))
+    task = bar.add_task("maps to score", total=len(pixels))
     maps = explanation_maps(
         classifier, normalised_batches(classifier, pixels), classes, progress=lambda n: bar.advance(task, n)
     )
     maps["random"] = random_maps(maps["rollout"])
     curves = _curves(classifier, pixels, maps, classes, bar)
-    found, points, examples = _pasted(classifier, pixels, measured, bar)
+    pasted, points, examples = _pasted(classifier, pixels, measured, bar)
     rows = score_maps(curves, points)
     counts = (
-        f"in {found.changed:,} of {found.tried:,} tries the network then gives the pasted picture’s class, in "
-        f"{found.hidden:,} of these a grey box gives it too"
+        f"the network then predicts the class of the pasted image in {pasted.changed:,} of {pasted.tried:,} tries, in "
+        f"{pasted.hidden:,} of these also for a grey box in its place"
     )
     notes = []
-    if not found.tried:
-        notes.append("Pointing could not be measured: the network gives all these images one class.")
+    if not pasted.tried:
+        notes.append("Pointing could not be measured: the network predicts one class for all these images.")
     elif not points:
-        rest = f"of the others {len(found.pixels)} are spread evenly over the quarters, {MIN_IMAGES} are needed"
+        rest = f"{len(pasted.pixels)} of the others are spread evenly over the quarters, but {MIN_IMAGES} are needed"
         notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
     sentence = (
-        f"A picture is shrunk and pasted into a quarter of an image of another class: {counts}, because of what it "
-        f"hides. Kept are {len(found.pixels):,} of the others, equally many for each quarter: there the answer needs "
-        f"something inside the box, though the rest of the image may have its part in it. A map that lights the same "
-        f"patch in every image finds {percent(found.chance)}, whichever patch that is."
+        f"An image is shrunk and pasted into a quarter of an image of another class: {counts}, because of the part of "
+        f"the image that it covers. {len(pasted.pixels):,} of the others are kept, the same number for each quarter: "
+        f"their prediction depends on pixels inside the pasted box, though other pixels may contribute. A map that "
+        f"highlights the same patch in every image points to the box in {percent(pasted.chance)} of the images."
     )
     return FaithfulnessResult(
-        rows, len(pixels), map_verdicts(rows), draw_faithfulness_curves(curves), examples, sentence, found, notes
+        rows, len(pixels), map_verdicts(rows), draw_faithfulness_curves(curves), examples, sentence, pasted, notes
     )
 
 
@@ -83,23 +88,25 @@ def _curves(
     parts: dict[str, list[FaithfulnessCurves]] = {name: [] for name in maps}
     for start, batch in zip(range(0, len(pixels), BATCH), normalised_batches(classifier, pixels), strict=True):
         rows = slice(start, start + len(batch))
-        for name, one in maps.items():
+        for name, values in maps.items():
             parts[name].append(
                 deletion_insertion(
                     net,
                     batch,
-                    one[rows],
+                    values[rows],
                     classes[rows].tolist(),
                     to_probabilities=classifier.probabilities,
                     progress=lambda n: bar.advance(task, n),
                 )
             )
-    return {name: _concat_curves(found) for name, found in parts.items()}
+    return {name: _concat_curves(batches) for name, batches in parts.items()}
 
 
 def _concat_curves(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
-    """The curves of all images."""
-    deletion, insertion = (np.concatenate([getattr(one, kind) for one in parts]) for kind in ("deletion", "insertion"))
+    """Concatenate the curves of several batches."""
+    deletion, insertion = (
+        np.concatenate([getattr(part, kind) for part in parts]) for kind in ("deletion", "insertion")
+    )
     return FaithfulnessCurves(parts[0].shares, deletion, insertion)
 
 
@@ -108,28 +115,28 @@ def _pasted(
 ) -> tuple[PastedImages, dict[str, Pointing], Plot | None]:
     net = require_vit(classifier.net)
     whole = torch.cat(list(normalised_batches(classifier, pixels)))
-    found = paste_images(net, whole, wanted)
-    if len(found.pixels) < MIN_IMAGES:
-        return found, {}, None
-    task = bar.add_task("pasted pictures", total=len(found.pixels))
+    pasted = paste_images(net, whole, wanted)
+    if len(pasted.pixels) < MIN_IMAGES:
+        return pasted, {}, None
+    task = bar.add_task("pasted images", total=len(pasted.pixels))
     maps = explanation_maps(
         classifier,
-        found.pixels.split(BATCH),
-        found.classes,
-        found.backgrounds,
+        pasted.pixels.split(BATCH),
+        pasted.classes,
+        pasted.backgrounds,
         progress=lambda n: bar.advance(task, n),
     )
     points = {}
-    for name, one in maps.items():
-        hits, share = pointing_game(one, found.inside)
-        points[name] = Pointing(*hit_rate(hits), float(share.mean()), found.chance)
+    for name, values in maps.items():
+        hits, share = pointing_game(values, pasted.inside)
+        points[name] = Pointing(*hit_rate(hits), float(share.mean()), pasted.chance)
     spec = classifier.preprocess
     mean, std = (np.array(values)[:, None, None] for values in (spec.mean, spec.std))
-    shown = found.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean
+    shown = pasted.pixels[:PASTED_SHOWN].cpu().numpy() * std + mean
     images = (255 * shown.clip(0, 1)).round().astype(np.uint8).transpose(0, 2, 3, 1)
     names = [
-        (classifier.classes[a], classifier.classes[b]) for a, b in zip(found.classes, found.backgrounds, strict=True)
+        (classifier.classes[a], classifier.classes[b]) for a, b in zip(pasted.classes, pasted.backgrounds, strict=True)
     ]
     kind = next(iter(maps))
-    examples = draw_pasted(images, found.inside, maps[kind], names, kind)
-    return found, points, examples
+    examples = draw_pasted(images, pasted.inside, maps[kind], names, kind)
+    return pasted, points, examples

@@ -1,4 +1,7 @@
-"""Measured images as the pictures of a report, some with a map of what spoke for the answer."""
+"""Example images of a report, some with a map of the evidence for the predicted class.
+
+In: a network, its outputs on a split, and examples (`tasks.result.Example`). Out: `ReportImage`s.
+"""
 
 from __future__ import annotations
 
@@ -22,57 +25,62 @@ from vitrail.report.explain_plots import overlay_heatmap
 from vitrail.report.page import ReportImage
 from vitrail.tasks.result import Example
 
-BATCH = 4  # images whose maps are made at a time: matrices of all pairs of tokens are held for each
+BATCH = 4  # images per backward pass: the attention matrices of each stay in memory
 
 
 class ReportImages:
-    """Makes pictures; images that can no longer be read are left out."""
+    """Makes the images of a report. Images that can no longer be read are skipped."""
 
     def __init__(self, net: nn.Module, out: Outputs, samples: Samples, spec: Preprocess, data: DataConfig) -> None:
         self.net, self.samples, self.spec, self.sample = net, samples, spec, out.sample
         self.reader = make_reader(samples, spec, data)
 
     def most(self, plain: int) -> int:
-        """How many to explain where `plain` ones would be shown: a map costs as much as two or three predictions."""
+        """How many images to explain instead of showing `plain` ones: a map costs two to three predictions."""
         return plain // 2 if isinstance(self.net, VisionTransformer) else plain
 
     def plain(self, examples: Sequence[Example]) -> list[ReportImage]:
-        return [picture for _, picture in self._read(examples)]
+        """The images without maps."""
+        return [image for _, image in self._read(examples)]
 
     def explained(self, examples: Sequence[Example]) -> list[ReportImage]:
-        """With maps of what spoke for the answer, by one forward and one backward pass for an image at most; a ResNet's
-        are plain."""
+        """The images with maps of the evidence for the prediction; for a ResNet without maps.
+
+        A map takes at most one forward and one backward pass."""
         if not isinstance(self.net, VisionTransformer):
             return self.plain(examples)
-        found = list(self._read(examples))
-        pictures = []
-        for first in range(0, len(found), BATCH):
-            pictures += self._with_maps(self.net, found[first : first + BATCH])
-        return pictures
+        images = list(self._read(examples))
+        explained = []
+        for first in range(0, len(images), BATCH):
+            explained += self._with_maps(self.net, images[first : first + BATCH])
+        return explained
 
     def _read(self, examples: Sequence[Example]) -> Iterator[tuple[Example, ReportImage]]:
-        for one in examples:
-            index = int(self.sample[one.row])
+        for example in examples:
+            index = int(self.sample[example.row])
             try:
                 image = self.reader.image(index)
-            except BadImage:  # it was readable a moment ago
+            except BadImage:  # removed since it was measured
                 continue
-            (predicted, probability), (truth, its_own) = one.predicted, one.truth
-            yield one, ReportImage(image, self.samples.name(index), truth, predicted, probability, its_own)
+            (predicted, probability), (truth, of_truth) = example.predicted, example.truth
+            yield (
+                example,
+                ReportImage(image, self.samples.name(index), truth, predicted, probability, of_truth),
+            )
 
-    def _with_maps(self, net: VisionTransformer, found: Sequence[tuple[Example, ReportImage]]) -> list[ReportImage]:
-        seen = torch.stack([eval_transform(picture.image, self.spec) for _, picture in found])
-        why = [one.why for one, _ in found]
-        against = [one.rather for one, _ in found if one.rather is not None]
+    def _with_maps(self, net: VisionTransformer, images: Sequence[tuple[Example, ReportImage]]) -> list[ReportImage]:
+        seen = torch.stack([eval_transform(image.image, self.spec) for _, image in images])
+        why = [example.why for example, _ in images]
+        against = [example.rather for example, _ in images if example.rather is not None]
         device = device_of(net)
         with deterministic(device):
             maps = np.nan_to_num(class_map(net, normalise(seen.to(device), self.spec), why, against or None))
         views = seen.permute(0, 2, 3, 1).numpy()
         return [
-            replace(picture, map=overlay_heatmap(view, map_), why=self._words(one))
-            for (one, picture), view, map_ in zip(found, views, maps, strict=True)
+            replace(image, map=overlay_heatmap(view, map_), why=self._caption(example))
+            for (example, image), view, map_ in zip(images, views, maps, strict=True)
         ]
 
-    def _words(self, one: Example) -> str:
+    def _caption(self, example: Example) -> str:
         classes = self.samples.classes
-        return classes[one.why] + ("" if one.rather is None else f" rather than {classes[one.rather]}")
+        return classes[example.why] + ("" if example.rather is None else f" rather than {classes[example.rather]}")
