@@ -90,7 +90,7 @@ def test_one_label_and_several_do_not_mix(run, tagged, photos, quiet, tmp_path):
         train(tagged, recipe="scratch", out=tmp_path / "a", overrides=(*STEPS, "objective.loss=softmax"), console=quiet)
     rows = [f"{tagged.parent}/{i}.png,{'red' if i % 2 else 'blue'}" for i in range(8)]
     (tmp_path / "one.csv").write_text("\n".join(["path,label", *rows]))
-    with pytest.raises(UserError, match=r"these weights give an image several labels, and the images of .* have one"):
+    with pytest.raises(UserError, match=r"weights are multilabel, but the images of .* one label each"):
         evaluate(run.weights, tmp_path / "one.csv", console=quiet)
 
 

@@ -128,7 +128,7 @@ def test_evaluate_never_scores_an_image_of_the_training(trained, photos, quiet, 
     scores = evaluate(trained[0].weights, changed, report=tmp_path / "r.html", console=quiet)
     assert scores.n == 9 + 2  # the held-out ones and the new ones
     assert repr(scores).endswith("of 11 images in 3 classes>")
-    assert "36 images that these weights were trained on are left out" in (tmp_path / "r.html").read_text()
+    assert "36 images that these weights were trained on are excluded" in (tmp_path / "r.html").read_text()
     only = tmp_path / "only"
     for name in read_card(trained[0].weights).classes:
         (only / name).mkdir(parents=True)

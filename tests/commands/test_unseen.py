@@ -39,9 +39,9 @@ def test_what_a_full_sketch_cannot_tell_is_left_out_unless_copies_only_strayed_t
     monkeypatch.setattr(module, "SKETCH_SIZE" if which == "trained_on" else "EARLIER_SKETCH_SIZE", seen + 1)
     sketch = [*first, highest]
     measured, words = unseen(tmp_path, {which: sketch if which == "trained_on" else [["0" * 16], sketch]})
-    assert words.startswith(f"folder; {seen} images that these weights were trained on are left out")
+    assert words.startswith(f"folder; {seen} images that these weights were trained on are excluded")
     assert len(measured) == (kept or 200 - seen - 80)
-    assert words.endswith("and about 1 more may be among the rest" if kept else "80 more that cannot be told from such")
+    assert words.endswith("and about 1 more may be among the rest" if kept else "80 more that may be training images")
 
 
 def unseen(path: Path, known: dict[str, object]) -> tuple[dataset.Samples, str]:
@@ -78,7 +78,7 @@ def test_images_of_the_starting_weights_and_of_theirs_are_not_forgotten(tiny, tm
     assert set(learned["one"].digests) < set(learned["two"].digests) < set(learned["three"].digests)
     for name in ("one", "two"):  # 12 of the 16 images were trained on, long ago
         _, samples, words = unseen_images(str(tmp_path / name), [learned["three"]], None, "", lambda *_: None)
-        assert len(samples) == 4 and "12 images that these weights were trained on are left out" in words
+        assert len(samples) == 4 and "12 images that these weights were trained on are excluded" in words
 
     again = read_card(run("one", third.weights, "data.split_seed=5").weights)
     split = dataset.open_dataset(tmp_path / "one", SplitRule(split_seed=5))
@@ -113,7 +113,7 @@ def test_every_training_image_is_known_again_by_its_pixels_however_many_there_ar
             picture.save(tmp_path / "new" / name / f"copy-{number}.{kind}", **options)
     learned = TrainingRecord(card({"trained_on": []}), np.concatenate([dataset.content_digests(old), others]))
     _, samples, words = unseen_images(str(tmp_path / "new"), [learned], None, "", lambda *_: None)
-    assert len(samples) == 10 and "60 images that these weights were trained on are left out" in words
+    assert len(samples) == 10 and "60 images that these weights were trained on are excluded" in words
     assert not any("copy" in samples.name(index) for index in range(len(samples)))
     assert count_seen(old, learned) == 60
 

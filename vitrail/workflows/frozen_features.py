@@ -1,4 +1,7 @@
-"""What can be learned from frozen features: classifiers fitted to some training images, and scored on test images."""
+"""Classifiers on frozen features (least squares, linear probe, k-NN): fitted on training images, scored on test images.
+
+In: a `FrozenTask` and the rows to fit on. Out: `Counts`, and from these a `FewShot` row of the table.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ Method = Literal["least-squares", "probe", "knn"]
 
 @dataclass(frozen=True)
 class FewShot:
-    """One number of the table, and all it was made from."""
+    """One number of the table, with how it was measured."""
 
     data: str
     method: Method
-    shots: int | None  # images of each class; none: all
+    shots: int | None  # images per class; None: all images
     accuracy: float  # mean over the seeds
-    deviation: float | None  # over the seeds, if there are several
+    deviation: float | None  # over the seeds; None for one seed
     interval: tuple[float, float]  # 95 %, of the mean over the test images
-    seeds: list[float]  # the accuracy of each
-    images: int  # learned from
+    seeds: list[float]  # the accuracy of each seed
+    images: int  # number of training images
     tested: int
     setting: str  # penalty or neighbours, in words
 
 
 @dataclass(frozen=True)
 class FrozenTask:
-    """A data set with its features, and which images are learned from."""
+    """A dataset with its features, and the training rows of each number of shots and seed."""
 
     name: str
     classes: int
@@ -47,7 +50,7 @@ class FrozenTask:
 
 @dataclass(frozen=True)
 class Counts:
-    """Correct predictions of every candidate setting, for one task, number of shots and seed."""
+    """The correct predictions of each candidate setting, for one task, number of shots and seed."""
 
     correct: np.ndarray  # int64 (candidates,)
     tested: int
@@ -83,8 +86,8 @@ def score_knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: 
     features, labels = task.train.take(rows)
     correct = tested = 0
     for values, truth in task.test.parts():
-        (said,) = knn_predict(features, labels, values, task.classes, (neighbours,), temperature)
-        correct += int((said == truth).sum())
+        (predicted,) = knn_predict(features, labels, values, task.classes, (neighbours,), temperature)
+        correct += int((predicted == truth).sum())
         tested += len(truth)
     return Counts(np.array([correct]), tested, len(labels), f"{neighbours} neighbours, temperature {temperature:g}")
 
@@ -92,13 +95,13 @@ def score_knn(task: FrozenTask, rows: np.ndarray, neighbours: int, temperature: 
 def few_shot_rows(
     method: Method, shots: int | None, counts: dict[str, list[Counts]], penalties: Sequence[float]
 ) -> list[FewShot]:
-    """The candidate that serves all data sets, and what each of them scores with it."""
-    accuracies = {name: np.stack([one.correct / one.tested for one in found]) for name, found in counts.items()}
-    best = best_mean_rank({name: found.mean(axis=0) for name, found in accuracies.items()})
+    """Choose the candidate that is best over all datasets; return the score of each dataset with it."""
+    accuracies = {name: np.stack([count.correct / count.tested for count in seeds]) for name, seeds in counts.items()}
+    best = best_mean_rank({name: values.mean(axis=0) for name, values in accuracies.items()})
     rows = []
-    for name, found in counts.items():
-        seeds, tested = accuracies[name][:, best], found[0].tested
-        setting = found[0].setting or f"penalty 2^{np.log2(penalties[best]):.0f}"
+    for name, by_seed in counts.items():
+        seeds, tested = accuracies[name][:, best], by_seed[0].tested
+        setting = by_seed[0].setting or f"penalty 2^{np.log2(penalties[best]):.0f}"
         rows.append(
             FewShot(
                 name,
@@ -108,7 +111,7 @@ def few_shot_rows(
                 deviation=float(seeds.std(ddof=1)) if len(seeds) > 1 else None,
                 interval=proportion_interval(round(float(seeds.mean()) * tested), tested),
                 seeds=seeds.tolist(),
-                images=found[0].images,
+                images=by_seed[0].images,
                 tested=tested,
                 setting=setting,
             )

@@ -1,4 +1,8 @@
-"""Images to measure weights on: those that none of them was trained on."""
+"""Find images of a dataset that weights were not trained on, and count those that they were trained on.
+
+In: a path and the `TrainingRecord` of each weights file. Out: the images to measure on, with a description that states
+what was excluded.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,19 @@ from vitrail.inference.classifier import Classifier
 from vitrail.weights.bundle import Card, read_trained_on
 from vitrail.weights.read import Weights
 
-STRAY = 0.01  # share of images known to be trained on, below which those of which nothing is known may stay
+STRAY = 0.01  # if at most this fraction is known to be training images, images of unknown origin are kept
 
 
 class TrainingRecord(NamedTuple):
-    """Weights by what they tell of the images that they, and the weights that they came from, were trained on."""
+    """What weights record about the images that they and their starting weights were trained on."""
 
     card: Card
-    digests: np.ndarray = np.empty(0, np.uint64)  # of all of them; those of the first format tell in their card
+    digests: np.ndarray = np.empty(0, np.uint64)  # of all images; the first format has a part of them, in its card
 
     @classmethod
     def of(cls, weights: Weights | Classifier) -> TrainingRecord:
-        own = weights.file if isinstance(weights, Classifier) or weights.layout == "vitrail" else None
-        return cls(weights.card) if own is None else cls(weights.card, read_trained_on(own))
+        file = weights.file if isinstance(weights, Classifier) or weights.layout == "vitrail" else None
+        return cls(weights.card) if file is None else cls(weights.card, read_trained_on(file))
 
 
 def unseen_images(
@@ -47,15 +51,16 @@ def unseen_images(
     scanned: Callable[[int, int], None],
     follow_links: bool = True,
 ) -> tuple[Dataset, Samples, str]:
-    """The dataset, the images to measure on, and what they are, in words. The classes are in the order of the first
-    weights; images of the training of any are left out."""
-    cards = [one.card for one in weights]
+    """The dataset, the images to measure on, and a description of them.
+
+    Images that any of the weights were trained on are excluded. The classes are in the order of the first weights."""
+    cards = [record.card for record in weights]
     card = cards[0]
-    trained_by: dict[Any, dict[str, Any]] = {one.data.get("fingerprint"): one.data for one in reversed(cards)}
+    trained_by: dict[Any, dict[str, Any]] = {card.data.get("fingerprint"): card.data for card in reversed(cards)}
 
     def rule(fingerprint: str, _: object) -> SplitRule | None:
-        own = trained_by.get(fingerprint)
-        return None if own is None else SplitRule.of({"group_similar": False} | own)  # older weights lack it
+        facts = trained_by.get(fingerprint)
+        return None if facts is None else SplitRule.of({"group_similar": False} | facts)  # missing in old weights
 
     dataset = open_dataset(
         data,
@@ -68,23 +73,25 @@ def unseen_images(
     )
     if dataset.fingerprint in trained_by:
         name = split or ("test" if "test" in dataset.splits else "val")
-        words = {"train": "train split, on which these weights were trained"}
+        descriptions = {"train": "train split, on which these weights were trained"}
         if "test" not in dataset.splits:
-            words["val"] = "held-out split: these weights were trained on the rest of this folder"
+            descriptions["val"] = "validation split: these weights were trained on the rest of this folder"
     else:
         name = split or next(known for known in ("test", "val", "all", "train") if known in dataset.splits)
-        words = {"all": "folder"}
+        descriptions = {"all": "folder"}
     if name not in dataset.splits:
-        known = list(dataset.splits)
-        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, known) or '.'} It has: {', '.join(known)}.")
-    samples, sentence = dataset.splits[name], words.get(name, f"{name} split")
+        splits = list(dataset.splits)
+        raise UserError(f"{data} has no split '{name}'{did_you_mean(name, splits) or '.'} It has: {', '.join(splits)}.")
+    samples, sentence = dataset.splits[name], descriptions.get(name, f"{name} split")
     multilabel = card.task == "multilabel"
     if name == "real" and not multilabel:
-        sentence += ", where any label of an image's set is right"
+        sentence += ", where any label of an image's set is correct"
     elif (samples.sets is not None) != multilabel:
-        ours, theirs = ("several labels", "one") if multilabel else ("one label", "any number")
-        raise UserError(f"these weights give an image {ours}, and the images of {data} have {theirs}")
-    if name == "train":  # asked for the training images, one gets them
+        if multilabel:
+            raise UserError(f"these weights are multilabel, but the images of {data} have one label each")
+        raise UserError(f"these weights give one label per image, but the images of {data} are multilabel")
+
+    if name == "train":  # --split train measures on training images
         return dataset, samples, sentence
     return dataset, *_without_trained(data, dataset, samples, sentence, weights)
 
@@ -92,74 +99,77 @@ def unseen_images(
 def _without_trained(
     data: str, dataset: Dataset, samples: Samples, sentence: str, weights: Sequence[TrainingRecord]
 ) -> tuple[Samples, str]:
+    """The images without those that any of the weights were trained on, and the description with their number.
+
+    Old weights record a part of their training images only (a sketch). Images that it says nothing about are doubtful:
+    they are excluded too, unless few of the others are training images (`STRAY`)."""
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card, digests in weights:
         seen |= match_digests(samples, digests)
-        for earlier, (known, size) in enumerate(_sketches(card)):
-            own, beyond = match_sketch(samples, known, size)
-            seen |= own
-            if own.any() and (earlier or dataset.fingerprint != card.data.get("fingerprint")):
+        for earlier, (sketch, size) in enumerate(_sketches(card)):
+            matched, beyond = match_sketch(samples, sketch, size)
+            seen |= matched
+            if matched.any() and (earlier or dataset.fingerprint != card.data.get("fingerprint")):
                 doubtful |= beyond
-                chance = max(chance, float(own.sum() / (~beyond).sum()))
-    if not all(len(one.digests) or one.card.data.get("trained_on") for one in weights):
-        sentence += "; these weights do not tell what they were trained on, which may be among them"
+                chance = max(chance, float(matched.sum() / (~beyond).sum()))
+    if not all(len(record.digests) or record.card.data.get("trained_on") for record in weights):
+        sentence += "; these weights have no record of their training images, which may be among them"
     if not seen.any():
         return samples, sentence
     doubtful &= ~seen
-    spared = chance < STRAY  # copies that strayed into another set, not a set that was trained on
-    kept = ~seen if spared else ~(seen | doubtful)
+    keep_doubtful = chance < STRAY  # a few stray copies, not the training set
+    kept = ~seen if keep_doubtful else ~(seen | doubtful)
     if not kept.any():
-        raise UserError(f"these weights were trained on every image of {data}: nothing is left to measure on")
-    left_out = f"{int(seen.sum()):,} images that these weights were trained on are left out"
+        raise UserError(f"these weights were trained on every image of {data}: no image is left to measure on")
+    excluded = f"{int(seen.sum()):,} images that these weights were trained on are excluded"
     more = int(doubtful.sum())
-    if more and not spared:
-        left_out += f", and {more:,} more that cannot be told from such"
+    if more and not keep_doubtful:
+        excluded += f", and {more:,} more that may be training images"
     elif round(chance * more):
-        left_out += f", and about {chance * more:.0f} more may be among the rest"
-    return samples.subset(np.flatnonzero(kept)), f"{sentence}; {left_out}"
+        excluded += f", and about {chance * more:.0f} more may be among the rest"
+    return samples.subset(np.flatnonzero(kept)), f"{sentence}; {excluded}"
 
 
 def _sketches(card: Card) -> list[tuple[list[str], int]]:
-    """What a card itself tells: of the images that weights were trained on, then of those that the weights they came
-    from were."""
-    before = [(known, EARLIER_SKETCH_SIZE) for known in card.data.get("trained_before", [])]
+    """The sketches in a card (the training images, then those of its starting weights) with their largest size."""
+    before = [(sketch, EARLIER_SKETCH_SIZE) for sketch in card.data.get("trained_before", [])]
     return [(card.data.get("trained_on", []), SKETCH_SIZE), *before]
 
 
 def earlier_training(weights: Sequence[TrainingRecord]) -> tuple[np.ndarray, list[list[str]]]:
-    """What a run remembers of the images that its starting weights, or its teacher, were trained on: all digests that
-    they know, and of cards that know a part of their images the beginning of it."""
-    sketches = [sketch for one in weights for sketch in _sketches(one.card)]
-    partly = {tuple(known[:EARLIER_SKETCH_SIZE]): None for known, size in sketches if len(known) >= size}
-    told = [_numbers(known) for known, _ in sketches]
-    return np.unique(np.concatenate([*(one.digests for one in weights), *told, _numbers([])])), list(map(list, partly))
+    """The record that a run keeps of the training images of its starting weights and teacher: all digests, and the
+    beginning of the sketches that are incomplete."""
+    sketches = [sketch for record in weights for sketch in _sketches(record.card)]
+    incomplete = {tuple(sketch[:EARLIER_SKETCH_SIZE]): None for sketch, size in sketches if len(sketch) >= size}
+    digests = [*(record.digests for record in weights), *(_numbers(sketch) for sketch, _ in sketches), _numbers([])]
+    return np.unique(np.concatenate(digests)), list(map(list, incomplete))
 
 
 def count_seen(samples: Samples, weights: TrainingRecord) -> int:
-    """How many images weights are known to have been trained on, or the weights that they came from."""
-    told = [_numbers(known) for known, _ in _sketches(weights.card)]
-    return count_seen_digests(samples, np.concatenate([weights.digests, *told]))
+    """The number of images that weights, or their starting weights, are known to have been trained on."""
+    sketches = [_numbers(sketch) for sketch, _ in _sketches(weights.card)]
+    return count_seen_digests(samples, np.concatenate([weights.digests, *sketches]))
 
 
 def count_seen_digests(samples: Samples, digests: np.ndarray) -> int:
-    """How many images are among those of these digests."""
+    """The number of images whose digests are in `digests`."""
     return int(match_digests(samples, digests).sum())
 
 
-def earlier_digests(about: Mapping[str, Any]) -> np.ndarray:
-    """The digests of a run's checkpoint; one of an earlier version has lists alone."""
-    return np.concatenate([about.get("digests_before", _numbers([])), *map(_numbers, about["trained_before"])])
+def earlier_digests(facts: Mapping[str, Any]) -> np.ndarray:
+    """The digests of earlier training images in the facts of a checkpoint; old checkpoints have lists only."""
+    return np.concatenate([facts.get("digests_before", _numbers([])), *map(_numbers, facts["trained_before"])])
 
 
-def _numbers(known: Sequence[str]) -> np.ndarray:
-    return np.array([int(digest, 16) for digest in known], np.uint64)
+def _numbers(digests: Sequence[str]) -> np.ndarray:
+    return np.array([int(digest, 16) for digest in digests], np.uint64)
 
 
 def check_class_names(weights: str | Path, card: Card) -> None:
-    """That weights can be measured on folders named after classes."""
+    """Raise UserError if weights have no class names, which are matched with folder names."""
     advice = f"train one on your data with `vitrail train DATA --from {weights}`"
     count = card.model.num_classes
     if not count:
         raise UserError(f"{weights} has no classifier: {advice}")
     if not card.classes:
-        raise UserError(f"{weights} has {count:,} classes without names, which no folder can be matched with: {advice}")
+        raise UserError(f"{weights} has {count:,} classes without names, so no folder matches them: {advice}")

@@ -10,6 +10,7 @@ from vitrail.errors import UserError
 
 TEXTURE_LISTS = {"labels/train1.txt": "train", "labels/val1.txt": "val", "labels/test1.txt": "test"}
 VTAB_1K_LISTS = {"train800.txt": "train", "val200.txt": "val", "test.txt": "test"}
+VTAB_1K_NOTE = "Read as a task of VTAB-1k with its published lists."  # vtab.py looks for this note
 VTAB_LINE = re.compile(r"(\S.*?)\s+(\d{1,4})")  # images/train800/000000.jpg 12
 
 
@@ -34,7 +35,7 @@ def read_vtab_1k(root: Root, notes: list[str]) -> DataSource | None:
     """
     if not root.has("train800.txt") or not root.has_all("a task of VTAB-1k", dict.fromkeys(VTAB_1K_LISTS, "")):
         return None
-    notes.append("Read as a task of VTAB-1k with its published lists.")
+    notes.append(VTAB_1K_NOTE)
     annotations: dict[str, tuple[str, str]] = {}
     for file, split in VTAB_1K_LISTS.items():
         for line in root.lines(file):
