@@ -90,7 +90,7 @@ def test_it_takes_the_steps_that_torch_takes(tmp_path):
     other.eval()
     with torch.no_grad():
         assert result.scores["val_loss"] == pytest.approx(mean_loss(other)["val_loss"], rel=1e-5)
-    assert f"held-out loss {result.scores['val_loss']:.3f}" in console.file.getvalue().splitlines()[-2]
+    assert f"val loss {result.scores['val_loss']:.3f}" in console.file.getvalue().splitlines()[-2]
     assert (tmp_path / "curves.svg").is_file() and result.report is None
     with safe_open(result.weights, framework="pt") as file:
         facts = json.loads(file.metadata()["vitrail-module"])

@@ -257,7 +257,7 @@ def test_what_can_be_no_path_is_one_sentence(told, bad):
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["Toy/8", "8x1"])
 def test_a_run_that_no_memory_holds_is_refused_before_it_is_built(told, monkeypatch, setting, model):
-    monkeypatch.setattr("vitrail.workflows.run_model.build", lambda *_: pytest.fail("a network was built"))
+    monkeypatch.setattr("vitrail.workflows.run_model.build_network", lambda *_: pytest.fail("a network was built"))
     own = [word for word in OPTIONS if word not in ("--set", "model.name=Toy/8", "model.image_size=[16, 16]")]
     own = [word for word in own if not setting.startswith("train.epochs") or not word.startswith("train.steps")]
     given = [

@@ -1,4 +1,4 @@
-"""What one sees of a run: rows with their TFLOP/s, lines that fit, time left, and event files."""
+"""The progress of a run: TFLOP/s, lines that fit the terminal, time left, and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ROW = {
     "data_wait": 0.01,
     "grad_norm": 0.9,
 }
-FLOPS = 6 * 17.17e9  # of one image: 4000 a second make 412 TFLOP/s
+FLOPS = 6 * 17.17e9  # per image: 412 TFLOP/s at 4000 images/s
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that tests set."""
 
     now = 1000.0
 
@@ -49,22 +49,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def watched(width: int = 120, *, terminal: bool = False, metrics: MetricsLog | None = None, **options: Any):
+def make_progress(width: int = 120, *, terminal: bool = False, metrics: MetricsLog | None = None, **options: Any):
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=terminal, highlight=False, soft_wrap=not terminal)
     return TrainingProgress(console, metrics, 120_000, 0, **options), text
 
 
 def live_line(progress: TrainingProgress, text: io.StringIO) -> str:
-    """The last picture of the live line, without colours."""
+    """The live line as last drawn, without colours."""
     progress.bar.refresh()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-1].rstrip()
 
 
-def test_rows_of_training_get_their_tflops(tmp_path: Path) -> None:
+def test_training_rows_have_tflops(tmp_path: Path) -> None:
     metrics = MetricsLog(tmp_path / "m.jsonl", 0)
-    with watched(metrics=metrics, flops_per_image=FLOPS, peak=8 * 989e12)[0] as progress:
+    with make_progress(metrics=metrics, flops_per_image=FLOPS, peak=8 * 989e12)[0] as progress:
         progress.log(ROW)
         progress.log({"step": 1200, "val_loss": 1.0, "val_top1": 0.5})
     trained, measured = read_metrics(tmp_path / "m.jsonl")
@@ -81,33 +81,33 @@ def test_rows_of_training_get_their_tflops(tmp_path: Path) -> None:
         (FLOPS / 100, None, "4.1 TFLOP/s"),
     ],
 )
-def test_work_in_words(flops: float, peak: float | None, shown: str) -> None:
-    progress, text = watched(flops_per_image=flops, peak=peak)
+def test_tflops_are_shown(flops: float, peak: float | None, shown: str) -> None:
+    progress, text = make_progress(flops_per_image=flops, peak=peak)
     with progress:
         progress.last_plain = -math.inf
         progress.log(ROW)
     assert text.getvalue() == f"step 1200/120000  loss 1.234  train 71.2%  lr 0.0003  4000 images/s  {shown}\n"
 
 
-def test_a_number_that_is_none_stays_valid_json(tmp_path: Path) -> None:
-    with watched(metrics=MetricsLog(tmp_path / "m.jsonl", 0))[0] as progress:
+def test_a_non_finite_number_is_written_as_null(tmp_path: Path) -> None:
+    with make_progress(metrics=MetricsLog(tmp_path / "m.jsonl", 0))[0] as progress:
         progress.log({**ROW, "grad_norm": math.inf})
     written = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=pytest.fail)
     assert written["grad_norm"] is None and written["loss"] == ROW["loss"]
 
 
-def test_events_are_told_at_once_and_written(tmp_path: Path) -> None:
-    progress, text = watched(metrics=MetricsLog(tmp_path / "m.jsonl", 0))
+def test_events_are_printed_at_once_and_written(tmp_path: Path) -> None:
+    progress, text = make_progress(metrics=MetricsLog(tmp_path / "m.jsonl", 0))
     with progress:
-        progress.log({"step": 7, "event": "3 steps without a finite gradient were skipped [1, 2, 3]"})
-    assert text.getvalue() == "step 7: 3 steps without a finite gradient were skipped [1, 2, 3]\n"
-    assert read_metrics(tmp_path / "m.jsonl")[0]["event"].startswith("3 steps")
+        progress.log({"step": 7, "event": "skipped 3 steps [1, 2, 3]"})
+    assert text.getvalue() == "step 7: skipped 3 steps [1, 2, 3]\n"
+    assert read_metrics(tmp_path / "m.jsonl")[0]["event"] == "skipped 3 steps [1, 2, 3]"
 
 
-def test_plain_lines_come_every_half_minute_and_tell_the_time_left(clock: Clock) -> None:
-    progress, text = watched()
+def test_plain_lines_are_printed_every_30_seconds_with_the_time_left(clock: Clock) -> None:
+    progress, text = make_progress()
     with progress:
-        clock.now += 500  # the first step waits for a compiler: it says nothing about the others
+        clock.now += 500  # the first step compiles; its duration does not count
         for step in range(1, 2001):
             progress.step(step)
             if step % 100 == 0:
@@ -115,14 +115,14 @@ def test_plain_lines_come_every_half_minute_and_tell_the_time_left(clock: Clock)
             clock.now += 0.1
         progress.log({"step": 2000, "val_loss": 1.0, "val_accuracy": 0.25})
     lines = text.getvalue().splitlines()
-    # A row every 10 s: the first is late for the half minute before it, then each one past 30 s; and the evaluation.
+    # One row every 10 s: the first comes late, then each that is more than 30 s after the last, and the validation.
     assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == [100, 500, 900, 1300, 1700, 2000]
     assert all(line.endswith(" h left") for line in lines[:-1])
-    assert lines[-1].endswith("held-out patches 25.0%  lr 0.0003  4000 images/s  3.3 h left")  # 118,000 steps of 0.1 s
+    assert lines[-1].endswith("val patches 25.0%  lr 0.0003  4000 images/s  3.3 h left")  # 118,000 steps of 0.1 s
 
 
-def test_going_back_forgets_what_was_measured_but_not_what_happened(tmp_path: Path, clock: Clock) -> None:
-    progress, _ = watched(metrics=MetricsLog(tmp_path / "m.jsonl", 0))
+def test_rewind_deletes_metrics_but_keeps_events(tmp_path: Path, clock: Clock) -> None:
+    progress, _ = make_progress(metrics=MetricsLog(tmp_path / "m.jsonl", 0))
     with progress:
         for step in (10, 20, 30):
             progress.step(step)
@@ -130,12 +130,12 @@ def test_going_back_forgets_what_was_measured_but_not_what_happened(tmp_path: Pa
             clock.now += 5
         progress.log({"step": 30, "event": "a step was skipped"})
         progress.rewind(15)
-        assert progress.left == ""
+        assert progress.time_left == ""
         for step in (16, 21):
             progress.step(step)
             clock.now += 5
         progress.log({**ROW, "step": 21})
-    assert progress.left == "33.3 h left"  # 119,979 steps, 5 in 5 s
+    assert progress.time_left == "33.3 h left"  # 119,979 steps, 5 in 5 s
     rows = [(row["step"], "event" in row) for row in read_metrics(tmp_path / "m.jsonl")]
     assert rows == [(10, False), (30, True), (21, False)]
 
@@ -147,11 +147,11 @@ def test_durations(seconds: float, words: str) -> None:
     assert module._duration(seconds) == words
 
 
-def test_the_live_line_fits_and_drops_the_least_important(clock: Clock) -> None:
-    everything = ["loss 1.234", "train 71.2%", "held-out 68.0%", "lr 0.0003", "4000 images/s", "412 TFLOP/s (42 %"]
+def test_the_live_line_fits_the_terminal_and_drops_the_least_important_fields(clock: Clock) -> None:
+    everything = ["loss 1.234", "train 71.2%", "val 68.0%", "lr 0.0003", "4000 images/s", "412 TFLOP/s (42 %"]
     expected = {200: [*everything, "% of peak)"], 120: everything, 100: [*everything[:1], everything[2]], 60: []}
     for width, shown in expected.items():
-        progress, text = watched(width, terminal=True, flops_per_image=FLOPS, peak=989e12)
+        progress, text = make_progress(width, terminal=True, flops_per_image=FLOPS, peak=989e12)
         with progress:
             progress.step(1000)
             clock.now += 10
@@ -164,8 +164,8 @@ def test_the_live_line_fits_and_drops_the_least_important(clock: Clock) -> None:
         assert all(part in line for part in shown), line
 
 
-def test_waiting_for_data_wins_over_the_learning_rate() -> None:
-    progress, text = watched(120, terminal=True, flops_per_image=FLOPS, peak=989e12)
+def test_data_wait_is_kept_and_the_learning_rate_dropped() -> None:
+    progress, text = make_progress(120, terminal=True, flops_per_image=FLOPS, peak=989e12)
     with progress:
         progress.log({**ROW, "data_wait": 0.4})
         progress.log({"step": 1200, "val_loss": 1.0, "val_top1": 0.68})
@@ -173,7 +173,7 @@ def test_waiting_for_data_wins_over_the_learning_rate() -> None:
     assert "data wait 40 %" in line and "lr" not in line and len(line) <= 120
 
 
-def test_a_quiet_one_shows_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_console_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingProgress(Console(quiet=True, force_terminal=True), None, 10, 0) as progress:
         progress.step(1)
         progress.log({**ROW, "step": 1})
@@ -183,7 +183,7 @@ def test_a_quiet_one_shows_and_writes_nothing(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("device", "teraflops"),  # of dense bfloat16 products, as the makers publish them
+    ("device", "teraflops"),  # dense bfloat16, from the data sheets
     [
         ("NVIDIA H200", 989),
         ("NVIDIA H100 80GB HBM3", 989),
@@ -200,7 +200,7 @@ def test_a_quiet_one_shows_and_writes_nothing(tmp_path: Path, capsys: pytest.Cap
         ("NVIDIA GeForce RTX 3090", 71),
     ],
 )
-def test_the_peak_of_a_device_by_its_driver_name(device: str, teraflops: int) -> None:
+def test_peak_flops_by_device_name(device: str, teraflops: int) -> None:
     assert peak_flops(device) == teraflops * 1e12
 
 
@@ -219,12 +219,12 @@ def test_the_peak_of_a_device_by_its_driver_name(device: str, teraflops: int) ->
         "AMD Instinct MI300X",
     ],
 )
-def test_another_chip_has_another_peak(device: str) -> None:
+def test_peak_flops_of_other_devices_is_unknown(device: str) -> None:
     assert peak_flops(device) is None
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every step that was taken back
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns about every rolled-back step
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder))
@@ -233,9 +233,9 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, round(event.value, 5)) for event in found.Scalars(tag)] for tag in tags}
 
 
-def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_logged_metrics(tmp_path: Path) -> None:
     options = {"flops_per_image": FLOPS, "peak": 989e12}
-    with watched(events=TensorBoardWriter(tmp_path), **options)[0] as progress:
+    with make_progress(tensorboard=TensorBoardWriter(tmp_path), **options)[0] as progress:
         progress.log({**ROW, "step": 10, "grad_norm": math.inf})
         progress.log({"step": 10, "val_loss": 1.5, "val_top1": 0.25})
         progress.log({"step": 12, "event": "a step was skipped"})
@@ -248,10 +248,10 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert found["speed/images_per_second"][0] == (10, 4000.0)
     assert found["speed/tflops"][0] == (10, pytest.approx(412.1, abs=0.01))
     assert found["speed/share_of_peak"][0] == (10, pytest.approx(0.4167, abs=1e-4))
-    assert found["held-out/loss"] == [(10, 1.5)] and found["held-out/top1"] == [(10, 0.25)]
+    assert found["val/loss"] == [(10, 1.5)] and found["val/top1"] == [(10, 0.25)]
 
 
-def test_a_resumed_run_and_one_that_went_back_double_no_step(tmp_path: Path) -> None:
+def test_tensorboard_shows_no_step_twice_after_a_resume_or_a_rollback(tmp_path: Path) -> None:
     def write(events: TensorBoardWriter, steps: range, loss: float) -> None:
         for step in steps:
             events.write({"step": step, "loss": loss})
@@ -268,7 +268,7 @@ def test_a_resumed_run_and_one_that_went_back_double_no_step(tmp_path: Path) -> 
     assert scalars(tmp_path)["train/loss"] == expected
 
 
-def test_without_tensorboard_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_package_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(UserError, match=r"need the package tensorboard: pip install 'vitrail\[tensorboard\]'"):
@@ -276,14 +276,14 @@ def test_without_tensorboard_one_sentence_says_what_to_do(tmp_path: Path, monkey
     assert not (tmp_path / "events").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file"):
         TensorBoardWriter(tmp_path / "file")
 
 
 @pytest.mark.slow
-def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
+def test_event_files_are_written_without_tensorflow_and_without_output(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.modules['tensorflow'] = None\n"
         "from vitrail.training.tensorboard import TensorBoardWriter\n"
@@ -295,7 +295,7 @@ def test_event_files_need_no_tensorflow_and_are_quiet(tmp_path: Path) -> None:
     assert scalars(tmp_path) == {"train/loss": [(1, 2.0)]}
 
 
-def test_the_curves_of_a_long_run_are_means_over_equal_stretches() -> None:
+def test_the_curves_of_a_long_run_are_means_over_equal_intervals() -> None:
     rows: list[dict[str, object]] = [{"step": step, "loss": float(step), "lr": 0.5} for step in range(1, 601)]
     rows[4]["loss"] = None  # not finite
     rows += [{"step": 300, "event": "back"}, {"step": 300, "val_top1": 0.25}, {"step": 600, "val_top1": 0.75}]

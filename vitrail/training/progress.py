@@ -1,4 +1,4 @@
-"""What a run shows and writes down while it works: a progress line, plain lines, and metrics.jsonl."""
+"""Progress of a run: a live line on a terminal, plain lines elsewhere, and the rows of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from vitrail.terminal import escape
 from vitrail.training.run_context import RunContext
 from vitrail.training.tensorboard import TensorBoardWriter
 
-PLAIN_EVERY = 30.0  # seconds between lines when the output is not a terminal
-WAIT_SHOWN, WAIT_BAD = 0.1, 0.3  # shares of the time that training waits for data: worth a word, worth an advice
-SETTLED = 50  # steps before waiting is judged: the first ones wait for everything to start
-BAR = 8  # columns: the numbers say more
-SHOWN = ("loss", "train", "held-out", "lr", "speed", "flops", "wait")  # from left to right
-DROPPED = ("lr", "train", "flops", "wait", "speed", "held-out")  # the first ones first, where a line is too narrow
-POINTS = 60
-LARGEST = 1e100  # of what is measured; more than that is a file that is not ours, or no number
-CURVES = (("loss", "accuracy", "lr"), ("val_loss", "val_top1", "val_map", "val_accuracy"))  # that come in one row
-HELD_OUT = {"val_top1": "held-out", "val_map": "held-out mAP", "val_accuracy": "held-out patches"}
+PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
+SHOW_DATA_WAIT, ADVISE_DATA_WAIT = 0.1, 0.3  # fractions of the time spent waiting for data
+WARMUP_STEPS = 50  # without advice: the first steps wait until everything has started
+BAR_WIDTH = 8
+FIELDS = ("loss", "train", "val", "lr", "speed", "flops", "wait")  # of a line, from left to right
+DROP_ORDER = ("lr", "train", "flops", "wait", "speed", "val")  # which fields to drop first if a line is too long
+MAX_POINTS = 60  # of a curve in the card
+MAX_VALUE = 1e100  # larger values in metrics.jsonl are not metrics of a run
+CURVES = (("loss", "accuracy", "lr"), ("val_loss", "val_top1", "val_map", "val_accuracy"))  # logged in the same row
+VAL_NAMES = {"val_top1": "val", "val_map": "val mAP", "val_accuracy": "val patches"}
 
 
 class MetricsLog:
-    """metrics.jsonl: one JSON object a line, complete lines only, readable while the run goes on."""
+    """metrics.jsonl: one JSON object per line. Only complete lines are written, so it can be read during the run."""
 
     def __init__(self, path: Path, start: int):
         self.path = path
         self._keep([row for row in read_metrics(path) if row["step"] <= start] if start else [])
 
     def write(self, row: dict[str, Any]) -> None:
-        if not self.path.parent.is_dir():  # the open file would take the row, and nobody would ever see it
-            raise UserError(f"{self.path.parent} was removed while its run was at work: what was not saved is lost")
+        if not self.path.parent.is_dir():  # writing to the open file would still succeed
+            raise UserError(f"the run folder {self.path.parent} was deleted during the run; unsaved progress is lost")
         with os_errors_as(f"cannot write to {self.path}"):
             self.file.write(strict_json.dumps(row) + "\n")
             self.file.flush()
 
     def rewind(self, step: int) -> None:
-        """The run goes back and makes other steps: what it measured after `step` goes, what happened there stays."""
+        """Roll back: delete the metrics after `step`, but keep events."""
         self.close()
         self._keep([row for row in read_metrics(self.path) if row["step"] <= step or "event" in row])
 
@@ -68,8 +68,8 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows written so far. A line that is no row of a run, as one that a crash cut, is left out; a number that no
-    measurement gives is null."""
+    """The rows of metrics.jsonl. Invalid lines, such as one cut short by a crash, are skipped. Values that are not
+    finite or larger than MAX_VALUE are None."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:
@@ -86,29 +86,37 @@ def _is_step(value: Any) -> bool:
 
 
 def downsample_curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """The curves of a run for the card of its weights: of each at most POINTS points, means over equal stretches."""
-    found: list[dict[str, float]] = []
+    """The curves of a run for the model card: at most MAX_POINTS points each, which are means over equal intervals."""
+    points: list[dict[str, float]] = []
     for keys in CURVES:
-        own = [row for row in rows if any(isinstance(row.get(key), float) for key in keys)]
-        for part in np.array_split(np.arange(len(own)), min(POINTS, len(own)) or 1):
-            stretch = [own[index] for index in part]
-            means = {key: [row[key] for row in stretch if isinstance(row.get(key), float)] for key in keys}
-            if stretch:
-                point = {key: float(f"{statistics.fmean(values):.5g}") for key, values in means.items() if values}
-                found.append({"step": stretch[-1]["step"], **point})
-    return found
+        curve = [row for row in rows if any(isinstance(row.get(key), float) for key in keys)]
+        for indices in np.array_split(np.arange(len(curve)), min(MAX_POINTS, len(curve)) or 1):
+            interval = [curve[index] for index in indices]
+            values = {key: [row[key] for row in interval if isinstance(row.get(key), float)] for key in keys}
+            if interval:
+                means = {key: float(f"{statistics.fmean(of_key):.5g}") for key, of_key in values.items() if of_key}
+                points.append({"step": interval[-1]["step"], **means})
+    return points
 
 
 def _json_number(value: Any) -> Any:
-    """JSON knows no infinities: a gradient norm without a value is null."""
-    return None if isinstance(value, int | float) and not abs(value) < LARGEST else value
+    """The value, or None for a number that is not finite or too large."""
+    return None if isinstance(value, int | float) and not abs(value) < MAX_VALUE else value
 
 
 class TrainingProgress:
-    """Shows steps, loss, accuracy, speed and time left: a live line on a terminal, a line now and then elsewhere.
+    """Shows steps, loss, accuracy, speed and time left: a live line on a terminal, a line every 30 seconds elsewhere.
 
-    `flops_per_image` is what training on an image takes (0: not known) and `peak` what all devices together can do in a
-    second (none: not known); from them every row of training gets its TFLOP/s and their share of the peak.
+    Parameters
+    ----------
+    metrics, tensorboard
+        Where to write each row.
+    total, start
+        The number of steps of the run, and the step it starts or resumes from.
+    flops_per_image
+        FLOPs of a training step per image, to log TFLOP/s. 0 if unknown.
+    peak
+        Peak FLOP/s of all devices together, to log the fraction of it. None if unknown.
     """
 
     def __init__(
@@ -120,22 +128,22 @@ class TrainingProgress:
         *,
         flops_per_image: float = 0.0,
         peak: float | None = None,
-        events: TensorBoardWriter | None = None,
+        tensorboard: TensorBoardWriter | None = None,
     ):
         self.console, self.total, self.start = console, total, start
         self.flops_per_image, self.peak = flops_per_image, peak
-        self.files = [file for file in (metrics, events) if file is not None]
+        self.writers = [writer for writer in (metrics, tensorboard) if writer is not None]
         self.live = console.is_terminal and not console.quiet
-        columns = (BarColumn(BAR), MofNCompleteColumn(), TextColumn("{task.fields[facts]}", markup=False))
-        self.bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, disable=not self.live)
-        self.task = self.bar.add_task("training", total=total, completed=start, facts="", left="")
-        self.facts: dict[str, str] = {}
-        # When the first step was done, and which; the first itself waits for everything to start
-        self.since: tuple[float, int] | None = None
-        self.left = ""
+        columns = (BarColumn(BAR_WIDTH), MofNCompleteColumn(), TextColumn("{task.fields[metrics]}", markup=False))
+        self.bar = Progress(*columns, TextColumn("{task.fields[time_left]}"), console=console, disable=not self.live)
+        self.task = self.bar.add_task("training", total=total, completed=start, metrics="", time_left="")
+        self.fields: dict[str, str] = {}
+        # Time and number of the first step done; its own duration is not typical.
+        self.first_step: tuple[float, int] | None = None
+        self.time_left = ""
         self.last_plain = time.monotonic()
-        self.advice, self.settled = "", 0
-        self.waits = 0  # logs in a row that were bad
+        self.advice, self.advise_after = "", 0
+        self.slow_logs = 0  # in a row, with much time spent waiting for data
 
     def __enter__(self) -> TrainingProgress:
         self.bar.start()
@@ -143,102 +151,103 @@ class TrainingProgress:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
-        for file in self.files:
-            # What stopped the run is what to tell, not that there is no room for its last row either.
+        for writer in self.writers:
+            # After a failure, report that one, and not that the last row cannot be written either.
             with contextlib.suppress(*([UserError] if failure else [])):
-                file.close()
+                writer.close()
 
     def step(self, step: int) -> None:
+        """Update the step and the time left."""
         now = time.monotonic()
-        if self.since is None:
-            self.since = (now, step)
-        before, first = self.since
+        if self.first_step is None:
+            self.first_step = (now, step)
+        started, first = self.first_step
         if step > first:
-            seconds = (now - before) / (step - first) * (self.total - step)
-            self.left = f"{_duration(seconds)} left" if step < self.total else ""
-        self.bar.update(self.task, completed=step, left=self.left)
+            seconds = (now - started) / (step - first) * (self.total - step)
+            self.time_left = f"{_duration(seconds)} left" if step < self.total else ""
+        self.bar.update(self.task, completed=step, time_left=self.time_left)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Write a row and show it."""
-        row = {**row, **self._work(row)}
-        for file in self.files:
-            file.write(row)
+        """Write a row of metrics, or an event, and show it."""
+        row = {**row, **self._flops(row)}
+        for writer in self.writers:
+            writer.write(row)
         if "event" in row:
             self.message(f"step {row['step']}: {row['event']}")
             return
-        self._note(row)
+        self._update_fields(row)
         if "data_wait" in row:
-            self._waited(row["step"], row["data_wait"])
+            self._check_data_wait(row["step"], row["data_wait"])
         if self.live:
-            self.bar.update(self.task, facts=self._fitting())
+            self.bar.update(self.task, metrics=self._live_line())
         elif self._plain_due(row):
-            facts = [self.facts[key] for key in SHOWN if self.facts.get(key)]
-            line = [f"step {row['step']}/{self.total}", *facts, *filter(None, [self.left])]
+            fields = [self.fields[key] for key in FIELDS if self.fields.get(key)]
+            line = [f"step {row['step']}/{self.total}", *fields, *filter(None, [self.time_left])]
             self.console.print("  ".join(line), markup=False)
 
     def rewind(self, step: int) -> None:
-        """The run went back to `step`: what it wrote and showed of later ones counts no more."""
-        for file in self.files:
-            file.rewind(step)
-        self.since, self.facts, self.left = None, {}, ""
-        self.bar.update(self.task, completed=step, facts="", left="")
+        """Roll back to `step`: discard the metrics after it."""
+        for writer in self.writers:
+            writer.rewind(step)
+        self.first_step, self.fields, self.time_left = None, {}, ""
+        self.bar.update(self.task, completed=step, metrics="", time_left="")
 
-    def advise(self, advice: str, settled: int) -> None:
-        """What to tell, once, when training waits for data much of its time after step `settled`."""
-        self.advice, self.settled = advice, max(settled, self.start + SETTLED)
+    def advise(self, advice: str, after: int) -> None:
+        """Set the advice to print, once, if training spends much of its time waiting for data after step `after`."""
+        self.advice, self.advise_after = advice, max(after, self.start + WARMUP_STEPS)
 
     def message(self, text: str) -> None:
         self.console.print(escape(text))
 
-    def _work(self, row: dict[str, Any]) -> dict[str, float]:
-        """TFLOP/s and their share of the peak, where they can be told."""
+    def _flops(self, row: dict[str, Any]) -> dict[str, float]:
+        """TFLOP/s and the fraction of the peak, if known."""
         if "images_per_second" not in row or not self.flops_per_image:
             return {}
         rate = row["images_per_second"] * self.flops_per_image
-        found = {"tflops": float(f"{rate / 1e12:.4g}")}
-        return found if self.peak is None else {**found, "peak_share": round(rate / self.peak, 4)}
+        columns = {"tflops": float(f"{rate / 1e12:.4g}")}
+        return columns if self.peak is None else {**columns, "peak_share": round(rate / self.peak, 4)}
 
-    def _note(self, row: dict[str, Any]) -> None:
-        """Keep what a row says in words, until the next one says it anew."""
+    def _update_fields(self, row: dict[str, Any]) -> None:
+        """Format the metrics of a row. Fields that are not in it keep their last value."""
         if row.get("loss") is not None:
-            self.facts["loss"] = f"loss {row['loss']:.3f}"
+            self.fields["loss"] = f"loss {row['loss']:.3f}"
         if row.get("accuracy") is not None:
-            self.facts["train"] = f"train {row['accuracy']:.1%}"
+            self.fields["train"] = f"train {row['accuracy']:.1%}"
         if "lr" in row:
-            self.facts["lr"] = f"lr {row['lr']:.2g}"
+            self.fields["lr"] = f"lr {row['lr']:.2g}"
         if "images_per_second" in row:
-            self.facts["speed"] = f"{row['images_per_second']:.0f} images/s"
+            self.fields["speed"] = f"{row['images_per_second']:.0f} images/s"
         if "tflops" in row:
-            share = f" ({100 * row['peak_share']:.0f} % of peak)" if "peak_share" in row else ""
-            self.facts["flops"] = f"{_rate(row['tflops'])} TFLOP/s{share}"
+            of_peak = f" ({100 * row['peak_share']:.0f} % of peak)" if "peak_share" in row else ""
+            self.fields["flops"] = f"{_format_tflops(row['tflops'])} TFLOP/s{of_peak}"
         if row.get("val_loss") is not None:
-            self.facts["held-out"] = f"held-out loss {row['val_loss']:.3f}"
-        for key, name in HELD_OUT.items():
+            self.fields["val"] = f"val loss {row['val_loss']:.3f}"
+        for key, name in VAL_NAMES.items():
             if row.get(key) is not None:
-                self.facts["held-out"] = f"{name} {row[key]:.1%}"
+                self.fields["val"] = f"{name} {row[key]:.1%}"
 
-    def _fitting(self) -> str:
-        """What is known, less the least important where the line has no room for it."""
-        # The bar, "9/10", and a space between columns; the time left changes its width between two rows.
-        room = self.console.width - BAR - (2 * len(str(self.total)) + 1) - len("99 min left") - 3
-        shown = {key: self.facts[key] for key in SHOWN if self.facts.get(key)}
-        if len("  ".join(shown.values())) > room and "flops" in shown:
+    def _live_line(self) -> str:
+        """All fields, without the least important ones if the terminal is too narrow."""
+        # The width without the bar, "9/10", the longest time left, and a space between columns.
+        width = self.console.width - BAR_WIDTH - (2 * len(str(self.total)) + 1) - len("99 min left") - 3
+        shown = {key: self.fields[key] for key in FIELDS if self.fields.get(key)}
+        if len("  ".join(shown.values())) > width and "flops" in shown:
             shown["flops"] = shown["flops"].replace(" of peak", "")
-        for key in DROPPED:
-            if len("  ".join(shown.values())) > room:
+        for key in DROP_ORDER:
+            if len("  ".join(shown.values())) > width:
                 shown.pop(key, None)
         return "  ".join(shown.values())
 
-    def _waited(self, step: int, share: float) -> None:
-        self.facts["wait"] = f"data wait {100 * share:.0f} %" if share > WAIT_SHOWN else ""
-        self.waits = self.waits + 1 if share > WAIT_BAD and step > self.settled else 0
-        if self.waits >= 2 and self.advice:
-            self.message(f"Training waits for images {100 * share:.0f} % of its time; {self.advice}")
+    def _check_data_wait(self, step: int, fraction: float) -> None:
+        self.fields["wait"] = f"data wait {100 * fraction:.0f} %" if fraction > SHOW_DATA_WAIT else ""
+        self.slow_logs = self.slow_logs + 1 if fraction > ADVISE_DATA_WAIT and step > self.advise_after else 0
+        if self.slow_logs >= 2 and self.advice:
+            self.message(f"Training spends {100 * fraction:.0f} % of its time waiting for images; {self.advice}")
             self.advice = ""
 
     def _plain_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
-        due = "images_per_second" not in row or now - self.last_plain > PLAIN_EVERY
+        due = "images_per_second" not in row or now - self.last_plain > PLAIN_INTERVAL
         if due:
             self.last_plain = now
         return due
@@ -247,9 +256,10 @@ class TrainingProgress:
 def open_progress(
     train: TrainConfig, run: RunContext, device: torch.device, start: int, flops_per_image: float
 ) -> TrainingProgress:
-    """The progress of a run from step `start` on, with the files that the first process writes."""
+    """The progress of a run from step `start` on. Only the first process writes files."""
+    writes_events = run.ranks.is_first and train.tensorboard
     metrics = MetricsLog(run.folder / "metrics.jsonl", start) if run.ranks.is_first else None
-    events = TensorBoardWriter(run.folder / "tensorboard", start) if run.ranks.is_first and train.tensorboard else None
+    tensorboard = TensorBoardWriter(run.folder / "tensorboard", start) if writes_events else None
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return TrainingProgress(
         run.console,
@@ -258,12 +268,12 @@ def open_progress(
         start,
         flops_per_image=flops_per_image,
         peak=peak and peak * run.ranks.world_size,
-        events=events,
+        tensorboard=tensorboard,
     )
 
 
-def _rate(tflops: float) -> str:
-    """Whole numbers, and two digits below ten."""
+def _format_tflops(tflops: float) -> str:
+    """Two digits below ten, else an integer."""
     return f"{tflops:.0f}" if tflops >= 9.95 else f"{tflops:.2g}"
 
 

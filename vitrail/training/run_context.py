@@ -1,4 +1,4 @@
-"""Where a run writes and prints, which processes share it, and what may stop it."""
+"""The surroundings of a run: its folder, console, signals and processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ LockId = tuple[int, int]  # device and inode of a lock file
 
 @dataclass(frozen=True)
 class RunContext:
+    """What a run needs besides its config."""
+
     folder: Path
     console: Console
     interrupts: Interrupts
     ranks: Ranks
-    lock: LockId = (0, 0)  # of the lock file by which the folder belongs to this launch
-    facts: dict[str, Any] = field(default_factory=dict)  # about the run, stored in each of its checkpoints
+    lock: LockId = (0, 0)  # the lock file that reserves the folder for this launch
+    facts: dict[str, Any] = field(default_factory=dict)  # stored in each checkpoint

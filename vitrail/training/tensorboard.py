@@ -1,4 +1,4 @@
-"""TensorBoard's event files, for those who watch their runs there: the rows of metrics.jsonl under its names."""
+"""Event files for TensorBoard, with the rows of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from vitrail.errors import UserError, os_errors_as
 
-MARK = ".vitrail"  # ends the names of our files; others may write theirs beside them
-_files = itertools.count()  # of this process: those of one second are read in the order of their names
+FILE_SUFFIX = ".vitrail"  # tells our event files from those of other programs in the folder
+_file_numbers = itertools.count()  # TensorBoard reads files of the same second in the order of their names
 SCALARS = {
     "loss": "train/loss",
     "accuracy": "train/accuracy",
@@ -23,15 +23,15 @@ SCALARS = {
     "tflops": "speed/tflops",
     "peak_share": "speed/share_of_peak",
     "data_wait": "speed/data_wait",
-    "val_loss": "held-out/loss",
-    "val_top1": "held-out/top1",
-    "val_map": "held-out/mean_average_precision",
-    "val_accuracy": "held-out/accuracy",
+    "val_loss": "val/loss",
+    "val_top1": "val/top1",
+    "val_map": "val/mean_average_precision",
+    "val_accuracy": "val/accuracy",
 }
 
 
 def require_tensorboard() -> None:
-    """One sentence on how to get what writes event files, where it is missing."""
+    """Raise an error if the package tensorboard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
@@ -39,10 +39,9 @@ def require_tensorboard() -> None:
 
 
 class TensorBoardWriter:
-    """The event files in a folder. What earlier launches wrote there for steps after `start` is shown no more.
+    """Writes event files into a folder. TensorBoard hides what earlier launches wrote for steps after `start`.
 
-    Torch's writer has a thread of its own, whose errors come late or as a traceback beside the run. The few rows of a
-    run are written here, in the same format, so that a full disk is met where it can be told.
+    Unlike torch's SummaryWriter it has no thread, whose errors (such as a full disk) come late or are only printed.
     """
 
     def __init__(self, folder: Path, start: int = 0):
@@ -63,7 +62,7 @@ class TensorBoardWriter:
             self.writer.flush()
 
     def rewind(self, step: int) -> None:
-        """The run goes back: the steps after `step` come a second time."""
+        """Roll back: hide what was written for steps after `step`."""
         self.close()
         self._open(step)
 
@@ -75,11 +74,12 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}{MARK}"
+        stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
+        name = f"events.out.tfevents.{stamp}{FILE_SUFFIX}"
         with os_errors_as(f"cannot write to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.writer = RecordWriter((self.folder / name).open("wb"))
-            # As torch's writer has it: what other files hold from this step on is shown no more.
+            # A session start hides what other files have from this step on, as in torch's SummaryWriter.
             self._add(start + 1, file_version="brain.Event:2")
             self._add(start + 1, session_log=SessionLog(status=SessionLog.START))
             self.writer.flush()

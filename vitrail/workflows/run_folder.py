@@ -23,7 +23,7 @@ from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.spreadsheet import csv_bytes
 from vitrail.training.checkpoint import FILE_NAME, CheckpointManager
 from vitrail.training.run_context import LockId
-from vitrail.training.tensorboard import MARK
+from vitrail.training.tensorboard import FILE_SUFFIX
 from vitrail.weights.names import local_path
 from vitrail.workflows.resolve import Plan, write_config
 from vitrail.workflows.show import data_name
@@ -54,7 +54,7 @@ FILES = (
     "config.toml",
 )
 # Subfolders of a run, and the names of its files in them.
-FOLDERS = {"checkpoints": FILE_NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(MARK)}")}
+FOLDERS = {"checkpoints": FILE_NAME, "tensorboard": re.compile(rf"events\.out\.tfevents\..*{re.escape(FILE_SUFFIX)}")}
 PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # a file that a killed process was writing
 LOCK = ".lock"
 NEW = ".vitrail-new"  # a new run, until its first checkpoint
