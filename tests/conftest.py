@@ -1,4 +1,4 @@
-"""Shared test set-up."""
+"""Shared test setup."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import signal
 import warnings
 
-# Tests never reach for a model hub, and never read or fill the user's cache.
+# Tests download nothing, and neither read nor write the user's cache.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side; more threads would fight
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, those that wait leave the cores alone
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run in parallel
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # with more threads, waiting ones do not spin
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # here, and in what the tests start
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as for a background job of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # here, and in processes that tests start
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -31,13 +31,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """A test runs once more, with everything it needs made anew, if a process of it crashed in torch (tests/ranks.py);
-    the summary says so. A plugin for this made the whole suite a third slower."""
+    """Run a test again, with new fixtures, if one of its processes crashed in torch (see tests/ranks.py), and warn.
+
+    A plugin for this made the whole suite a third slower.
+    """
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     crash = f"{Crashed.__module__}.{Crashed.__name__}: "
-    told = [getattr(getattr(report.longrepr, "reprcrash", None), "message", "") for report in reports if report.failed]
-    if crashed := [message for message in told if message.startswith(crash)]:
+    messages = [
+        getattr(getattr(report.longrepr, "reprcrash", None), "message", "") for report in reports if report.failed
+    ]
+    if crashed := [message for message in messages if message.startswith(crash)]:
         warnings.warn(f"ran twice, since a process crashed: {item.nodeid}\n{crashed[0]}", stacklevel=1)
         item.session._setupstate.teardown_exact(None)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)

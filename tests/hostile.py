@@ -1,4 +1,4 @@
-"""Files as a broken disk, a careless editor or an enemy would leave them, drawn from a seed."""
+"""Seeded mutations of files: corruption, careless edits and attacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# What must not reach a terminal out of a file; a newline and a tab are text.
+# Characters that must not reach a terminal from a file. Newlines and tabs are text.
 RAW = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 NASTY = "x\x1b[2J\x1b]0;y\x07\r\x08[/red][bold]\u202egnp\x9b31m\n:bomb: =1+1"
 VALUES: list[Any] = [None, True, -1, 0, 1e308, 10**30, 0.5, "", NASTY, "1", [], [[]], ["a", 1], {}, {"a": {"b": None}}]
@@ -17,7 +17,7 @@ DEEP = 100_000
 
 
 def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Cut short, with bits flipped, bytes put in, lines lost or doubled, or something else altogether."""
+    """Return the bytes truncated, with flipped bits, inserted bytes or shuffled lines, or unrelated bytes."""
     whole = bytearray(data)
     match draw.randrange(8):
         case 0:
@@ -36,28 +36,27 @@ def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
             return draw.randbytes(draw.randint(0, 400))
         case 5:
             return draw.choice([b"", b"\n", b"[" * DEEP, b'{"a":' * DEEP, b"a = " + b"[" * DEEP])
-        case 6:  # numbers become others
+        case 6:  # replace a number
             text = data.decode("utf-8", "replace")
             numbers = list(re.finditer(r"-?\d+(\.\d+)?", text))
             if numbers:
-                one = draw.choice(numbers)
+                match = draw.choice(numbers)
                 new = draw.choice(["-1", "0", "1e400", "nan", "9" * 30, "true", '""', "[]", "[100000, 100000]"])
-                return (text[: one.start()] + new + text[one.end() :]).encode()
-        case _:  # a word gets what terminals and markup act on
+                return (text[: match.start()] + new + text[match.end() :]).encode()
+        case _:  # replace a word with control characters or markup
             words = list(re.finditer(rb"[A-Za-z_]{3,}", data))
             if words:
-                one = draw.choice(words)
+                match = draw.choice(words)
                 new = draw.choice([rb"\u001b[2J", b"[/red]", NASTY.encode(), rb"\u0000", b"a" * 5000])
-                return data[: one.start()] + new + data[one.end() :]
+                return data[: match.start()] + new + data[match.end() :]
     return bytes(whole)
 
 
 def mutated_values(values: Any, draw: random.Random) -> Any:
-    """The same document with one or two values of it replaced, added or taken away."""
+    """Return a document with one or two values replaced, added or removed."""
     document = copy.deepcopy(values)
     for _ in range(draw.randint(1, 2)):
-        places = list(_places(document))
-        holder, key = draw.choice(places)
+        holder, key = draw.choice(list(_items(document)))
         match draw.randrange(5):
             case 0:
                 del holder[key]
@@ -70,22 +69,23 @@ def mutated_values(values: Any, draw: random.Random) -> Any:
     return document
 
 
-def _places(values: Any) -> Any:
+def _items(values: Any) -> Any:
+    """Yield every (container, key) of a nested document."""
     for key, inner in list(values.items()) if isinstance(values, dict) else list(enumerate(values)):
         yield values, key
         if isinstance(inner, dict | list):
-            yield from _places(inner)
+            yield from _items(inner)
 
 
 def mutated_json(data: bytes, draw: random.Random) -> bytes:
-    """A JSON document, mostly with other values; or its bytes changed."""
+    """Return a JSON document with mutated values or, less often, mutated bytes."""
     if draw.random() < 0.3:
         return mutated_bytes(data, draw)
     return json.dumps(mutated_values(json.loads(data), draw)).encode()
 
 
 def mutated_rows(data: bytes, draw: random.Random) -> bytes:
-    """The same of JSON lines."""
+    """Return JSON lines with a mutated line or, less often, mutated bytes."""
     if draw.random() < 0.3:
         return mutated_bytes(data, draw)
     lines = data.splitlines()

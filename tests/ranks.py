@@ -1,5 +1,7 @@
-"""Several processes of one run, without the seconds that importing torch takes each of them: they are forked from one
-that has imported it. They meet by a file, so that tests side by side need no ports."""
+"""Starts the processes of distributed runs in tests, quickly and without ports.
+
+The processes are forked from one that has imported torch, and rendezvous through a file.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
 
-FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # Windows has none: there each process imports torch
-context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")  # one list of what it imports
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # Windows has none: each process imports torch
+context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:
     context.set_forkserver_preload(
         [
@@ -37,25 +39,27 @@ if FORKS:
         ]
     )
 _numbers = itertools.count()
-NO_PLOTS = "VITRAIL_TESTS_NO_PLOTS"  # in the environment: pictures are blank
+NO_PLOTS = "VITRAIL_TESTS_NO_PLOTS"  # environment variable: save blank plots
 BLANK = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-HEAP = (
+HEAP_ERRORS = (
     "malloc",
     "free(): ",
     "realloc(): ",
     "double free",
     "corrupted ",
     "munmap_chunk",
-)  # what the C library says of it
+)  # error messages of the C library
 
 
 class Crashed(Exception):
-    """One of several processes died of a broken heap, and its test is run once more (conftest.py). Torch 2.13 now and
-    then frees a small block twice, in a thread of gloo and in another: seen twice in 60,000 steps of nothing else."""
+    """A process of a distributed run crashed in torch; its test runs again (conftest.py).
+
+    Torch 2.13 sometimes frees a small block twice, in a thread of gloo and in another: twice in 60,000 steps.
+    """
 
 
 class Started:
-    """Processes under way; each writes what it says to a file of its own."""
+    """Running processes, each with its own files for stdout and stderr."""
 
     def __init__(self, folder: Path, processes: list[Any]):
         self.folder, self.processes = folder, processes
@@ -75,21 +79,21 @@ class Started:
             process.join()
 
     def codes(self, timeout: float = 90) -> list[int]:
-        """How they ended; whoever does not end in time is killed."""
+        """Wait for all processes and return their exit codes. Processes that exceed the timeout are killed."""
         try:
             for process in self.processes:
                 process.join(timeout)
-            assert not self.alive, f"still there after {timeout:g} s: {self.output()}"
+            assert not self.alive, f"still running after {timeout:g} s: {self.output()}"
         finally:
             self.kill()
         codes = [process.exitcode for process in self.processes]
-        of_heap = any(word in self.errors() for word in HEAP)
-        if len(codes) > 1 and (-signal.SIGSEGV in codes or (-signal.SIGABRT in codes and of_heap)):
+        heap_error = any(message in self.errors() for message in HEAP_ERRORS)
+        if len(codes) > 1 and (-signal.SIGSEGV in codes or (-signal.SIGABRT in codes and heap_error)):
             raise Crashed(f"ended with {codes}: {self.errors()}")
         return codes
 
     def results(self) -> list[Any]:
-        """What the target returned in each."""
+        """Return the results of the target, by rank."""
         codes = self.codes()
         assert codes == [0] * len(self.processes), f"ended with {codes}: {self.errors()}"
         return [torch.load(self.folder / f"result_{rank}") for rank in range(len(self.processes))]
@@ -102,34 +106,34 @@ class Started:
 
 
 def start(world: int, folder: Path, target: Callable[..., Any], *arguments: Any) -> Started:
-    """Call `target` in `world` processes, with what torchrun would tell them in their environment."""
-    place = folder / f"ranks_{next(_numbers)}"
-    place.mkdir(parents=True)
+    """Call `target` in `world` processes, with the environment variables that torchrun sets."""
+    output = folder / f"ranks_{next(_numbers)}"
+    output.mkdir(parents=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     processes = []
     for rank in range(world):
-        process = context.Process(target=_work, args=(rank, world, place, environment, target, arguments))
+        process = context.Process(target=_work, args=(rank, world, output, environment, target, arguments))
         process.start()
         processes.append(process)
-    return Started(place, processes)
+    return Started(output, processes)
 
 
 def _work(
-    rank: int, world: int, place: Path, environment: dict[str, str], target: Callable[..., Any], arguments: Any
+    rank: int, world: int, output: Path, environment: dict[str, str], target: Callable[..., Any], arguments: Any
 ) -> None:
     os.environ |= environment
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(place / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(output / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT), number)
     faulthandler.enable()
     torch.set_num_threads(1)
-    if NO_PLOTS in environment:  # and not what the process that it is forked from was started with
+    if NO_PLOTS in environment:  # not that of the forked process, which may be older
         Figure.savefig = save_blank
     code = 0
     try:
         if world > 1:
-            dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=world)
-        torch.save(target(*arguments), place / f"result_{rank}")
+            dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=world)
+        torch.save(target(*arguments), output / f"result_{rank}")
         if world > 1:
             dist.barrier()
     except SystemExit as ended:
@@ -139,16 +143,16 @@ def _work(
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # torch may abort while it cleans up
+    os._exit(code)  # torch may abort during cleanup
 
 
 def save_blank(_: Figure, file: Any, **options: Any) -> None:
-    """In place of Figure.savefig, which takes most of the time of a short run."""
+    """Replacement of Figure.savefig, which takes most of the time of a short run."""
     file.write_text(BLANK) if isinstance(file, Path) else file.write(BLANK)
 
 
 def vitrail(*arguments: object) -> None:
-    """The command line, in this process."""
+    """Run the command line in this process."""
     from vitrail import distributed
     from vitrail.cli.main import main
 

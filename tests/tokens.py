@@ -1,8 +1,8 @@
-"""What a Vision Transformer computes where its last block may not stop at the tokens that are read."""
+"""All output tokens of a Vision Transformer, whose last block otherwise computes only those that are pooled."""
 
 
 def every_token(net, pixels):
-    """The tokens that the blocks end with, also those that no pool reads."""
+    """Return the normalized output tokens of the last block, including those that are not pooled."""
     x = net.add_positions(net.add_prefix_tokens(net.patch_embed(pixels)))  # (B, T, D)
     for block in net.blocks:
         for positions in block.positions:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: first run, typo, wrong path, odd folders."""
+"""The command line for a new user: first run, typos, wrong paths, unusual folders."""
 
 import csv
 import io
@@ -40,15 +40,15 @@ def weights(photos, tmp_path_factory):
     return out
 
 
-def sentence(done, code=2):
-    """The one sentence of a failed command."""
+def error_message(done, code=2):
+    """Return the message of a failed command on one line."""
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return " ".join(done.stderr.split())
 
 
 def imported_by(*arguments):
-    """The packages a command imports (and torch's compiler, if it does): what its start-up time is made of."""
+    """Return the packages that a command imports, and torch._dynamo if it is among the modules."""
     code = f"""
 import sys
 from vitrail.cli.main import main
@@ -62,7 +62,7 @@ finally:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def test_help_names_every_command_and_imports_little():
+def test_help_lists_commands_and_imports_nothing_slow():
     done = vitrail("--help")
     assert all(name in done.stdout for name in ("demo", "train", "evaluate", "predict", "models", "recipes"))
     assert not {"torch", "numpy", "matplotlib", "jinja2", "PIL", "safetensors"} & imported_by("--help")
@@ -85,12 +85,12 @@ def test_every_command_has_help(name):
         (["evaluate", "w"], "data"),
     ],
 )
-def test_a_typo_in_a_command_suggests_the_right_word(arguments, hint):
+def test_typo_in_a_command_or_option(arguments, hint):
     done = vitrail(*arguments)
     assert done.returncode != 0 and hint.lower() in (done.stdout + done.stderr).lower()
 
 
-def test_typos_in_paths_recipes_models_and_settings_suggest_the_right_word(photos):
+def test_typo_in_a_path_recipe_model_or_setting(photos):
     for arguments, hint in [
         ([photos.parent / "photso"], f"did you mean '{photos}'?"),
         ([photos, "--recipe", "finetun"], "did you mean 'finetune'?"),
@@ -100,7 +100,7 @@ def test_typos_in_paths_recipes_models_and_settings_suggest_the_right_word(photo
         ([photos, "--from", photos.parent / "nowhere"], "no weights at"),
         ([photos, "--from", photos.parent / "photso"], f"did you mean '{photos}'?"),
     ]:
-        assert hint in sentence(vitrail("train", *arguments))
+        assert hint in error_message(vitrail("train", *arguments))
 
 
 def test_predict_labels_files_and_folders(weights, photos):
@@ -109,46 +109,46 @@ def test_predict_labels_files_and_folders(weights, photos):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 15 and {"file", "label", "probability", "top", "labels", "probabilities"} == set(rows[0])
     assert sum(row["label"] == "red" for row in rows) >= 12
-    one = vitrail("predict", weights, photos / "red" / "000.png", "--top", "3")
-    assert "red" in one.stdout and "blue" in one.stdout and "%" in one.stdout
+    top = vitrail("predict", weights, photos / "red" / "000.png", "--top", "3")
+    assert "red" in top.stdout and "blue" in top.stdout and "%" in top.stdout
     table = vitrail("predict", weights, photos / "red" / "000.png", "--top", "2", "--csv").stdout
     (row,) = csv.DictReader(io.StringIO(table))
     assert (row["label"], row["probability"]) == (row["top_1"], row["probability_1"])
     assert row["top_2"] in ("blue", "green") and 0 < float(row["probability_2"]) <= float(row["probability_1"])
 
 
-def test_predict_goes_on_past_a_bad_file_and_says_so(weights, photos, tmp_path):
+def test_predict_reports_a_bad_file_and_continues(weights, photos, tmp_path):
     shutil.copy(photos / "red" / "000.png", tmp_path / "a b.png")
     (tmp_path / "bad.jpg").write_bytes(b"not an image")
     done = vitrail("predict", weights, tmp_path, "--csv")
-    assert "1 of the images could not be read" in sentence(done)
+    assert "1 of the images could not be read" in error_message(done)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [bool(row["error"]) for row in rows] == [False, True]
     done = vitrail("predict", weights, tmp_path / "a b.png", tmp_path / "a c.png", photos / "blue" / "000.png")
-    assert "1 of the images could not be read" in sentence(done)
+    assert "1 of the images could not be read" in error_message(done)
     first, missing, last = done.stdout.splitlines()
     assert missing == f"{tmp_path / 'a c.png'}  does not exist; did you mean '{tmp_path / 'a b.png'}'?"
     assert "%" in first and "%" in last
 
 
-def test_predict_can_answer_none_of_these(weights, photos):
+def test_predict_none_of_these(weights, photos):
     done = vitrail("predict", weights, photos / "red" / "000.png", "--threshold", "1", "--json")
     answer = json.loads(done.stdout)
     assert answer["label"] is None and answer["probability"] is None and answer["labels"] == []
     shown = vitrail("predict", weights, photos / "red" / "000.png", "--threshold", "1").stdout
-    assert re.search(r"none of these  \w+ \d", shown)  # the probability is that of the class it stands behind
+    assert re.search(r"none of these  \w+ \d", shown)  # the probability of the most probable class
 
 
-def test_predict_needs_images_that_exist(weights, photos, tmp_path):
+def test_predict_missing_images(weights, photos, tmp_path):
     close = f"does not exist; did you mean '{photos / 'red' / '0'}"
-    assert close in sentence(vitrail("predict", weights, photos / "red" / "00.png"))
-    swapped = sentence(vitrail("predict", photos / "red" / "000.png", weights))
+    assert close in error_message(vitrail("predict", weights, photos / "red" / "00.png"))
+    swapped = error_message(vitrail("predict", photos / "red" / "000.png", weights))
     assert "000.png' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES" in swapped
-    assert "no images in" in sentence(vitrail("predict", weights, tmp_path))
-    assert "vitrail predict WEIGHTS IMAGES" in sentence(vitrail("predict", weights))
+    assert "no images in" in error_message(vitrail("predict", weights, tmp_path))
+    assert "vitrail predict WEIGHTS IMAGES" in error_message(vitrail("predict", weights))
 
 
-def test_predict_imports_nothing_it_does_not_need(weights, photos):
+def test_predict_imports(weights, photos):
     imported = imported_by("predict", weights, photos / "red" / "000.png")
     assert "torch" in imported
     assert (
@@ -157,21 +157,21 @@ def test_predict_imports_nothing_it_does_not_need(weights, photos):
     )
 
 
-def test_weights_that_do_not_say_their_image_size_or_classes(photos, tmp_path):
+def test_weights_without_image_size_or_class_names(photos, tmp_path):
     shutil.copy(FIXTURES / "google_vit_token.npz", tmp_path / "vit.npz")
     picture, size = photos / "red" / "000.png", ["--image-size", "16x24"]
-    assert "give the size with --image-size" in sentence(vitrail("predict", tmp_path / "vit.npz", picture))
+    assert "give the size with --image-size" in error_message(vitrail("predict", tmp_path / "vit.npz", picture))
     done = vitrail("predict", tmp_path / "vit.npz", picture, *size, "--json")
     assert json.loads(done.stdout)["label"].startswith("class ")
-    assert "pixels, as 224 or 224x320" in sentence(vitrail("predict", "x", picture, "--image-size", "big"))
-    assert "give the size with --image-size" in sentence(vitrail("evaluate", tmp_path / "vit.npz", photos))
-    refused = sentence(vitrail("evaluate", tmp_path / "vit.npz", photos, *size))
+    assert "pixels, as 224 or 224x320" in error_message(vitrail("predict", "x", picture, "--image-size", "big"))
+    assert "give the size with --image-size" in error_message(vitrail("evaluate", tmp_path / "vit.npz", photos))
+    refused = error_message(vitrail("evaluate", tmp_path / "vit.npz", photos, *size))
     assert "vit.npz has 5 classes without names" in refused and "--from" in refused
     assert list(tmp_path.iterdir()) == [tmp_path / "vit.npz"]
 
 
-def test_evaluate_takes_an_image_size_for_named_classes(photos, tmp_path):
-    """The weights of a ResNet fit any size."""
+def test_evaluate_image_size(photos, tmp_path):
+    """The weights of a ResNet work at any image size."""
     model = network_config({"kind": "resnet", "blocks": [1], "width": 32, "image_size": [16, 16], "num_classes": 3}, "")
     names = ("blue", "green", "red")
     card = Card(model=model, preprocess=Preprocess(size=(16, 16)), classes=names, created_with="test")
@@ -181,29 +181,29 @@ def test_evaluate_takes_an_image_size_for_named_classes(photos, tmp_path):
     assert json.loads(done.stdout)["n"] == 45
 
 
-def test_evaluate_prints_json_alone(weights, photos, tmp_path):
+def test_evaluate_prints_json_only(weights, photos, tmp_path):
     done = vitrail("evaluate", weights, photos, "--json", "--report", tmp_path / "r.html")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] == 9
-    assert "no split 'test'" in sentence(vitrail("evaluate", weights, photos, "--split", "test"))
+    assert "no split 'test'" in error_message(vitrail("evaluate", weights, photos, "--split", "test"))
 
 
-def test_models_and_recipes_are_listed():
+def test_models_and_recipes():
     assert "86,567,656" in vitrail("models").stdout
     listed = vitrail("recipes").stdout
     assert all(name in listed for name in ("scratch", "finetune", "probe", "demo"))
     assert "weight_decay = 0.05" in vitrail("recipes", "finetune").stdout
-    assert "no recipe 'foo'. `vitrail recipes` lists them." in sentence(vitrail("recipes", "foo"))
+    assert "no recipe 'foo'. `vitrail recipes` lists them." in error_message(vitrail("recipes", "foo"))
 
 
-def test_a_recipe_file_is_shown_too(weights):
+def test_recipes_prints_a_file(weights):
     assert "[optimizer]" in vitrail("recipes", weights / "config.toml").stdout
 
 
-# Three folders of a new user.
+# Image folders
 
 
-def test_nested_folders_with_odd_names_train(tmp_path):
+def test_train_on_nested_folders_with_unusual_names(tmp_path):
     root = tmp_path / "my photos (2026)"
     draw(root / "Käse & Brot" / "day 1" / "raw", (200, 60, 60), 6)
     draw(root / "[b]old[/b]" / "x", (60, 60, 200), 6)
@@ -217,7 +217,7 @@ def test_nested_folders_with_odd_names_train(tmp_path):
     assert "Käse &amp; Brot" in report
 
 
-def test_a_corrupt_file_is_left_out_and_named(photos, tmp_path):
+def test_corrupt_file_is_skipped_and_named(photos, tmp_path):
     root = tmp_path / "photos"
     shutil.copytree(photos, root)
     whole = (root / "red" / "003.png").read_bytes()
@@ -229,7 +229,7 @@ def test_a_corrupt_file_is_left_out_and_named(photos, tmp_path):
     assert "red/003.png" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_a_class_with_two_images_trains_on_one_and_holds_out_one(photos, tmp_path):
+def test_class_with_two_images_has_one_in_each_split(photos, tmp_path):
     root = tmp_path / "photos"
     shutil.copytree(photos, root)
     draw(root / "rare", (90, 200, 200), 2)
@@ -238,55 +238,55 @@ def test_a_class_with_two_images_trains_on_one_and_holds_out_one(photos, tmp_pat
     assert "4 classes; images: 37 train, 10 val" in done.stdout
 
 
-def test_folders_that_cannot_work_stop_with_one_sentence(photos, tmp_path):
+def test_unusable_folders_are_rejected(photos, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "has no images" in sentence(vitrail("train", tmp_path / "empty"))
-    assert "only one class" in sentence(vitrail("train", photos.parent))
-    assert "no class folders" in sentence(vitrail("train", photos / "red"))
+    assert "has no images" in error_message(vitrail("train", tmp_path / "empty"))
+    assert "only one class" in error_message(vitrail("train", photos.parent))
+    assert "no class folders" in error_message(vitrail("train", photos / "red"))
     draw(tmp_path / "singles" / "a", (1, 2, 3), 1)
     draw(tmp_path / "singles" / "b", (200, 2, 3), 1)
-    assert "every class needs two images or more" in sentence(vitrail("train", tmp_path / "singles"))
-    assert "single image" in sentence(vitrail("train", photos / "red" / "000.png"))
+    assert "two images" in error_message(vitrail("train", tmp_path / "singles"))
+    assert "single image" in error_message(vitrail("train", photos / "red" / "000.png"))
 
 
-def test_output_that_cannot_be_written_is_one_sentence(photos, tmp_path):
+def test_out_that_is_a_file_is_rejected(photos, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    assert "is a file" in sentence(vitrail("train", photos, "--out", file, *FEW))
+    assert "is a file" in error_message(vitrail("train", photos, "--out", file, *FEW))
 
 
 @pytest.mark.parametrize("command", [("models",), ("plan", "B/16"), ("recipes",)])
-def test_a_reader_that_goes_away_is_no_failure(command):
+def test_closed_output_pipe_is_no_error(command):
     process = subprocess.Popen(
         [sys.executable, "-m", "vitrail", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    process.stdout.close()  # before anything is written
+    process.stdout.close()  # before the first write
     assert process.wait(timeout=60) == 0
     assert b"Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_streams_that_the_shell_closed(tmp_path, closed):
+def test_streams_closed_by_the_shell(tmp_path, closed):
     done = subprocess.run(f"{sys.executable} -m vitrail plan B/16 --json {closed}", shell=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert bool(done.stdout) == (closed == "2>&-")
 
 
-def test_a_mistake_is_told_apart_when_nobody_hears_of_it(tmp_path):
+def test_exit_code_with_closed_stderr(tmp_path):
     command = [sys.executable, "-m", "vitrail", "evaluate", str(tmp_path), str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     process.stderr.close()
     assert process.wait(timeout=60) == 2
 
 
-def test_words_that_are_the_result_are_missed(tmp_path):
+def test_full_disk_for_the_output_is_an_error(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "vitrail", "models"], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode != 0
 
 
-class _Tee:
-    """What people put in the place of sys.stdout."""
+class _FailingStream:
+    """A stand-in for sys.stdout whose writes fail."""
 
     def __init__(self, error):
         self.error, self.calls = error, 0
@@ -300,8 +300,8 @@ class _Tee:
 
 
 @pytest.mark.parametrize("error", [OSError("full"), ValueError("closed"), BlockingIOError()])
-def test_a_stream_of_ones_own_that_fails_ends_nothing(monkeypatch, error):
-    monkeypatch.setattr(sys, "stdout", tee := _Tee(error))
+def test_console_ignores_errors_of_a_replaced_stdout(monkeypatch, error):
+    monkeypatch.setattr(sys, "stdout", tee := _FailingStream(error))
     console, before = make_console(ignore_write_errors=True), len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         console.print("words")
@@ -321,20 +321,20 @@ def _evaluate_by(function, *arguments):
     processes.vitrail("evaluate", *arguments)
 
 
-def test_another_pipe_that_breaks_is_a_failure(weights, photos, tmp_path):
+def test_other_broken_pipe_is_an_internal_error(weights, photos, tmp_path):
     started = processes.start(1, tmp_path, _evaluate_by, _broken_pipe, weights, photos)
     assert started.codes() == [70] and "BrokenPipeError" in started.errors()
 
 
-def test_control_c_says_that_it_stopped(weights, photos, tmp_path):
-    """Python takes the signal as soon as it runs; a process of its own lets the test send it."""
+def test_control_c_prints_stopped(weights, photos, tmp_path):
+    """Runs in a process of its own, which can receive SIGINT."""
     started = processes.start(1, tmp_path, _evaluate_by, _control_c, weights, photos)
     assert started.codes() == [130]
     assert "stopped" in started.errors() and "Traceback" not in started.errors()
 
 
-def test_a_crash_says_where_it_was(tmp_path):
-    """A fault in compiled code ends a process at once; without a word it would look like a kill."""
+def test_segfault_prints_a_stack_trace(tmp_path):
+    """A segmentation fault prints a stack trace."""
     code = "import faulthandler, vitrail.cli.main as c\n"
     code += "def crash(): faulthandler._sigsegv()\n"
     code += "c.app = crash; c.main()"

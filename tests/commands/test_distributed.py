@@ -1,4 +1,4 @@
-"""Whole runs of several processes: killed, stopped, restarted, and gone on with by another number of them."""
+"""Distributed runs: killed, stopped, restarted, and resumed with another number of processes."""
 
 import contextlib
 import csv
@@ -27,7 +27,7 @@ from vitrail.workflows import batches, finish
 
 pytestmark = pytest.mark.slow  # whole runs
 
-# Everything that processes could disagree on; dropout, whose seed depends on the process, only where bits are compared.
+# All settings in which processes could disagree. Dropout, whose seed depends on the rank, only where bits are compared.
 COMMON = (
     "precision.compute=fp32",
     "data.workers=0",
@@ -50,8 +50,8 @@ EXACT = (
 
 
 def arguments(data, tiny, out, *settings):
-    asked = [part for setting in settings for part in ("--set", setting)]
-    return ["train", data, "--from", tiny, "--recipe", "scratch", "--out", out, *asked]
+    options = [part for setting in settings for part in ("--set", setting)]
+    return ["train", data, "--from", tiny, "--recipe", "scratch", "--out", out, *options]
 
 
 def resume(out):
@@ -59,7 +59,7 @@ def resume(out):
 
 
 def vitrail(world, folder, command, timeout=90):
-    """A run that ends well; what it said."""
+    """Run a command that must succeed, and return its output."""
     started = processes.start(world, folder, processes.vitrail, *command)
     assert started.codes(timeout) == [0] * world, started.errors()
     assert not started.errors()
@@ -71,21 +71,21 @@ KINDS = {
     "one, muon": (1, ("optimizer.name=muon",)),
     "ddp": (2, ("train.parallel=ddp",)),
     "fsdp": (2, ("train.parallel=fsdp",)),
-    "three": (3, ("train.parallel=ddp",)),  # gradients are added in the order in which they are sent
+    "three": (3, ("train.parallel=ddp",)),  # gradients are summed in a fixed order
 }
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(photos, tiny, tmp_path_factory):
-    """The run of a kind, made once."""
-    known = {}
+    """A function from a kind to its uninterrupted run, cached."""
+    runs = {}
 
     def folder(kind):
-        if kind not in known:
-            known[kind] = tmp_path_factory.mktemp("whole") / "run"
+        if kind not in runs:
+            runs[kind] = tmp_path_factory.mktemp("whole") / "run"
             world, settings = KINDS[kind]
-            vitrail(world, known[kind].parent, arguments(photos, tiny, known[kind], *EXACT, *settings))
-        return known[kind]
+            vitrail(world, runs[kind].parent, arguments(photos, tiny, runs[kind], *EXACT, *settings))
+        return runs[kind]
 
     return folder
 
@@ -93,7 +93,7 @@ def uninterrupted(photos, tiny, tmp_path_factory):
 @pytest.mark.parametrize(
     "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS if kind != "ddp")]
 )
-def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, uninterrupted, kind):
+def test_killed_and_resumed_run_is_bit_identical(photos, tiny, tmp_path, uninterrupted, kind):
     world, settings = KINDS[kind]
     out, kills, chance = tmp_path / "run", 0, random.Random(kind)
     command = arguments(photos, tiny, out, *EXACT, *settings)
@@ -112,7 +112,7 @@ def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, un
 
 
 def _wait_for_checkpoint(out, started):
-    """Until the launch under way has written one of its own, so that every launch makes some progress."""
+    """Wait until this launch has written a checkpoint, so that every launch makes progress."""
     checkpoints = CheckpointManager(out / "checkpoints", 2)
     before, deadline = checkpoints.steps(), time.monotonic() + 60
     while started.alive and checkpoints.steps() == before and time.monotonic() < deadline:
@@ -124,7 +124,7 @@ LIKE_ONE = (*COMMON, "train.steps=50", "train.checkpoint_every=10", "train.log_e
 
 @pytest.fixture(scope="module")
 def table(photos, tmp_path_factory):
-    """Images that count differently."""
+    """A table of images with sample weights."""
     path = tmp_path_factory.mktemp("weighted") / "images.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
@@ -135,7 +135,7 @@ def table(photos, tmp_path_factory):
 
 
 def _with_one_unreadable(*command, stop_after=None):
-    """The command in this process, with an image that gives no pixels; the first process can be told to stop."""
+    """Run the command in this process, with one undecodable image. Rank 0 stops after step `stop_after`."""
     pixels, step = BatchDecoder._pixels, TrainingProgress.step
 
     def broken(self, sample, draws):
@@ -152,14 +152,14 @@ def _with_one_unreadable(*command, stop_after=None):
     processes.vitrail(*command)
 
 
-def _stopped(step, *command):
+def _stopped_after(step, *command):
     _with_one_unreadable(*command, stop_after=step)
 
 
 @pytest.fixture(scope="module")
-def alone(table, tiny, tmp_path_factory):
-    """What one process makes of it, the whole batch at once."""
-    out = tmp_path_factory.mktemp("alone") / "run"
+def single_process(table, tiny, tmp_path_factory):
+    """The run of one process, without gradient accumulation."""
+    out = tmp_path_factory.mktemp("single_process") / "run"
     command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=12")
     started = processes.start(1, out.parent, _with_one_unreadable, *command)
     assert started.codes() == [0], started.errors()
@@ -167,37 +167,37 @@ def alone(table, tiny, tmp_path_factory):
     return out
 
 
-def assert_close(folder, alone):
-    """To float tolerance: losses of all steps, what was measured, and the averaged weights in the end."""
-    rows, expected = (read_metrics(run / "metrics.jsonl") for run in (folder, alone))
+def assert_close(folder, single_process):
+    """Compare losses, validation metrics and the averaged weights, with float tolerance."""
+    rows, expected = (read_metrics(run / "metrics.jsonl") for run in (folder, single_process))
     for key in ("loss", "val_loss", "accuracy", "grad_norm"):
         left, right = (torch.tensor([row[key] for row in history if key in row]) for history in (rows, expected))
         torch.testing.assert_close(left, right, rtol=2e-4, atol=1e-5)
-    ours, theirs = weights(folder), weights(alone)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=5e-5)
+    actual, expected = weights(folder), weights(single_process)
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_train_what_one_does(table, tiny, tmp_path, alone, parallel):
-    """Fifty steps with mixup, cutmix, micro-batches, clipping, averaging, weights and an image that is broken."""
+def test_two_processes_match_one(table, tiny, tmp_path, single_process, parallel):
+    """Fifty steps with mixup, cutmix, gradient accumulation, clipping, averaging, sample weights and a broken image."""
     command = arguments(
         table, tiny, tmp_path / "run", *LIKE_ONE, "train.micro_batch_size=4", f"train.parallel={parallel}"
     )
     started = processes.start(2, tmp_path, _with_one_unreadable, *command)
     assert started.codes() == [0, 0], started.errors()
-    assert_close(tmp_path / "run", alone)
+    assert_close(tmp_path / "run", single_process)
 
 
 @pytest.mark.parametrize(
     ("parallel", "worlds"), [("ddp", (2, 1, 2)), pytest.param("fsdp", (2, 1, 3), marks=pytest.mark.full)]
 )
-def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, parallel, worlds):
+def test_resume_with_another_number_of_processes(table, tiny, tmp_path, single_process, parallel, worlds):
     out, stops = tmp_path / "run", iter((13, 31))
     command = arguments(table, tiny, out, *LIKE_ONE, "train.micro_batch_size=4", f"train.parallel={parallel}")
     for world in worlds[:-1]:
-        stopped = processes.start(world, tmp_path, _stopped, next(stops), *command)
+        stopped = processes.start(world, tmp_path, _stopped_after, next(stops), *command)
         assert stopped.codes() == [128 + signal.SIGTERM] * world, stopped.errors()
         how = "vitrail" if world == 1 else "torchrun ... -m vitrail"
         assert stopped.errors() == f"stopped and saved; resume with: {how} train --resume --out {out}\n"
@@ -205,10 +205,10 @@ def test_another_number_of_processes_goes_on(table, tiny, tmp_path, alone, paral
     last = processes.start(worlds[-1], tmp_path, _with_one_unreadable, *command)
     assert last.codes() == [0] * worlds[-1], last.errors()
     assert "from step 31 of 50" in last.output()
-    assert_close(out, alone)
+    assert_close(out, single_process)
 
 
-MOMENTS = {  # what is under way, in which call, and the step that is saved
+MOMENTS = {  # object, method and number of the call that the signal interrupts, and the step that is saved
     "step": (TrainStep, "_gradients", 9, 9),
     "evaluation": (batches, "normalise", 16, 15),
     "checkpoint": (checkpoint, "save_file", 4, 7),
@@ -217,14 +217,14 @@ MOMENTS = {  # what is under way, in which call, and the step that is saved
 
 
 def _signalled(moment, which, *command):
-    """The command in this process, which is told to stop at a moment: all of them are, or one."""
+    """Run the command in this process; the rank `which`, or "all", gets SIGTERM at `moment`."""
     owner, name, number, _ = MOMENTS[moment]
-    before, calls = getattr(owner, name), itertools.count(1)
+    original, calls = getattr(owner, name), itertools.count(1)
 
     def signal_then_call(*values, **options):
         if next(calls) == number and which in ("all", int(os.environ["RANK"])):
             signal.raise_signal(signal.SIGTERM)
-        return before(*values, **options)
+        return original(*values, **options)
 
     setattr(owner, name, signal_then_call)
     processes.vitrail(*command)
@@ -239,7 +239,7 @@ def _signalled(moment, which, *command):
         ("end", "ddp", "all"),
     ],
 )
-def test_a_signal_saves_once_and_is_told_once(photos, tiny, tmp_path, uninterrupted, moment, kind, which):
+def test_signal_saves_once_and_is_reported_once(photos, tiny, tmp_path, uninterrupted, moment, kind, which):
     world, settings = KINDS[kind]
     out = tmp_path / "run"
     command = arguments(photos, tiny, out, *EXACT, *settings)
@@ -251,16 +251,16 @@ def test_a_signal_saves_once_and_is_told_once(photos, tiny, tmp_path, uninterrup
     assert_same_bits(weights(uninterrupted(kind)), weights(out))
 
 
-def _signalled_on_its_own_machine(*command):
+def _signalled_on_separate_machines(*command):
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     _signalled("step", 1, *command)
 
 
-def test_machines_agree_to_stop_at_a_step_that_is_logged(photos, tiny, tmp_path, uninterrupted):
-    """As if each process were on another machine, where a word in every step would cost too much."""
+def test_machines_stop_at_a_logged_step(photos, tiny, tmp_path, uninterrupted):
+    """With one process per machine, ranks agree on stopping only at logged steps, to save communication."""
     out = tmp_path / "run"
     command = arguments(photos, tiny, out, *EXACT, "train.parallel=ddp")
-    stopped = processes.start(2, tmp_path, _signalled_on_its_own_machine, *command)
+    stopped = processes.start(2, tmp_path, _signalled_on_separate_machines, *command)
     assert stopped.codes() == [128 + signal.SIGTERM] * 2, stopped.errors()
     assert CheckpointManager(out / "checkpoints", 2).steps()[-1][0] == 10  # the signal came in step 9
     vitrail(2, tmp_path, resume(out))
@@ -269,7 +269,7 @@ def test_machines_agree_to_stop_at_a_step_that_is_logged(photos, tiny, tmp_path,
 
 @contextlib.contextmanager
 def torchrun(*command):
-    """Started as a user does; `--standalone` takes a free port. Whatever happens, nothing of it is left."""
+    """Start torchrun as a user does, on a free port (`--standalone`), and kill all its processes at the end."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     started = subprocess.Popen(
         [*launcher, "--monitor-interval", "0.1", *map(str, command)],
@@ -285,8 +285,8 @@ def torchrun(*command):
         started.wait()
 
 
-def test_torchrun_and_its_processes_are_stopped_at_once(photos, tiny, tmp_path, uninterrupted):
-    """As a cluster does it: every process is told, and torchrun passes on what it was told itself."""
+def test_signal_to_torchrun_and_its_processes(photos, tiny, tmp_path, uninterrupted):
+    """As on a cluster: every process gets the signal, and torchrun forwards its own."""
     out = tmp_path / "run"
     with torchrun("-m", "vitrail", *arguments(photos, tiny, out, *EXACT, "train.parallel=ddp")) as started:
         while started.poll() is None and not list((out / "checkpoints").glob("step_000000004*")):
@@ -303,13 +303,13 @@ def test_torchrun_and_its_processes_are_stopped_at_once(photos, tiny, tmp_path, 
 
 
 def _children(parent):
-    found = []
+    children = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(entry.name))
-    return found
+                    children.append(int(entry.name))
+    return children
 
 
 DIES_ONCE = """
@@ -329,19 +329,19 @@ main()
 
 
 @pytest.mark.full
-def test_torchrun_starts_a_killed_process_again_and_the_run_goes_on(photos, tiny, tmp_path, uninterrupted):
+def test_run_resumes_when_torchrun_restarts_a_killed_process(photos, tiny, tmp_path, uninterrupted):
     out, script = tmp_path / "run", tmp_path / "dies_once.py"
     script.write_text(DIES_ONCE)
     command = arguments(photos, tiny, out, *EXACT, "train.parallel=fsdp")
     with torchrun("--max-restarts", "2", script, *command) as started:
-        said, errors = started.communicate(timeout=90)
+        output, errors = started.communicate(timeout=90)
     assert started.returncode == 0, errors
-    assert said.count("from step 6 of 30") == 1, said
+    assert output.count("from step 6 of 30") == 1, output
     assert_same_bits(weights(uninterrupted("fsdp")), weights(out))
 
 
-def test_what_the_user_can_fix_is_told_once(photos, tiny, tmp_path):
-    for command, sentence in (
+def test_user_errors_are_reported_once(photos, tiny, tmp_path):
+    for command, message in (
         (["train", tmp_path / "nowhere"], "nowhere"),
         (
             arguments(photos, tiny, tmp_path / "run", "train.batch_size=7"),
@@ -352,15 +352,15 @@ def test_what_the_user_can_fix_is_told_once(photos, tiny, tmp_path):
     ):
         started = processes.start(2, tmp_path, processes.vitrail, *command)
         assert started.codes() == [2, 2], started.errors()
-        assert sentence in started.errors() and started.errors().count("error:") == 1, started.errors()
+        assert message in started.errors() and started.errors().count("error:") == 1, started.errors()
 
 
-def _no_room_for_one(*command):
-    """The command in this process, with a disk that is full for the second one alone, from its third checkpoint on."""
+def _disk_full_on_rank_1(*command):
+    """Run the command in this process. For rank 1, the disk is full from the third checkpoint on."""
     sync, calls = os.fsync, itertools.count()
 
     def full(number):
-        if os.environ["RANK"] == "1" and next(calls) >= 4:  # two of a file: itself and its folder
+        if os.environ["RANK"] == "1" and next(calls) >= 4:  # two calls per file: the file and its folder
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sync(number)
 
@@ -368,10 +368,10 @@ def _no_room_for_one(*command):
     processes.vitrail(*command)
 
 
-def test_a_full_disk_of_one_process_ends_all_and_leaves_what_was_whole(photos, tiny, tmp_path, uninterrupted):
+def test_full_disk_on_one_rank_ends_all_and_keeps_checkpoints(photos, tiny, tmp_path, uninterrupted):
     out = tmp_path / "run"
     command = arguments(photos, tiny, out, *EXACT, "train.parallel=fsdp")
-    started = processes.start(2, tmp_path, _no_room_for_one, *command)
+    started = processes.start(2, tmp_path, _disk_full_on_rank_1, *command)
     assert started.codes() == [2, 2], started.errors()
     assert "No space left on device" in started.errors() and started.errors().count("error:") == 1, started.errors()
     names = sorted(path.name for path in (out / "checkpoints").iterdir())

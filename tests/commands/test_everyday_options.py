@@ -1,4 +1,4 @@
-"""Options for the settings that people change every day do what `--set` does."""
+"""The options for common settings have the same effect as `--set`."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ import pytest
 from vitrail.config import OPTIONS, with_options
 from vitrail.errors import UserError
 
-VALUES = {  # typed, and what config.toml then says
+VALUES = {  # option value, and the resulting value in config.toml
     "epochs": (2, None),
     "steps": (3, 3),
     "batch_size": (6, 6),
@@ -25,12 +25,14 @@ def option(name):
     return f"--{name.replace('_', '-')}"
 
 
-def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed):
+def test_options_set_the_settings(photos, tiny, tmp_path, typed):
     assert VALUES.keys() == OPTIONS.keys()
-    words = [word for name, (value, _) in VALUES.items() if name != "epochs" for word in (option(name), value)]
+    arguments = [part for name, (value, _) in VALUES.items() if name != "epochs" for part in (option(name), value)]
     out = tmp_path / "run"
-    code, said, _ = typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, "--quiet", *words)
-    assert code == 0 and said == ""
+    code, output, _ = typed(
+        "train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, "--quiet", *arguments
+    )
+    assert code == 0 and output == ""
     settings = tomllib.loads((out / "config.toml").read_text())
     for name, (_, written) in VALUES.items():
         if name != "epochs":
@@ -38,14 +40,14 @@ def test_every_option_is_typed_and_written(photos, tiny, tmp_path, typed):
             assert settings[section][key] == written, name
 
 
-def test_epochs_count_images(photos, tiny, tmp_path, typed):
+def test_epochs_are_converted_to_steps(photos, tiny, tmp_path, typed):
     out = tmp_path / "run"
-    words = ("--epochs", 2, "--batch-size", 9, "--image-size", 16)
-    assert typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, *words)[0] == 0
+    arguments = ("--epochs", 2, "--batch-size", 9, "--image-size", 16)
+    assert typed("train", photos, "--from", tiny, "--recipe", "finetune", "--out", out, *arguments)[0] == 0
     assert tomllib.loads((out / "config.toml").read_text())["train"]["steps"] == 2 * 36 / 9
 
 
-def test_an_option_and_its_setting_are_not_both_given(photos, tiny, typed):
+def test_option_and_setting_exclude_each_other(photos, tiny, typed):
     for name, path in OPTIONS.items():
         with pytest.raises(UserError, match=re.escape(path)):
             with_options([f"{path}=1"], {name: 2})
@@ -55,7 +57,7 @@ def test_an_option_and_its_setting_are_not_both_given(photos, tiny, typed):
     assert code != 0 and "--lr" in error
 
 
-def test_options_are_settings_of_toml():
+def test_options_become_toml_values():
     options = {"image_size": (16, 24), "precision": "fp32", "lr": 1e-5, "seed": 0, "epochs": None}
     assert with_options(["data.group_similar=false"], options) == [
         "data.group_similar=false",

@@ -1,4 +1,4 @@
-"""Every recipe of the folder builds and takes one step, on networks of its family that are tiny."""
+"""Every recipe builds and trains one step, with tiny networks of its family."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from vitrail.models import variants
 from vitrail.training.progress import read_metrics
 from vitrail.weights import names
 
-pytestmark = pytest.mark.slow  # half a second each
+pytestmark = pytest.mark.slow  # half a second per recipe
 TINY = (32, 1, 64, 2)  # width, depth, mlp_dim, heads
 QUICK = ("train.device=cpu", "data.workers=0")
 STEP = (
@@ -22,25 +22,25 @@ STEP = (
     "train.batch_size=8",
     "train.log_every=1",
     "precision.compute=fp32",
-    "schedule.warmup=0",  # else the first step would have a learning rate of 0
+    "schedule.warmup=0",  # otherwise the first step has learning rate 0
 )
 
 
 def make_tiny(patch):
-    """Every name stands for a network of one block, with the patches and stages that it has."""
+    """Replace every named network by one with a single block per stage and the same patches."""
     for letter in variants.SIZES:
         patch.setitem(variants.SIZES, letter, TINY)
     for layers in variants.RESNETS:
         patch.setitem(variants.RESNETS, layers, (1, 1, 1, 1))
 
 
-def one_run(data, recipe, out, *settings, **options):
+def train(data, recipe, out, *settings, **options):
     quiet = Console(quiet=True)
     return vitrail.train(data, recipe=recipe, out=out, overrides=(*QUICK, *settings), console=quiet, **options)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def photos(tmp_path_factory):
     root = tmp_path_factory.mktemp("recipes") / "photos"
     for name, colour in {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}.items():
         draw(root / name, colour, 12)
@@ -48,21 +48,21 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def start(pictures, tmp_path_factory):
-    """Weights to start from, at 16 px, by the name of their network."""
+def start(photos, tmp_path_factory):
+    """A function from the name of a network to starting weights at 16 px."""
 
     @functools.cache
     def trained(model):
         out = tmp_path_factory.mktemp("start") / "run"
         with pytest.MonkeyPatch.context() as patch:
             make_tiny(patch)
-            return one_run(pictures, "scratch", out, *STEP, "model.image_size=[16,16]", model=model).weights
+            return train(photos, "scratch", out, *STEP, "model.image_size=[16,16]", model=model).weights
 
     return trained
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_recipe_builds_and_takes_a_step(name, start, pictures, tmp_path, monkeypatch):
+def test_recipe_trains_one_step(name, start, photos, tmp_path, monkeypatch):
     make_tiny(monkeypatch)
     config = validate(RunConfig, read_recipe(name), name)
     command = (recipe_folder() / f"{name}.toml").read_text().splitlines()[0]
@@ -80,9 +80,9 @@ def test_a_recipe_builds_and_takes_a_step(name, start, pictures, tmp_path, monke
     if "objective.teacher" in command:
         settings.append(f"objective.teacher={start('S/8')}")
         side = 16
-    result = one_run(pictures, name, tmp_path / "run", *settings, f"model.image_size=[{side},{side}]", **options)
+    result = train(photos, name, tmp_path / "run", *settings, f"model.image_size=[{side},{side}]", **options)
     if config.kind != "probe":
         losses = [row["loss"] for row in read_metrics(result.folder / "metrics.jsonl") if "loss" in row]
         assert len(losses) == 1 and math.isfinite(losses[0])
-    if config.kind != "masked":  # its head starts at zero, and one step moves it
+    if config.kind != "masked":  # the head starts at zero; one step changes it
         assert vitrail.load(result.weights).net.head.weight.abs().max() > 0
