@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.data.images import MemorySource
 from vitrail.config import AugmentConfig, DataConfig, Preprocess
-from vitrail.data.loader import memory as outputs
+from vitrail.data.loader import memory as memory_module
 from vitrail.data.loader.cache import PixelCache
 from vitrail.data.loader.loader import training_loader
 from vitrail.data.loader.reader import Reader
@@ -92,9 +92,9 @@ def test_advice_is_printed_once_and_not_at_the_start(tmp_path):
     ],
 )
 def test_advice_names_the_remedy(monkeypatch, workers, keep, memory, advice):
-    monkeypatch.setattr(outputs, "cores", lambda: 4)
-    monkeypatch.setattr(outputs, "available_memory", lambda: memory)
+    monkeypatch.setattr(memory_module, "cores", lambda: 4)
+    monkeypatch.setattr(memory_module, "available_memory", lambda: memory)
     source, spec = MemorySource.noise(6), Preprocess(size=(224, 224))
     reader = Reader(source, spec, 10**6, PixelCache(source.areas, 3) if keep else None)
     loader = training_loader(reader, 2, AugmentConfig(), 0, workers, torch.device("cpu"))
-    assert advice in outputs.data_wait_advice(loader, source, spec, DataConfig(path="photos"))
+    assert advice in memory_module.data_wait_advice(loader, source, spec, DataConfig(path="photos"))

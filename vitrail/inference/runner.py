@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.loader.loader import ImageBatch, evaluation_loader
-from vitrail.data.loader.reader import Reader, Source
+from vitrail.data.loader.reader import ImageSource, Reader
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import normalise
 from vitrail.distributed import SINGLE_PROCESS, Ranks
@@ -77,7 +77,7 @@ def network_outputs(
 @torch.no_grad()
 def forward_batches(
     forward: Forward,
-    images: Source,
+    images: ImageSource,
     spec: Preprocess,
     device: torch.device,
     *,
@@ -133,7 +133,7 @@ def row_errors(batch: ImageBatch) -> list[str | None]:
     return [None if weight else next(reasons)[1] for weight in batch.weights.tolist()]
 
 
-def read_pixels(images: Source, spec: Preprocess) -> list[Tensor | str]:
+def read_pixels(images: ImageSource, spec: Preprocess) -> list[Tensor | str]:
     """Each image as a network's uint8 input (C, H, W), or why it cannot be read. Without a network: to look at."""
     loader = evaluation_loader(Reader(images, spec, MAX_PIXELS), BATCH, None, torch.device("cpu"))
     return [

@@ -138,7 +138,7 @@ def augmented_batches(batch: ImageBatch, positions: Sequence[int], plan: Plan, t
         pixels, targets, weights = mix(pixels, targets, weights, augment, seed, positions, batch.position.numpy())
     size = len(batch) // len(positions)
     for first in range(0, len(batch), size):
-        rows = slice(first + batch.extra, first + size)
+        rows = slice(first + batch.overlap, first + size)
         yield Batch(pixels[rows], targets[rows], weights[rows], batch.epoch[rows], batch.sample[rows])
 
 

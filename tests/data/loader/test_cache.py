@@ -1,4 +1,4 @@
-"""Decoded images that are kept: the same pixels or none, whatever happened to the file they lie in."""
+"""The cache of decoded images: correct pixels or none, whatever happens to its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.data.images import MemorySource, encode
 from vitrail.config import DataConfig, Preprocess
 from vitrail.data.decode import decode
 from vitrail.data.loader import cache as cache_module
-from vitrail.data.loader import memory as outputs
+from vitrail.data.loader import memory as memory_module
 from vitrail.data.loader.cache import PixelCache, StoredPixelCache
 from vitrail.data.loader.memory import DEFAULT_AVAILABLE, available_memory
 from vitrail.data.loader.reader import Reader
@@ -31,20 +31,20 @@ def filled(source: MemorySource, cache: PixelCache) -> PixelCache:
 
 
 def assert_pixels(source: MemorySource, cache: PixelCache) -> None:
-    """Through the reader, which decodes what the cache does not have."""
+    """Read through the reader, which decodes images missing from the cache."""
     reader = Reader(source, SPEC, 10**6, cache)
     for index, data in enumerate(source.files):
         np.testing.assert_array_equal(reader.image(index), decode(data))
 
 
-def known(cache: PixelCache, count: int) -> list[bool]:
+def cached(cache: PixelCache, count: int) -> list[bool]:
     return [cache.get(index) is not None for index in range(count)]
 
 
-def test_what_was_put_comes_back_and_cannot_be_written_to() -> None:
+def test_cached_images_are_returned_read_only() -> None:
     source = MemorySource.noise(7)
     cache = PixelCache(source.areas, 3)
-    assert known(cache, 7) == [False] * 7
+    assert cached(cache, 7) == [False] * 7
     filled(source, cache)
     for index, data in enumerate(source.files):
         image = cache.get(index)
@@ -54,50 +54,50 @@ def test_what_was_put_comes_back_and_cannot_be_written_to() -> None:
             image[0] = 0
 
 
-def test_an_image_of_another_size_than_before_is_not_kept() -> None:
+def test_an_image_whose_size_changed_is_not_cached() -> None:
     source = MemorySource.noise(3)
     cache = PixelCache(source.areas, 3)
     source.files[1] = encode(Image.fromarray(np.zeros((5, 5, 3), np.uint8)), "PNG")
     assert_pixels(source, cache)
-    assert known(cache, 3) == [True, False, True]
+    assert cached(cache, 3) == [True, False, True]
 
 
-def test_another_process_fills_it() -> None:
+def test_another_process_fills_the_cache() -> None:
     source = MemorySource.noise(4)
     cache = PixelCache(source.areas, 3)
     process = multiprocessing.get_context("fork").Process(target=filled, args=(source, cache))
     process.start()
     process.join()
-    assert known(cache, 4) == [True] * 4
+    assert cached(cache, 4) == [True] * 4
     assert_pixels(source, cache)
 
 
-def test_a_later_run_finds_the_file(tmp_path: Path) -> None:
+def test_a_later_run_reuses_the_file(tmp_path: Path) -> None:
     source = MemorySource.noise(7)
     filled(source, StoredPixelCache(source, SPEC, tmp_path))
     source.reads = 0
     again = StoredPixelCache(source, SPEC, tmp_path)
     assert_pixels(source, again)
     assert source.reads == 0
-    half = MemorySource.noise(8)
-    assert known(StoredPixelCache(half, SPEC, tmp_path), 8) == [False] * 8  # other images, another file
+    more = MemorySource.noise(8)
+    assert cached(StoredPixelCache(more, SPEC, tmp_path), 8) == [False] * 8  # other images have another file
 
 
-@pytest.mark.parametrize("place", [0, 100, -1])
-def test_damaged_pixels_are_noticed(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("offset", [0, 100, -1])
+def test_damaged_pixels_are_decoded_again(tmp_path: Path, offset: int) -> None:
     source = MemorySource.noise(7)
     path = filled(source, StoredPixelCache(source, SPEC, tmp_path)).path
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[offset] ^= 1
     path.write_bytes(data)
     cache = StoredPixelCache(source, SPEC, tmp_path)
-    assert known(cache, 7).count(False) == 1
+    assert cached(cache, 7).count(False) == 1
     assert_pixels(source, cache)
     cache.save()
-    assert known(StoredPixelCache(source, SPEC, tmp_path), 7) == [True] * 7  # and mended
+    assert cached(StoredPixelCache(source, SPEC, tmp_path), 7) == [True] * 7  # and repaired
 
 
-def test_a_file_that_was_cut_or_lost_its_index_is_filled_again(tmp_path: Path) -> None:
+def test_a_truncated_file_or_damaged_index_is_filled_again(tmp_path: Path) -> None:
     source = MemorySource.noise(7)
     first = filled(source, StoredPixelCache(source, SPEC, tmp_path))
     first.path.write_bytes(first.path.read_bytes()[:500])
@@ -106,26 +106,26 @@ def test_a_file_that_was_cut_or_lost_its_index_is_filled_again(tmp_path: Path) -
     for damage in (b"", b"not an index", first.index_path.read_bytes()[:-20]):
         first.index_path.write_bytes(damage)
         cache = StoredPixelCache(source, SPEC, tmp_path)
-        assert known(cache, 7) == [False] * 7
+        assert cached(cache, 7) == [False] * 7
         assert_pixels(source, cache)
 
 
-def test_a_run_that_was_killed_before_it_saved_leaves_nothing_wrong(tmp_path: Path) -> None:
+def test_a_run_killed_before_saving_leaves_no_wrong_pixels(tmp_path: Path) -> None:
     source = MemorySource.noise(7)
     cache = StoredPixelCache(source, SPEC, tmp_path)
-    assert_pixels(source, cache)  # and no save
-    assert known(StoredPixelCache(source, SPEC, tmp_path), 7) == [False] * 7
+    assert_pixels(source, cache)  # without save()
+    assert cached(StoredPixelCache(source, SPEC, tmp_path), 7) == [False] * 7
 
 
-def test_a_file_changed_after_the_scan_is_not_kept_under_its_old_name(tmp_path: Path) -> None:
+def test_a_file_changed_after_the_scan_is_not_cached(tmp_path: Path) -> None:
     source = MemorySource.noise(3)
     cache = StoredPixelCache(source, SPEC, tmp_path)
     source.files[1] = encode(Image.fromarray(np.zeros(decode(source.files[1]).shape, np.uint8)), "PNG")
     assert_pixels(source, cache)
-    assert known(cache, 3) == [True, False, True]
+    assert cached(cache, 3) == [True, False, True]
 
 
-def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_name_depends_on_everything_pixels_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = MemorySource.noise(3)
     specs = [SPEC, Preprocess(size=(8, 8), background=(0, 0, 0)), Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,))]
     assert len({StoredPixelCache(source, spec, tmp_path).path for spec in specs}) == 3
@@ -134,19 +134,19 @@ def test_what_pixels_depend_on_is_in_the_name(tmp_path: Path, monkeypatch: pytes
             patch.setattr(module, name, lambda _: "another")
             other = StoredPixelCache(source, SPEC, tmp_path).path
         assert other != StoredPixelCache(source, SPEC, tmp_path).path
-    wider = Preprocess(size=(16, 9), resize="short_side", interpolation="bicubic")  # changes nothing that is kept
+    wider = Preprocess(size=(16, 9), resize="short_side", interpolation="bicubic")  # does not change decoded pixels
     assert StoredPixelCache(source, wider, tmp_path).path == StoredPixelCache(source, SPEC, tmp_path).path
 
 
-# how much is kept
+# the choice of the cache
 
 
 def reader_for(monkeypatch: pytest.MonkeyPatch, available: int, **data: object) -> Reader:
-    monkeypatch.setattr(outputs, "available_memory", lambda: available)
-    return outputs.make_reader(MemorySource.noise(6), SPEC, DataConfig(**data))
+    monkeypatch.setattr(memory_module, "available_memory", lambda: available)
+    return memory_module.make_reader(MemorySource.noise(6), SPEC, DataConfig(**data))
 
 
-def test_images_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_images_are_cached_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     size = int(MemorySource.noise(6).areas.sum()) * 3
     assert type(reader_for(monkeypatch, 10 * size).cache) is PixelCache
@@ -156,33 +156,31 @@ def test_images_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert reader_for(monkeypatch, 10 * size, cache="none").cache is None
 
 
-def test_the_memory_that_is_left_does_not_change_pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pixels_do_not_depend_on_the_available_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     for cache in ("auto", "memory", "disk"):
         assert not any(reader_for(monkeypatch, available, cache=cache).scaled for available in (0, 10**9))
     assert reader_for(monkeypatch, 10**9, cache="none").scaled
     assert not reader_for(monkeypatch, 10**9, cache="none", scaled_decoding=False).scaled
-    monkeypatch.setattr(outputs, "MAX_CACHE_BYTES", 10)
+    monkeypatch.setattr(memory_module, "MAX_CACHE_BYTES", 10)
     assert all(reader_for(monkeypatch, available).scaled for available in (0, 10**9))
 
 
-def test_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_created_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"the decoded images, 0\.0 GB, cannot be kept: Not a directory"):
+    with pytest.raises(UserError, match=r"data\.cache=disk .*Not a directory.*VITRAIL_CACHE"):
         reader_for(monkeypatch, 10**9, cache="disk")
 
 
 @pytest.mark.parametrize("failure", [OSError(12, "Cannot allocate memory"), MemoryError(), ValueError("too large")])
-def test_images_that_cannot_be_kept_after_all_are_decoded_again(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
+def test_failed_allocation_with_auto_means_no_cache(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
     def fail(*arguments: object) -> PixelCache:
         raise failure
 
-    monkeypatch.setattr(outputs, "PixelCache", fail)
+    monkeypatch.setattr(memory_module, "PixelCache", fail)
     assert reader_for(monkeypatch, 10**9).cache is None
-    with pytest.raises(UserError, match=r"cannot be kept: \w+"):
+    with pytest.raises(UserError, match=r"data\.cache=memory .*: \w+"):
         reader_for(monkeypatch, 10**9, cache="memory")
 
 

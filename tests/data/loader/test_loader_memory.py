@@ -1,4 +1,4 @@
-"""Memory of a long stream: what it takes in the first epoch is what it takes."""
+"""Memory of the loader does not grow over epochs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vitrail.data.dataset import open_dataset
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not Path(f"/proc/{os.getpid()}/smaps_rollup").exists(), reason="needs the kernel to tell"),
+    pytest.mark.skipif(not Path(f"/proc/{os.getpid()}/smaps_rollup").exists(), reason="needs /proc/PID/smaps_rollup"),
 ]
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_memory_is_flat_over_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
-    """Shared pages counted once: resident sizes count the cache in every process that has looked at it."""
+    """PSS counts shared pages once; RSS counts the cache in every process that read it."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     make_photos(tmp_path / "photos", 512)
     samples = open_dataset(tmp_path / "photos", None).splits["all"]

@@ -1,4 +1,4 @@
-"""Samples -> batches. The position in the stream of training images is one integer; everything follows from it."""
+"""Data loader: batches of samples, each a function of the step alone."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from vitrail.data.to_device import pinned
 from vitrail.data.transforms import eval_transform
 from vitrail.distributed import SINGLE_PROCESS, Ranks
 
-FULL_IMAGE_CROPS = ("none", "shift", "zoom")  # crops that take the image as evaluation does
-# Images to evaluate for each process that is started, which takes as long as decoding ten to twenty of them; and where
-# they are kept decoded.
-PER_PROCESS, PER_PROCESS_KEPT = 32, 256
+FULL_IMAGE_CROPS = ("none", "shift", "zoom")  # values of augment.crop that resize the full image, as evaluation does
+# Evaluation images per worker process, without and with a cache: starting one takes as long as decoding 10 to 20 images
+IMAGES_PER_WORKER, IMAGES_PER_WORKER_CACHED = 32, 256
 
 
 @dataclass
 class ImageBatch:
+    """One batch of images and labels."""
+
     pixels: Tensor  # uint8 (B, C, H, W), on the device
-    labels: Tensor  # int64 (B,), or uint8 (B, K) where an image has any number of labels
-    weights: Tensor  # float32 (B,): how much an image counts; 0 if it could not be read
+    labels: Tensor  # int64 (B,), or uint8 (B, K) for multilabel
+    weights: Tensor  # float32 (B,): sample weights; 0 if the image could not be read
     epoch: Tensor  # int64 (B,)
     sample: Tensor  # int64 (B,): index in the split
-    position: Tensor  # int64 (B,): place in the batch of the step, of which this may be one rank's part
-    failures: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the images that could not be read
-    extra: int = 0  # rows at the front that belong to the rank before: to mix with, then to drop
+    position: Tensor  # int64 (B,): position in the global batch of the step
+    failures: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of images that could not be read
+    overlap: int = 0  # rows at the front that belong to the previous rank: used for mixing, then dropped
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def concat_batches(batches: Sequence[ImageBatch]) -> ImageBatch:
-    """One after the other, as one."""
+    """Concatenate batches."""
     return ImageBatch(
         torch.cat([batch.pixels for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
@@ -53,19 +54,19 @@ def concat_batches(batches: Sequence[ImageBatch]) -> ImageBatch:
         torch.cat([batch.sample for batch in batches]),
         torch.cat([batch.position for batch in batches]),
         [failure for batch in batches for failure in batch.failures],
-        batches[0].extra,
+        batches[0].overlap,
     )
 
 
 class BatchDecoder:
-    """Pixels of the rows of a batch; runs in the workers."""
+    """Decodes the pixels of a batch; runs in the workers."""
 
     def __init__(self, reader: Reader, augment: AugmentConfig | None = None, seed: int = 0) -> None:
         self.reader, self.seed = reader, seed
         self.augment = augment if augment is not None and augment.crop not in FULL_IMAGE_CROPS else None
 
     def __call__(self, pixels: np.ndarray, epochs: np.ndarray, samples: np.ndarray) -> Failures:
-        """Write uint8 (n, C, H, W); an image that gives no pixels becomes black and is reported."""
+        """Write uint8 (n, C, H, W). An image that cannot be read becomes black and is returned as a failure."""
         draws = crop_draws(self.seed, epochs, samples) if self.augment is not None else None  # (n, attempts, 4)
         failures = []
         for row, sample in enumerate(samples.tolist()):
@@ -84,29 +85,31 @@ class BatchDecoder:
 
 
 class Loader:
-    """Batches for training steps or for evaluation, from the main process or from workers."""
+    """Batches for training or evaluation, decoded in the main process or in workers."""
 
-    def __init__(self, maker: BatchDecoder, order: Sampler, workers: int, device: torch.device) -> None:
-        self.maker, self.order, self.workers, self.device = maker, order, workers, device
+    def __init__(self, decoder: BatchDecoder, sampler: Sampler, workers: int, device: torch.device) -> None:
+        self.decoder, self.sampler, self.workers, self.device = decoder, sampler, workers, device
 
     @property
     def reader(self) -> Reader:
-        return self.maker.reader
+        return self.decoder.reader
 
-    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[ImageBatch]:
-        """The batches of steps start, start+1, ..., stop-1. On a GPU, copies go on beside the work on the last one, and
-        `together` of them may come as one."""
-        made = self._from_workers(start, stop) if self.workers else self._from_here(start, stop)
+    def from_step(self, start: int, stop: int, merge: int = 1) -> Iterator[ImageBatch]:
+        """Yield the batches of steps start, ..., stop-1, with `merge` steps concatenated into one batch.
+
+        Copies to a GPU overlap with the work on the previous batch.
+        """
+        batches = self._from_workers(start, stop) if self.workers else self._from_main_process(start, stop)
         epoch = -1
         try:
-            arrived = _copied_ahead(made, self.device) if self.device.type == "cuda" else iter(made)
-            for first in range(start, stop, together):
-                batches = list(islice(arrived, min(together, stop - first)))
-                if epoch < (epoch := int(batches[-1].epoch[-1])):
+            on_device = _copied_ahead(batches, self.device) if self.device.type == "cuda" else iter(batches)
+            for first in range(start, stop, merge):
+                merged = list(islice(on_device, min(merge, stop - first)))
+                if epoch < (epoch := int(merged[-1].epoch[-1])):
                     self.reader.save()
-                yield batches[0] if len(batches) == 1 else concat_batches(batches)
+                yield merged[0] if len(merged) == 1 else concat_batches(merged)
         finally:
-            made.close()
+            batches.close()
             self.reader.save()
 
     @property
@@ -114,37 +117,37 @@ class Loader:
         spec = self.reader.spec
         return spec.channels, *spec.size
 
-    def _from_here(self, start: int, stop: int) -> Generator[ImageBatch]:
+    def _from_main_process(self, start: int, stop: int) -> Generator[ImageBatch]:
         for step in range(start, stop):
-            rows = self.order(step)
+            rows = self.sampler(step)
             pixels = torch.empty(
                 len(rows.samples), *self.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"
             )
-            yield self._batch(pixels, rows, self.maker(pixels.numpy(), rows.epochs, rows.samples))
+            yield self._batch(pixels, rows, self.decoder(pixels.numpy(), rows.epochs, rows.samples))
 
     def _from_workers(self, start: int, stop: int) -> Generator[ImageBatch]:
-        slots = Slots(self.order.most, self.shape)
-        pool = WorkerPool(self.maker, self.workers, slots)
-        steps, coming = iter(range(start, stop)), deque[tuple[int, BatchRows]]()
+        slots = Slots(self.sampler.max_rows, self.shape)
+        pool = WorkerPool(self.decoder, self.workers, slots)
+        steps, pending = iter(range(start, stop)), deque[tuple[int, BatchRows]]()
         try:
             with pinned(slots.pixels, self.device):
                 while True:
                     while slots.free and (step := next(steps, None)) is not None:
-                        slot, rows = slots.free.popleft(), self.order(step)
+                        slot, rows = slots.free.popleft(), self.sampler(step)
                         pool.start(slot, rows.epochs, rows.samples)
-                        coming.append((slot, rows))
-                    if not coming:
+                        pending.append((slot, rows))
+                    if not pending:
                         return
-                    slot, rows = coming.popleft()
+                    slot, rows = pending.popleft()
                     failures = pool.finish(slot)
                     yield self._batch(slots.lend(slot, len(rows.samples)), rows, failures)
         finally:
             pool.close()
 
     def _batch(self, pixels: Tensor, rows: BatchRows, failures: Failures) -> ImageBatch:
-        source, extra = self.reader.source, self.order.extra
-        known = source.weights_of(rows.samples) if self.order.weighs else np.ones(len(rows.samples))
-        weights = np.array(known, np.float32)
+        source, overlap = self.reader.source, self.sampler.overlap
+        sample_weights = source.weights_of(rows.samples) if self.sampler.weighted else np.ones(len(rows.samples))
+        weights = np.array(sample_weights, np.float32)
         weights[[row for row, _ in failures]] = 0
         weights[rows.positions == PADDING] = 0
         return ImageBatch(
@@ -154,14 +157,14 @@ class Loader:
             torch.from_numpy(rows.epochs),
             torch.from_numpy(rows.samples),
             torch.from_numpy(rows.positions),
-            # A neighbour's row is for its own rank to report.
-            [(source.name(int(rows.samples[row])), reason) for row, reason in failures if row >= extra],
-            extra,
+            # The previous rank reports the failures of its own rows.
+            [(source.name(int(rows.samples[row])), reason) for row, reason in failures if row >= overlap],
+            overlap,
         )
 
 
 def _copied_ahead(batches: Iterable[ImageBatch], device: torch.device) -> Iterator[ImageBatch]:
-    """The batches with their pixels on a GPU, one copied while the one before is worked on."""
+    """Copy the pixels to a GPU, one batch ahead of the one in use."""
     stream = torch.cuda.Stream(device)
     ahead: ImageBatch | None = None
     try:
@@ -170,7 +173,7 @@ def _copied_ahead(batches: Iterable[ImageBatch], device: torch.device) -> Iterat
                 copy = batch.pixels.to(device, non_blocking=True)
             if ahead is not None:
                 yield ahead
-            # The copy had the time of a step: to wait costs nothing, and its source may be used again after it.
+            # The copy had the time of a whole step, so this does not wait. Afterwards its source can be reused.
             stream.synchronize()
             copy.record_stream(torch.cuda.current_stream(device))
             ahead = replace(batch, pixels=copy)
@@ -181,12 +184,12 @@ def _copied_ahead(batches: Iterable[ImageBatch], device: torch.device) -> Iterat
 
 
 class EvaluationLoader(Loader):
-    """Every image of a split, or a rank's part of them."""
+    """All images of a split once, or the part of one rank."""
 
-    order: EvaluationSampler
+    sampler: EvaluationSampler
 
     def __len__(self) -> int:
-        return self.order.steps
+        return self.sampler.steps
 
     def __iter__(self) -> Iterator[ImageBatch]:
         return self.from_step(0, len(self))
@@ -195,7 +198,7 @@ class EvaluationLoader(Loader):
 def training_sampler(
     reader: Reader, batch_size: int, augment: AugmentConfig, seed: int, ranks: Ranks = SINGLE_PROCESS
 ) -> TrainingSampler:
-    """`batch_size` is that of all ranks together. The batch of a step depends on nothing but the seed and the step."""
+    """Sampler of a training split. `batch_size` is the global one; a batch depends only on the seed and the step."""
     mixes = bool(augment.mixup or augment.cutmix)
     return TrainingSampler(len(reader.source), batch_size, seed, ranks.rank, ranks.world_size, mixes, augment.repeats)
 
@@ -209,26 +212,28 @@ def training_loader(
     device: torch.device,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> Loader:
-    order = training_sampler(reader, batch_size, augment, seed, ranks)
-    return Loader(BatchDecoder(reader, augment, seed), order, workers_for(reader, workers, device, ranks), device)
+    """Loader of a training split. `workers`: None chooses the number automatically."""
+    sampler = training_sampler(reader, batch_size, augment, seed, ranks)
+    return Loader(BatchDecoder(reader, augment, seed), sampler, workers_for(reader, workers, device, ranks), device)
 
 
 def evaluation_loader(
     reader: Reader, batch_size: int, workers: int | None, device: torch.device, ranks: Ranks = SINGLE_PROCESS
 ) -> EvaluationLoader:
-    order = EvaluationSampler(len(reader.source), batch_size, ranks.rank, ranks.world_size)
+    """Loader of all images of a split, in order. `workers`: None chooses the number automatically."""
+    sampler = EvaluationSampler(len(reader.source), batch_size, ranks.rank, ranks.world_size)
     processes = workers_for(reader, workers, device, ranks)
     if workers is None:
-        images = PER_PROCESS if reader.cache is None else PER_PROCESS_KEPT
+        images = IMAGES_PER_WORKER if reader.cache is None else IMAGES_PER_WORKER_CACHED
         processes = min(processes, len(reader.source) // (images * ranks.world_size))
-    return EvaluationLoader(BatchDecoder(reader), order, processes, device)
+    return EvaluationLoader(BatchDecoder(reader), sampler, processes, device)
 
 
-def workers_for(reader: Reader, asked: int | None, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> int:
-    """How many processes make batches. Images that are kept decoded only need to be cut out and resized."""
-    if asked is not None:
-        return asked
-    kept, share = reader.cache is not None, max(1, cores() // ranks.local_world_size)
+def workers_for(reader: Reader, workers: int | None, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> int:
+    """Number of worker processes: `workers`, or an automatic choice. Cached images need only be cropped and resized."""
+    if workers is not None:
+        return workers
+    cached, cores_per_rank = reader.cache is not None, max(1, cores() // ranks.local_world_size)
     if device.type == "cuda":
-        return min(8 if kept else 16, share)
-    return min(1, share - 1) if kept else min(8, share)
+        return min(8 if cached else 16, cores_per_rank)
+    return min(1, cores_per_rank - 1) if cached else min(8, cores_per_rank)

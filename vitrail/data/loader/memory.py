@@ -1,4 +1,4 @@
-"""How much memory is left on this machine and in this container, and which images are kept decoded in it."""
+"""Available memory of the machine or container, and the choice of the image cache."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from vitrail.data.samples import Samples
 from vitrail.data.scan import cores
 from vitrail.errors import UserError, error_reason
 
-MAX_CACHE_BYTES = 32 << 30  # decoded bytes up to which images are kept without being asked
-MEMORY_FRACTION = 0.4  # of the memory that is left, at most
-DEFAULT_AVAILABLE = 2 << 30  # what is taken for granted where nothing can be read
+MAX_CACHE_BYTES = 32 << 30  # largest cache with data.cache=auto
+MEMORY_FRACTION = 0.4  # of the available memory, at most
+DEFAULT_AVAILABLE = 2 << 30  # assumed if the available memory is unknown
 
-_CGROUPS = [  # (controller, folder, limit, in use, reclaimable part in memory.stat) of control groups, version 2 and 1
+_CGROUPS = [  # control groups v2 and v1: controller, folder, limit, usage, reclaimable key in memory.stat
     ("", "", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 ]
 
 
 def available_memory(system: Path = Path("/")) -> int:
-    """Bytes that can be taken without another program going short: the least that the kernel or a container allows."""
-    found = [_of_machine(system / "proc/meminfo")]
+    """Available memory in bytes: the minimum over the machine and all control groups of this process."""
+    limits = [_machine_available(system / "proc/meminfo")]
     for controller, folder, limit, used, reclaimable in _CGROUPS:
         for group in _groups(system / "proc/self/cgroup", controller):
-            place = system / "sys/fs/cgroup" / folder / group
-            found.append(_of_container(place / limit, place / used, reclaimable))
-    known = [value for value in found if value is not None]
+            path = system / "sys/fs/cgroup" / folder / group
+            limits.append(_cgroup_available(path / limit, path / used, reclaimable))
+    known = [value for value in limits if value is not None]
     return max(0, min(known)) if known else DEFAULT_AVAILABLE
 
 
-def _of_machine(path: Path) -> int | None:
+def _machine_available(path: Path) -> int | None:
     for line in _lines(path):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -41,28 +41,28 @@ def _of_machine(path: Path) -> int | None:
 
 
 def _groups(path: Path, controller: str) -> list[PurePosixPath]:
-    """The process's control group and all around it, whose limits hold too, below the folder of all groups.
+    """The control group of this process and all its parents, whose limits apply too, relative to the root group.
 
-    The outermost is always among them: in a container it is often the container's own, under a path that is not there.
+    The root is always included: in a container it is often the container's own group.
     """
     for line in _lines(path):
         number, _, rest = line.partition(":")
-        controllers, _, place = rest.partition(":")
-        group = PurePosixPath(place.lstrip("/"))
-        if ".." in group.parts:  # it lies outside of what this process can see
+        controllers, _, path_in_group = rest.partition(":")
+        group = PurePosixPath(path_in_group.lstrip("/"))
+        if ".." in group.parts:  # outside the namespace of this process
             continue
         if controller in controllers.split(",") and (controller or number == "0"):
             return [group, *group.parents]
     return [PurePosixPath()]
 
 
-def _of_container(limit: Path, used: Path, reclaimable: str) -> int | None:
+def _cgroup_available(limit: Path, used: Path, reclaimable: str) -> int | None:
     try:
-        most, now = int(_lines(limit)[0]), int(_lines(used)[0])
+        maximum, used_bytes = int(_lines(limit)[0]), int(_lines(used)[0])
     except (ValueError, IndexError):  # "max": no limit; or no such file
         return None
-    parts = dict(line.split() for line in _lines(limit.with_name("memory.stat")))
-    return most - now + int(parts.get(reclaimable, 0))
+    stat = dict(line.split() for line in _lines(limit.with_name("memory.stat")))
+    return maximum - used_bytes + int(stat.get(reclaimable, 0))
 
 
 def _lines(path: Path) -> list[str]:
@@ -72,44 +72,46 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def make_reader(samples: Samples, spec: Preprocess, data: DataConfig, beside: int = 1) -> Reader:
-    """For a split that is read many times, as in training, by so many processes on this machine."""
+def make_reader(samples: Samples, spec: Preprocess, data: DataConfig, processes: int = 1) -> Reader:
+    """Reader for a split that is read many times (training), by `processes` ranks on this machine."""
     size = decoded_bytes(samples, spec)
-    # Whether images are decoded smaller changes their pixels a little. So it hangs on the settings and the data alone,
-    # and not on the memory that is left: a run goes on to the bit on another machine.
+    # Scaled decoding changes pixels slightly. It must depend on settings and data only, not on the available memory, so
+    # that a run resumed on another machine is bit-identical.
     scaled = data.scaled_decoding and (data.cache == "none" or (data.cache == "auto" and size > MAX_CACHE_BYTES))
-    return Reader(samples, spec, data.max_pixels, _cache(samples, spec, data, size, beside), scaled)
+    return Reader(samples, spec, data.max_pixels, _make_cache(samples, spec, data, size, processes), scaled)
 
 
 def decoded_bytes(samples: Samples, spec: Preprocess) -> int:
+    """Size of all decoded images."""
     return int(samples.areas.sum()) * spec.channels
 
 
 def fits_in_memory(size: int) -> bool:
+    """Whether data.cache=auto keeps this many bytes."""
     return size <= min(MAX_CACHE_BYTES, MEMORY_FRACTION * available_memory())
 
 
-def _cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, beside: int) -> PixelCache | None:
-    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size * beside)):  # each keeps its own
+def _make_cache(samples: Samples, spec: Preprocess, data: DataConfig, size: int, processes: int) -> PixelCache | None:
+    if data.cache == "none" or (data.cache == "auto" and not fits_in_memory(size * processes)):  # one cache per process
         return None
     try:
         return StoredPixelCache(samples, spec) if data.cache == "disk" else PixelCache(samples.areas, spec.channels)
-    except (OSError, MemoryError, ValueError) as error:  # ValueError: longer than an address can say
-        if data.cache == "auto":  # nobody asked for it, as where a limit on addresses is below the free memory
+    except (OSError, MemoryError, ValueError) as error:  # ValueError: too large for an address
+        if data.cache == "auto":  # not requested by the user: train without a cache
             return None
-        reason = error_reason(error) or "there is too little memory"
+        reason = error_reason(error) or "not enough memory"
         raise UserError(
-            f"the decoded images, {size / 1e9:,.1f} GB, cannot be kept: {reason}; "
-            "leave out data.cache, or set VITRAIL_CACHE to a folder with room for them"
+            f"data.cache={data.cache} needs {size / 1e9:,.1f} GB for the decoded images: {reason}; "
+            "remove data.cache, or set VITRAIL_CACHE to a folder with enough space"
         ) from None
 
 
 def data_wait_advice(loader: Loader, samples: Samples, spec: Preprocess, data: DataConfig) -> str:
-    """What would help here when training waits for images, in one sentence."""
+    """One sentence of advice for when training waits for images."""
     size = decoded_bytes(samples, spec)
     if loader.workers < cores():
-        return f"more processes that load images would help: --set data.workers={cores()}"
+        return f"use more data loader processes: --set data.workers={cores()}"
     if loader.reader.cache is None and size <= MEMORY_FRACTION * available_memory():
-        return f"images kept decoded, {size / 1e9:,.1f} GB, fit in memory and would help: --set data.cache=memory"
+        return f"the decoded images ({size / 1e9:,.1f} GB) fit in memory, so cache them: --set data.cache=memory"
     height, width = spec.size
-    return f"smaller images would help: vitrail pack {data.path} OUT --resize {round(max(height, width) * 8 / 7)}"
+    return f"use smaller images: vitrail pack {data.path} OUT --resize {round(max(height, width) * 8 / 7)}"

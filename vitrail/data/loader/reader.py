@@ -1,4 +1,4 @@
-"""One sample of a split, by index, as pixels."""
+"""Read one sample of a split, by index, as pixels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from vitrail.errors import error_reason
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
-class Source(Protocol):
-    """What images must offer: the bytes and name of each (or the pixels, where they are decoded), and labels and
-    weights for many at a time."""
+class ImageSource(Protocol):
+    """A split: name and bytes (or decoded pixels) of each image, labels and weights of many."""
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
@@ -29,21 +28,28 @@ class Source(Protocol):
 
 
 class Reader:
-    """Decodes samples. Images come from the cache where there is one; else a JPEG of which a large part is wanted at
-    a small size can be decoded smaller (`scaled`), which a network in training does not notice: 41 dB from the crop
-    of the whole picture, as a crop half a pixel beside it is."""
+    """Decodes samples, with an optional cache.
+
+    Without a cache, `scaled` decodes a JPEG at a smaller size if the crop is resized down a lot. That differs from the
+    crop of the full image by 41 dB PSNR, as much as a shift by half a pixel.
+    """
 
     def __init__(
-        self, source: Source, spec: Preprocess, max_pixels: int, cache: PixelCache | None = None, scaled: bool = False
+        self,
+        source: ImageSource,
+        spec: Preprocess,
+        max_pixels: int,
+        cache: PixelCache | None = None,
+        scaled: bool = False,
     ) -> None:
         self.source, self.spec, self.max_pixels = source, spec, max_pixels
         self.cache, self.scaled = cache, scaled and cache is None
 
     def image(self, index: int) -> np.ndarray:
-        """The whole picture, uint8 (H, W, C), not to be written to; raises BadImage."""
-        found = self.cache.get(index) if self.cache is not None else None
-        if found is not None:
-            return found
+        """The full image, read-only uint8 (H, W, C). Raises BadImage."""
+        cached = self.cache.get(index) if self.cache is not None else None
+        if cached is not None:
+            return cached
         data = self._read(index)
         if isinstance(data, np.ndarray):
             return data
@@ -52,20 +58,20 @@ class Reader:
             self.cache.put(index, image, data)
         return image
 
-    def crop(self, index: int, choose: Callable[[int, int], Box]) -> Tensor:
-        """The part that `choose` takes of (height, width), as the network's input: uint8 (C, height, width)."""
+    def crop(self, index: int, choose_box: Callable[[int, int], Box]) -> Tensor:
+        """Crop the box `choose_box(height, width)` returns and resize it to the input: uint8 (C, height, width)."""
         data = self._read(index) if self.scaled else None
         if not isinstance(data, bytes):
             image = self.image(index)
-            return crop_resize(image, choose(*image.shape[:2]), self.spec)
+            return crop_resize(image, choose_box(*image.shape[:2]), self.spec)
         opened = self._open(data)
-        box = choose(*opened.size)
-        shrink = jpeg_scale_for(box, self.spec.size) if opened.can_downscale else 1
-        image = opened.pixels(shrink)
-        return crop_resize(image, scale_box(box, shrink), self.spec)
+        box = choose_box(*opened.size)
+        downscale = jpeg_downscale_for(box, self.spec.size) if opened.can_downscale else 1
+        image = opened.pixels(downscale)
+        return crop_resize(image, scale_box(box, downscale), self.spec)
 
     def save(self) -> None:
-        """Let later runs have what was decoded, where they can."""
+        """Save the cache for later runs, if it supports that."""
         if self.cache is not None:
             self.cache.save()
 
@@ -80,15 +86,15 @@ class Reader:
             raise BadImage(f"cannot be read: {error_reason(error)}") from error
 
 
-def jpeg_scale_for(box: Box, size: tuple[int, int]) -> int:
-    """How many times smaller a picture may be decoded for `box` of it to be at least `size`."""
-    fits = (shrink for shrink in JPEG_DOWNSCALES if box[2] >= shrink * size[0] and box[3] >= shrink * size[1])
+def jpeg_downscale_for(box: Box, size: tuple[int, int]) -> int:
+    """Largest JPEG downscale at which `box` is still at least `size`."""
+    fits = (factor for factor in JPEG_DOWNSCALES if box[2] >= factor * size[0] and box[3] >= factor * size[1])
     return next(fits, 1)
 
 
-def scale_box(box: Box, shrink: int) -> Box:
-    """The same part of a picture that was decoded smaller, to the nearest pixel."""
-    if shrink == 1:
+def scale_box(box: Box, downscale: int) -> Box:
+    """The same box in an image decoded at 1/`downscale`, rounded to pixels."""
+    if downscale == 1:
         return box
-    top, left = round(box[0] / shrink), round(box[1] / shrink)
-    return top, left, round((box[0] + box[2]) / shrink) - top, round((box[1] + box[3]) / shrink) - left
+    top, left = round(box[0] / downscale), round(box[1] / downscale)
+    return top, left, round((box[0] + box[2]) / downscale) - top, round((box[1] + box[3]) / downscale) - left

@@ -1,6 +1,6 @@
-"""Small data kept where it is used: every image made once, on the device, and batches picked from there.
+"""Loader for small data: all images are preprocessed once and kept on the device, and batches are gathered there.
 
-For crops that take each image as evaluation does, so that all that differs from epoch to epoch happens on the device.
+For crops that use the full image, so that all random augmentation happens on the device.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from vitrail.data.to_device import on_device
 
 
 class ResidentLoader:
-    """The batches that a Loader would make, of the images that `images` reads through once."""
+    """Gives the same batches as Loader, from images that are read once through `images`."""
 
-    def __init__(self, images: EvaluationLoader, order: TrainingSampler) -> None:
-        self.images, self.order = images, order
-        self.kept: ImageBatch | None = None
+    def __init__(self, images: EvaluationLoader, sampler: TrainingSampler) -> None:
+        self.images, self.sampler = images, sampler
+        self.dataset: ImageBatch | None = None
 
-    def from_step(self, start: int, stop: int, together: int = 1) -> Iterator[ImageBatch]:
-        """The batches of steps start, ..., stop-1; `together` of them, one after the other in one batch, cost a GPU's
-        host little more than one."""
-        kept = self.kept = self.kept or self._read()
-        failed = dict(kept.failures)
+    def from_step(self, start: int, stop: int, merge: int = 1) -> Iterator[ImageBatch]:
+        """Yield the batches of steps start, ..., stop-1, with `merge` steps concatenated into one batch.
+
+        On a GPU, a merged batch costs the host little more than a single one.
+        """
+        dataset = self.dataset = self.dataset or self._read()
+        failed = dict(dataset.failures)
         names = self.images.reader.source.name
-        for first in range(start, stop, together):
-            rows = [self.order(step) for step in range(first, min(first + together, stop))]
+        for first in range(start, stop, merge):
+            rows = [self.sampler(step) for step in range(first, min(first + merge, stop))]
             sample = torch.from_numpy(np.concatenate([row.samples for row in rows]))
-            index = on_device(sample.numpy(), kept.pixels.device)
-            own = np.concatenate([row.samples[self.order.extra :] for row in rows]).tolist() if failed else []
+            index = on_device(sample.numpy(), dataset.pixels.device)
+            own_rows = np.concatenate([row.samples[self.sampler.overlap :] for row in rows]).tolist() if failed else []
             yield ImageBatch(
-                kept.pixels[index],
-                kept.labels[sample],
-                kept.weights[sample],
+                dataset.pixels[index],
+                dataset.labels[sample],
+                dataset.weights[sample],
                 torch.from_numpy(np.concatenate([row.epochs for row in rows])),
                 sample,
                 torch.from_numpy(np.concatenate([row.positions for row in rows])),
-                [(name, failed[name]) for name in map(names, own) if name in failed],
-                self.order.extra,
+                [(name, failed[name]) for name in map(names, own_rows) if name in failed],
+                self.sampler.overlap,
             )
 
     def _read(self) -> ImageBatch:
-        """All images of the split as one batch."""
+        """Read all images of the split as one batch."""
         device, source = self.images.device, self.images.reader.source
         pixels = torch.empty(len(source), *self.images.shape, dtype=torch.uint8, device=device)
         readable = torch.zeros(len(source), dtype=torch.bool)
@@ -57,7 +59,7 @@ class ResidentLoader:
             readable[batch.sample] = batch.weights > 0
             failures += batch.failures
         assert first is not None
-        every = np.arange(len(source))
-        labels = torch.from_numpy(np.ascontiguousarray(source.labels_of(every)))
-        weights = torch.from_numpy(np.array(source.weights_of(every), np.float32)) * readable
+        indices = np.arange(len(source))
+        labels = torch.from_numpy(np.ascontiguousarray(source.labels_of(indices)))
+        weights = torch.from_numpy(np.array(source.weights_of(indices), np.float32)) * readable
         return replace(first, pixels=pixels, labels=labels, weights=weights, failures=failures)

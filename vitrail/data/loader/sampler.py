@@ -1,4 +1,4 @@
-"""Which images a step takes. The position in the stream of training images is one integer; all follows from it."""
+"""Samplers: which images each step takes, as a function of the step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vitrail.data.randomness import epoch_permutation as random_order
+from vitrail.data.randomness import epoch_permutation
 from vitrail.errors import UserError
 
-PADDING = -1  # the position of a row that counts nothing
+PADDING = -1  # position of a padding row, which has weight 0
 
 
 class BatchRows(NamedTuple):
-    """What a batch is made of, int64 (B,) each."""
+    """Epoch, sample and position of each row of a batch, int64 (B,) each."""
 
     epochs: np.ndarray
     samples: np.ndarray
@@ -21,22 +21,23 @@ class BatchRows(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Which rows a step takes."""
+    """Maps a step to the rows of its batch."""
 
-    most: int  # rows in a step
-    extra: int
-    weighs: bool  # whether images count as much as the data says; else one as much as the other
+    max_rows: int  # per step
+    overlap: int  # rows at the front that belong to the previous rank
+    weighted: bool  # whether the sample weights of the data apply
 
     def __call__(self, step: int) -> BatchRows: ...
 
 
 class TrainingSampler:
-    """An endless stream: positions 0, 1, 2, ... run through epoch after epoch, each in its own order.
+    """Endless stream of samples, epoch after epoch, each in a new random order.
 
-    A rank takes an even part of every batch, with `neighbour` the row before it too: mixing takes row i and row i-1.
+    Each rank takes an equal part of every batch. With `neighbour` it also takes the row before: mixup and cutmix mix
+    row i with row i-1.
     """
 
-    weighs = True
+    weighted = True
 
     def __init__(
         self,
@@ -50,48 +51,50 @@ class TrainingSampler:
     ) -> None:
         if batch_size % world:
             raise UserError(
-                f"a batch of {batch_size} does not divide among {world} processes: "
-                "start as many as do divide it, or change train.batch_size"
+                f"train.batch_size={batch_size} is not a multiple of the {world} processes; "
+                "change train.batch_size or the number of processes"
             )
         self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
         part = batch_size // world
-        self.extra = int(neighbour and world > 1)
-        self.positions = np.arange(rank * part - self.extra, (rank + 1) * part) % batch_size
-        self.most = len(self.positions)
-        self.orders: dict[int, np.ndarray] = {}  # of the epochs that the current step touches
+        self.overlap = int(neighbour and world > 1)
+        self.positions = np.arange(rank * part - self.overlap, (rank + 1) * part) % batch_size
+        self.max_rows = len(self.positions)
+        self.orders: dict[int, np.ndarray] = {}  # permutations of the epochs in the current step
 
     def __call__(self, step: int) -> BatchRows:
         distinct = -(-self.batch_size // self.repeats)
-        copies, numbers = np.divmod(self.positions, distinct)  # copies lie far apart: mixing takes neighbours
-        epochs, places = np.divmod(step * distinct + numbers, self.size)
-        touched = np.unique(epochs).tolist()
-        known = {epoch: rows for epoch, rows in self.orders.items() if epoch in touched}
-        self.orders = known | {
-            epoch: random_order(self.seed, epoch, self.size) for epoch in touched if epoch not in known
+        copies, numbers = np.divmod(self.positions, distinct)  # copies are not neighbours, which mixup would mix
+        epochs, offsets = np.divmod(step * distinct + numbers, self.size)
+        needed = np.unique(epochs).tolist()
+        cached = {epoch: order for epoch, order in self.orders.items() if epoch in needed}
+        self.orders = cached | {
+            epoch: epoch_permutation(self.seed, epoch, self.size) for epoch in needed if epoch not in cached
         }
-        samples = np.empty_like(places)
-        for epoch in touched:
-            here = epochs == epoch
-            samples[here] = self.orders[epoch][places[here]]
-        return BatchRows(epochs * self.repeats + copies, samples, self.positions)  # each copy is changed in its own way
+        samples = np.empty_like(offsets)
+        for epoch in needed:
+            rows = epochs == epoch
+            samples[rows] = self.orders[epoch][offsets[rows]]
+        return BatchRows(epochs * self.repeats + copies, samples, self.positions)  # each copy is augmented differently
 
 
 class EvaluationSampler:
-    """Every sample once, in order; of several ranks each takes every so manieth batch, and all the same number of
-    batches, as networks that work together need it: where there is none left, one sample that counts nothing."""
+    """Every sample once, in order. Ranks take batches in turn.
 
-    extra, weighs = 0, False
+    All ranks get the same number of batches, as collective operations need; a missing batch is one padding row.
+    """
+
+    overlap, weighted = 0, False
 
     def __init__(self, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self.size, self.most, self.rank, self.world = size, batch_size, rank, world
+        self.size, self.max_rows, self.rank, self.world = size, batch_size, rank, world
 
     @property
     def steps(self) -> int:
-        return -(-self.size // (self.most * self.world))
+        return -(-self.size // (self.max_rows * self.world))
 
     def __call__(self, step: int) -> BatchRows:
-        first = (step * self.world + self.rank) * self.most
-        samples = np.arange(first, min(first + self.most, self.size))
+        first = (step * self.world + self.rank) * self.max_rows
+        samples = np.arange(first, min(first + self.max_rows, self.size))
         if not len(samples):
             return BatchRows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([PADDING]))
         return BatchRows(np.zeros_like(samples), samples, samples - first)
