@@ -1,4 +1,4 @@
-"""Which files are pictures, by name or by their first bytes, and what becomes of each."""
+"""Which files are images, by name or by their first bytes, and how each is handled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def turned(image: Image.Image, kind: str) -> bytes:
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    """Opened, turned upright, laid over white."""
+    """Open with Pillow, rotate by EXIF, composite over white."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if image.mode.startswith("I"):
         return np.round(np.asarray(image.convert("I")) / 257).astype(np.uint8)[:, :, None].repeat(3, 2)
@@ -58,9 +58,9 @@ def by_pillow(data: bytes) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-def cases_of(found: Findings) -> dict[str, list[str]]:
+def cases_of(findings: Findings) -> dict[str, list[str]]:
     """Kind of finding -> the names of its images."""
-    return {finding.kind: [name for case in finding.cases for name in case.names] for finding in found.findings}
+    return {finding.kind: [name for case in finding.cases for name in case.names] for finding in findings.findings}
 
 
 def golden() -> dict[str, bytes]:
@@ -94,7 +94,7 @@ GOLDEN = golden()
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_pixels_are_those_of_pillow(name: str) -> None:
+def test_pixels_equal_those_of_pillow(name: str) -> None:
     found, expected = decode(GOLDEN[name]), by_pillow(GOLDEN[name])
     assert found.shape == (44, 30, 3) if name.startswith("turned") else found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
@@ -104,27 +104,27 @@ def test_pixels_are_those_of_pillow(name: str) -> None:
 
 
 @heif
-def test_alpha_of_heic_is_laid_over_the_background() -> None:
+def test_alpha_of_heic_is_composited_over_the_background() -> None:
     black, white = (decode(GOLDEN["alpha.heic"], background=(value,) * 3).astype(int) for value in (0, 255))
     hidden = np.asarray(SEE_THROUGH)[:, :, 3] < 40
     assert (white - black)[hidden].min() > 150
 
 
 @pytest.mark.parametrize("kind", ["PPM", "AVIF", "JPEG2000", "QOI", *(["HEIF"] if CAN_READ_HEIF else [])])
-def test_the_limit_of_pixels_counts_for_every_format(kind: str) -> None:
+def test_the_pixel_limit_applies_to_every_format(kind: str) -> None:
     data = encode(IMAGE, kind)
     assert decode(data, max_pixels=30 * 44).shape == (30, 44, 3)
     with pytest.raises(BadImage, match="44x30 pixels is more than the limit"):
         decode(data, max_pixels=30 * 44 - 1)
 
 
-def test_a_header_that_claims_far_too_much_is_refused_before_a_pixel() -> None:
+def test_a_header_with_a_huge_size_is_refused_before_decoding() -> None:
     for data in (b"P6 60000 60000 255\n", b"qoif" + b"\0\0\xea\x60" * 2 + b"\x03\0"):
         with pytest.raises(BadImage, match="pixels"):
             decode(data)
 
 
-def test_heic_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_heic_without_the_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("vitrail.data.formats.CAN_READ_HEIF", False)
     monkeypatch.setattr(decode_module, "_heif", lambda: False)
     with pytest.raises(BadImage, match=r"pip install 'vitrail\[heif\]'"):
@@ -152,7 +152,7 @@ def test_heic_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         (PHOTOSHOP, "x", "Photoshop file"),
         (b"<?xml version='1.0'?>\n<svg width='3'>", "x", "SVG drawing"),
         (b"\x00\x00\x02" + bytes(15), "x.tga", "Targa image"),
-        # texts and data that begin like pictures
+        # texts and other data that begin like images
         (b"BMW and Audi, a list of cars that is long enough", "cars.txt", ""),
         (b"P5 is the fifth part of this report.", "a.md", ""),
         (b"MM0 II*", "x", ""),
@@ -162,7 +162,7 @@ def test_heic_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         (b"", "a.dat", ""),
     ],
 )  # fmt: skip
-def test_a_kind_is_told_from_the_first_bytes_or_the_name(head: bytes, name: str, kind: str) -> None:
+def test_the_format_is_detected_from_the_first_bytes_or_the_name(head: bytes, name: str, kind: str) -> None:
     assert detect_format(head, name) == kind
 
 
@@ -181,17 +181,17 @@ ODD = {
     "b/.DS_Store": b"x",
     "__MACOSX/b/._sign.ppm": b"x",
 }
-PICTURES_NOT_READ = ["a/raw.CR2", "b/IM0001", "b/drawing.svg", "b/raw.nef"]
+UNSUPPORTED = ["a/raw.CR2", "b/IM0001", "b/drawing.svg", "b/raw.nef"]
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_nothing_that_looks_like_a_picture_is_lost(tmp_path: Path, archive: bool) -> None:
+def test_every_file_that_may_be_an_image_is_used_or_reported(tmp_path: Path, archive: bool) -> None:
     root = fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
     fill(root, ODD)
     place = zipped(root, tmp_path / "data.zip") if archive else root
     data = open_dataset(place, None)
     assert names_of(data, "all") == {*numbered({"a": 3, "b": 3}), "a/photo", "a/cache.dat", "b/sign.ppm"}
-    assert [name for name, _ in data.excluded] == PICTURES_NOT_READ
+    assert [name for name, _ in data.excluded] == UNSUPPORTED
     assert all(reason.startswith(NOT_SUPPORTED) for _, reason in data.excluded)
     text = " ".join(data.notes)
     assert "3 non-image files: .mp4 1, .txt 1, no extension 1" in text
@@ -199,11 +199,11 @@ def test_nothing_that_looks_like_a_picture_is_lost(tmp_path: Path, archive: bool
     assert ".cr2 1, .nef 1, .svg 1, no extension 1" in text
     found = check_dataset(place)
     cases = cases_of(found)
-    assert cases["format"] == PICTURES_NOT_READ and found.severe and "corrupt" not in cases
-    assert {row.name for row in found.quarantine} >= set(PICTURES_NOT_READ)
+    assert cases["format"] == UNSUPPORTED and found.severe and "corrupt" not in cases
+    assert {row.name for row in found.quarantine} >= set(UNSUPPORTED)
 
 
-def test_files_that_are_missing_are_told_from_broken_ones(tmp_path: Path) -> None:
+def test_missing_and_broken_files_are_distinguished(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"p": 6}))
     fill(tmp_path, {"p/cut.png": image_bytes(7)[:40]})
     (tmp_path / "p/link.png").symlink_to("nowhere.png")
@@ -224,7 +224,7 @@ def test_a_broken_link_to_a_class_folder_is_named(tmp_path: Path) -> None:
     assert name == "c" and "/mnt/not there" in reason
 
 
-def test_mostly_unknown_files_stop(tmp_path: Path) -> None:
+def test_mostly_unsupported_files_are_an_error(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     fill(tmp_path, {f"a/s{i}.xyz": NOISE + bytes([i]) for i in range(7)})
     with pytest.raises(UserError) as error:
@@ -240,7 +240,7 @@ def test_mostly_unknown_files_stop(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
-def test_what_lies_beside_its_image_does_not_stop(tmp_path: Path) -> None:
+def test_files_named_after_an_image_are_no_error(tmp_path: Path) -> None:
     names = numbered({"a": 3, "b": 3})
     fill(tmp_path, names)
     fill(tmp_path, {name.replace(".png", ending): NOISE for name in names for ending in (".npy", ".mat", ".png.bin")})
@@ -250,7 +250,7 @@ def test_what_lies_beside_its_image_does_not_stop(tmp_path: Path) -> None:
     assert any(".txt 50" in note and ".npy 6" in note for note in data.notes)
 
 
-def test_mostly_broken_images_stop_a_training(tmp_path: Path) -> None:
+def test_mostly_broken_images_are_an_error(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     fill(tmp_path, {f"a/cut{i}.jp2": encode(IMAGE, "JPEG2000")[: 200 + i] for i in range(7)})
     with pytest.raises(UserError) as error:
@@ -259,7 +259,7 @@ def test_mostly_broken_images_stop_a_training(tmp_path: Path) -> None:
     assert len(next(finding for finding in check_dataset(tmp_path).findings if finding.kind == "corrupt").cases) == 7
 
 
-def test_stray_images_above_the_class_folders_are_no_data_set(tmp_path: Path) -> None:
+def test_class_folders_deeper_in_the_tree_are_suggested(tmp_path: Path) -> None:
     signs = [f"signs/Training/{k:05d}/{i}.ppm" for k in range(5) for i in range(12)]
     fill(tmp_path, {name: image_bytes(i, kind="PPM") for i, name in enumerate(signs)})
     fill(tmp_path, {f"{name}.png": image_bytes(900 + i) for i, name in enumerate(("web/1", "web/2", "doc/3"))})
@@ -271,14 +271,14 @@ def test_stray_images_above_the_class_folders_are_no_data_set(tmp_path: Path) ->
     assert any(f"{tmp_path}/signs/Training" in note for note in open_dataset(tmp_path).notes)
 
 
-def test_images_beside_a_few_class_folders_stop(tmp_path: Path) -> None:
+def test_more_images_outside_than_in_class_folders_are_an_error(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 2, "b": 2}))
     fill(tmp_path, {f"{i}.png": image_bytes(100 + i) for i in range(5)})
     with pytest.raises(UserError, match="5 images outside class folders"):
         open_dataset(tmp_path)
 
 
-def test_pages_and_thirty_two_bits_are_told(tmp_path: Path) -> None:
+def test_pages_and_32_bit_images_are_noted(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     height = Image.fromarray(np.linspace(-10, 3000, 400, dtype=np.float32).reshape(20, 20))
     fill(tmp_path, {"a/pages.tif": GOLDEN["pages.tif"], "b/height.tif": encode(height, "TIFF")})
@@ -288,9 +288,7 @@ def test_pages_and_thirty_two_bits_are_told(tmp_path: Path) -> None:
     assert kinds["animated"] == ["a/pages.tif"] and kinds["wide"] == ["b/height.tif"]
 
 
-def test_only_files_without_the_name_of_an_image_are_opened_to_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_opens_only_files_without_an_image_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, numbered({"a": 3, "b": 3}))
     fill(tmp_path, {"a/x.dat": image_bytes(9), "a/words.txt": b"words"})
     opened: list[str] = []
@@ -303,7 +301,7 @@ def test_only_files_without_the_name_of_an_image_are_opened_to_list(
 # links
 
 
-def test_links_out_of_the_data_are_followed_counted_and_left_out_on_request(tmp_path: Path) -> None:
+def test_links_to_outside_are_followed_and_noted_or_skipped(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", ["x/1.png", "x/2.png", "3.png"])
     root = fill(tmp_path / "data", numbered({"a": 3, "b": 3}))
     (root / "c").symlink_to(store / "x")
@@ -317,11 +315,11 @@ def test_links_out_of_the_data_are_followed_counted_and_left_out_on_request(tmp_
     assert names_of(data, "all") == inside
     assert any("3 links" in note and "--no-follow" in note for note in data.notes)
     through = tmp_path / "through"
-    through.symlink_to(root)  # the path that was named is followed always
+    through.symlink_to(root)  # a link given as the data path is always followed
     assert names_of(open_dataset(through, None, follow_links=False), "all") == inside
 
 
-def test_links_to_folders_around_the_data_neither_loop_nor_list_twice(tmp_path: Path) -> None:
+def test_links_to_parent_folders_neither_loop_nor_list_twice(tmp_path: Path) -> None:
     root = fill(tmp_path / "outer/data", numbered({"a": 3, "b": 3}))
     fill(tmp_path / "outer/other", ["9.png"])
     (root / "a/up").symlink_to(root)
@@ -333,7 +331,7 @@ def test_links_to_folders_around_the_data_neither_loop_nor_list_twice(tmp_path: 
     assert "Ignored 4 links to folders already read." in data.notes
 
 
-def test_a_table_without_links(tmp_path: Path) -> None:
+def test_a_table_without_following_links(tmp_path: Path) -> None:
     fill(tmp_path, numbered({"p": 6}))
     (tmp_path / "q").symlink_to("p")
     names = [*numbered({"p": 5}), "q/5.png"]
@@ -356,7 +354,7 @@ def test_a_zip_reads_the_first_bytes_of_each_member_once(tmp_path: Path, monkeyp
     assert sorted(opened) == ["photos/a/words.txt", "photos/a/x.dat"]
 
 
-def test_files_that_are_no_pictures_are_ignored_however_many(tmp_path):
+def test_any_number_of_other_files_is_ignored(tmp_path):
     for label in "ab":
         (tmp_path / label).mkdir()
         for n in range(3):
@@ -369,12 +367,12 @@ def test_files_that_are_no_pictures_are_ignored_however_many(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"P1 34 1\nP2 40 0\n", b"P2 # ids\n", b"P3 1 2\n"])
-def test_a_list_that_begins_as_a_picture_in_digits_is_text(text):
+def test_a_text_that_begins_like_an_ascii_ppm_is_text(text):
     assert detect_format(text, "labels.txt") == "" and detect_format(text, "x.pgm") == "PPM"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "f.png")
     with pytest.raises(OSError, match="not a regular file"):
         FolderFiles(str(tmp_path)).read("f.png")
@@ -382,7 +380,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         Quarantine.read(tmp_path / "f.png")
 
 
-def test_what_vitrail_wrote_among_the_images_is_no_data(tmp_path):
+def test_output_folders_of_vitrail_are_not_data(tmp_path):
     fill(tmp_path, numbered({"a": 2, "b": 2}))
     names = ["config.toml", "metrics.jsonl", "model.safetensors", "curves.svg", "samples/1.png"]
     fill(tmp_path / "runs/photos", {name: image_bytes(1) for name in names})

@@ -1,4 +1,4 @@
-"""What headers tell, against files that PIL wrote that way."""
+"""Traits from headers, for files that Pillow writes."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ def test_traits_of_the_zoo(name: str, traits: Trait) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("tag", range(10))
-def test_an_orientation_that_turns(kind: str, tag: int) -> None:
+def test_orientation_tags(kind: str, tag: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = tag
-    wanted = Trait.ROTATED if 2 <= tag <= 8 else NONE
-    assert read_traits(encode(photo(), kind, exif=exif), "row#7") == wanted
+    expected = Trait.ROTATED if 2 <= tag <= 8 else NONE
+    assert read_traits(encode(photo(), kind, exif=exif), "row#7") == expected
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
-def test_the_name_is_compared_with_the_format(kind: str) -> None:
+def test_the_extension_is_compared_with_the_format(kind: str) -> None:
     data = encode(photo(), kind)
-    for ending in ("jpg", "JPEG", "jfif", "png", "webp", "tif", "tiff", "gif", "bmp"):
-        right = ending.lower().startswith(kind.lower()[:2]) or (kind == "JPEG" and ending == "jfif")
-        assert (Trait.MISNAMED in read_traits(data, f"a/b.{ending}")) != right
-    for name in ("train.parquet#3", "train.parquet#3 a.jpg", "train.parquet#3 a.png", "no ending", "photo.jpg.orig"):
+    for extension in ("jpg", "JPEG", "jfif", "png", "webp", "tif", "tiff", "gif", "bmp"):
+        correct = extension.lower().startswith(kind.lower()[:2]) or (kind == "JPEG" and extension == "jfif")
+        assert (Trait.MISNAMED in read_traits(data, f"a/b.{extension}")) != correct
+    for name in ("train.parquet#3", "train.parquet#3 a.jpg", "train.parquet#3 a.png", "no extension", "photo.jpg.orig"):
         assert Trait.MISNAMED not in read_traits(data, name)
 
 
-def test_sixteen_bits_of_a_pixel_are_not_sixteen_of_a_channel() -> None:
+def test_sixteen_bits_per_pixel_are_not_sixteen_per_channel() -> None:
     assert read_traits(encode(photo().convert("RGB"), "BMP"), "a.bmp") == NONE
 
 
-def test_a_jpeg_with_previews_behind_it_is_no_animation() -> None:
+def test_a_jpeg_with_previews_is_not_animated() -> None:
     data = encode(photo(), "MPO", save_all=True, append_images=[photo(seed=2)])
     assert read_traits(data, "phone.jpg") == NONE
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xc0", b"\xff\xd8\xff\xe1\0", turned(6)[:40], b"BM"])
-def test_it_never_fails(data: bytes) -> None:
+def test_reading_traits_never_fails(data: bytes) -> None:
     assert read_traits(data, "a.jpg") in (NONE, Trait.MISNAMED)
 
 
@@ -81,5 +81,5 @@ def test_it_never_fails(data: bytes) -> None:
         (b"\x89PNG\r\n", ""),
     ],
 )
-def test_what_is_no_image_gets_a_name(data: bytes, kind: str) -> None:
+def test_other_files_are_described(data: bytes, kind: str) -> None:
     assert describe_non_image(data) == kind

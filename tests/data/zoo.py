@@ -1,4 +1,4 @@
-"""Every odd thing that lies in folders of images, each with the one outcome it is to have."""
+"""Unusual files in folders of images, each with its expected outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(width: int, height: int, depth: int, rows: bytes) -> bytes:
-    """A colour PNG that claims a size and holds any pixels, or none."""
+    """A colour PNG with this size in its header and any pixel data."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
 
@@ -66,7 +66,7 @@ def _see_through() -> Image.Image:
 
 _TRUNCATED = "truncated"
 _NO_IMAGE = "not a readable image"
-# Name -> (bytes, outcome). An outcome other than used and ignored is part of the reason to leave it out.
+# Name -> (bytes, outcome). An outcome other than used and ignored is part of the reason why the file is excluded.
 FILES: dict[str, tuple[bytes, str]] = {
     "truncated.jpg": (encode(photo(200, 300, 1), "JPEG")[:-2000], _TRUNCATED),
     "truncated.png": (encode(photo(200, 300, 1), "PNG")[:-2000], _TRUNCATED),
@@ -113,17 +113,17 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 def _socket(path: Path) -> None:
-    """Bound by a short relative name, since the path of a socket has 108 bytes."""
+    """Bind a socket by a short relative name, because socket paths are limited to 108 bytes."""
     before = Path.cwd()
     os.chdir(path.parent)
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(path.name)
     finally:
         os.chdir(before)
 
 
-# What is no plain file: name -> (how to make it, outcome).
+# Other than regular files: name -> (how to make it, outcome).
 THINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     **({"fifo.jpg": (os.mkfifo, IGNORED), "socket.jpg": (_socket, IGNORED)} if hasattr(os, "mkfifo") else {}),
     "empty folder.jpg": (os.mkdir, IGNORED),
@@ -134,7 +134,7 @@ THINGS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def make_zoo(root: Path) -> dict[str, str]:
-    """Two classes, `odd` with all of the above and `plain`; returns the outcome of every name under `root`."""
+    """Write two classes, `odd` with all of these files and `plain`; return the outcome of every name under `root`."""
     outcomes = {}
     for name, (data, outcome) in FILES.items():
         path = root / "odd" / name
