@@ -21,9 +21,9 @@ def convert(
 ) -> None:
     """Convert weights between the layouts of vitrail, timm, Hugging Face transformers and google-research.
 
-    Reads ViT and BiT of all four, DINOv2 of transformers, and hybrids and big_vision checkpoints of google-research.
-    The result is compared with the library's own network where it is installed. If the target layout cannot represent
-    the network, nothing is written.
+    Reads weights of vitrail, timm, transformers (ViT, DINOv2, BiT) and google-research (ViT, hybrids, big_vision, BiT).
+    The result is compared with the library's own network where that library is installed. If the target layout cannot
+    represent the network, nothing is written.
 
     Examples:
 
@@ -38,7 +38,7 @@ def convert(
     Parameters
     ----------
     source
-        A run folder, a weights file, hf-hub:owner/name, or bundled.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled" (the weights in this package).
     target
         A new file (vitrail: .safetensors, google: .npz) or a new folder (timm, huggingface).
     to

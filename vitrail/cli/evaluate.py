@@ -38,7 +38,7 @@ def evaluate(
     Parameters
     ----------
     weights
-        A run folder, a weights file, hf-hub:owner/name, or bundled.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled" (the weights in this package).
     data
         Labelled images: anything `vitrail train` reads.
     report

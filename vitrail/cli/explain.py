@@ -58,7 +58,7 @@ def explain(
     Parameters
     ----------
     weights
-        A run folder, a weights file, hf-hub:owner/name, or bundled.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled" (the weights in this package).
     images
         Image files, folders, .zip archives, tables or Parquet shards. Without images, only the weights are shown.
     out

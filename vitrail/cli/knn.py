@@ -27,7 +27,7 @@ def knn(
     Parameters
     ----------
     weights
-        A run folder, a weights file, hf-hub:owner/name, or bundled.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled" (the weights in this package).
     data
         One or more datasets: anything `vitrail train` reads. Without a split, a fifth of the images is the test split.
     neighbours

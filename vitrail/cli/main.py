@@ -88,7 +88,7 @@ COMMANDS: dict[Callable[..., None], str] = {  # in the order of the help, with t
     convert: "SOURCE TARGET --to LAYOUT [OPTIONS]",
     models: "[OPTIONS]",
     recipes: "[NAME]",
-    paper: "FIGURE WEIGHTS... [OPTIONS]",
+    paper: "NAME WEIGHTS... [OPTIONS]",
 }
 for order, (command, usage) in enumerate(COMMANDS.items()):
     app.command(command, sort_key=order, help_epilogue="", usage=f"Usage: vitrail {command.__name__} {usage}")

@@ -17,8 +17,8 @@ def pack(
 ) -> None:
     """Write a dataset into a few large Parquet shards, which are fast to read in any order.
 
-    The shards contain images, classes, splits and checksums, so training on them needs no scan. `datasets` and other
-    Parquet libraries can read them too. If stopped, run the same command again to resume.
+    The shards contain images, classes, splits and checksums, so training on them needs no scan. Hugging Face
+    datasets and other Parquet libraries can read them too. If stopped, run the same command again to resume.
 
     Examples:
 

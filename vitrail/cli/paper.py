@@ -33,7 +33,7 @@ def paper(
     name
         The figure to draw.
     weights
-        Run folders, weights files, hf-hub:owner/name, or bundled. Figures 6 and 7 show one network.
+        Run folders, weights files, hf-hub:owner/name, or "bundled". Figures 6 and 7 show one network.
     images
         Image files, folders, archives, tables or shards. May be repeated.
     out

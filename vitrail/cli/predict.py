@@ -34,7 +34,7 @@ def predict(
     Parameters
     ----------
     weights
-        A run folder, a weights file, hf-hub:owner/name, or bundled.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled" (the weights in this package).
     images
         Image files, folders, or anything else `vitrail train` reads: archives, tables, shards, CIFAR.
     top

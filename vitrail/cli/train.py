@@ -56,7 +56,7 @@ def train(
     recipe
         A recipe by name (see `vitrail recipes`), or a .toml file.
     from_
-        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or bundled.
+        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or "bundled".
     out
         The run folder. [default: runs/ and the name of the data]
     resume

@@ -38,7 +38,7 @@ def transfer(
     data
         A dataset with a test split: anything `vitrail train` reads.
     from_
-        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or bundled.
+        Weights to start from: a run folder, a weights file, hf-hub:owner/name, or "bundled".
     recipe
         A fine-tuning recipe: one row of the paper's Table 4 (paper-finetune-cifar, ...) or any other.
     rates

@@ -39,7 +39,7 @@ def vtab(
     Parameters
     ----------
     weights
-        A run folder, a weights file, hf-hub:owner/name, or bundled. Without it, the tasks are listed.
+        A run folder, a weights file, hf-hub:owner/name, or "bundled". Without it, the tasks are listed.
     folder
         The folder that contains the task folders.
     tasks
