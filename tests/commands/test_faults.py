@@ -99,7 +99,7 @@ WRITES = {  # where the disk is full: which function begins to write, at which c
     "metrics.jsonl": (MetricsLog, "write", 1, "metrics.jsonl"),
     "curves.svg": (run_training, "draw_training_curves", 1, "curves.svg"),
     "event file": (TensorBoardWriter, "write", 2, "tensorboard"),
-    "predictions.csv": (finish, "write_predictions", 1, r"cannot write .*predictions\.csv"),
+    "predictions.csv": (finish, "write_predictions", 1, "cannot write the predictions"),
     "report.html": (finish, "write_report", 1, "cannot write the report"),
     "model_card.md": (finish, "write_model_card", 1, "cannot write the model card"),
     "model.safetensors": (finish, "write_bundle", 1, "model.safetensors"),

@@ -469,7 +469,7 @@ def test_files_of_others_stay(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "mine.ckpt").write_text("x")
     for resume in (False, True):
-        with pytest.raises(UserError, match="holds 'checkpoints' but no run"):
+        with pytest.raises(UserError, match="holds no run, but has 'checkpoints'"):
             go(tmp_path, net(), DataLoader(samples(), batch_size=8), resume=resume)
     (tmp_path / "model.safetensors").write_text("x")
     with pytest.raises(UserError, match=r"holds no run: .*config\.toml"):

@@ -177,7 +177,7 @@ def test_if_the_download_fails_the_bundled_network_is_used(hub, bundled, monkeyp
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
     weights, spec, decision = choose_start(ChoiceInputs(45, 3, (20, 24), "cpu", None), messages.append)
     assert weights.file == bundled and spec == "bundled" and messages
-    assert decision.why.startswith(f"'{TINY.repository}'") and ": 403; " in decision.why
+    assert decision.why.startswith(f"because '{TINY.repository}'") and ": 403; " in decision.why
 
 
 def test_a_cached_network_is_used_without_the_hub(hub, monkeypatch):
@@ -203,7 +203,7 @@ def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, t
     assert card.source == "bundled ti8-stand-in" and card.licence == "for research"
 
     code, said, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
-    assert code == 0 and "start: random weights the recipe scratch" in said
+    assert code == 0 and "start: random weights because of the recipe scratch; " in said
     assert read_card(tmp_path / "scratch" / "model.safetensors").source == ""
 
 

@@ -82,7 +82,7 @@ def check_output_folder(out: str | Path | None, overwrite: bool, may_resume: boo
     others = [name for name in (*FILES, *FOLDERS) if os.path.lexists(folder / name)]
     if others and not run and not overwrite:
         raise UserError(
-            f"{folder} holds '{others[0]}', but no run, and a run would replace it: choose another --out, "
+            f"{folder} holds no run, but has '{others[0]}', which would be replaced: choose another --out, "
             "or add --overwrite"
         )
     with lock_run_folder(folder):  # raises if it cannot be locked

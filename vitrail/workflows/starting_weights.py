@@ -35,13 +35,13 @@ def starts_automatically(config: RunConfig, recipe: str | None) -> bool:
 def random_start_decision(config: RunConfig, recipe: str | None) -> Decision:
     """The decision to start from random weights, with the setting that causes it."""
     if recipe is not None:
-        why = f"the recipe {recipe} trains from random weights"
+        why = f"the recipe {recipe}"
     elif config.model.start == "random" or config.kind != "train":
-        why = "model.start=random" if config.model.start else f"kind={config.kind} trains from random weights"
+        why = "model.start=random" if config.model.start else f"kind={config.kind}"
     else:
         key = _architecture_settings(config.model)[0]
-        why = f"model.{key}={getattr(config.model, key)} selects a new network"
-    return Decision(START, "random weights", f"{why}; pass --from WEIGHTS to start from pretrained ones")
+        why = f"model.{key}={getattr(config.model, key)}"
+    return Decision(START, "random weights", f"because of {why}; pass --from WEIGHTS to start from pretrained ones")
 
 
 def _architecture_settings(model: ModelChoice) -> list[str]:
@@ -66,14 +66,14 @@ def choose_start(facts: ChoiceInputs, message: Callable[[str], None]) -> tuple[W
         return _bundled(str(error).removesuffix(OFFLINE_HINT))
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
-    why = f"{backbone.network}: {reason}; pretrained on {backbone.learned}; --recipe scratch starts from random weights"
+    why = f"{backbone.network}, {reason}; pretrained on {backbone.learned}; --recipe scratch starts from random weights"
     return weights, spec, Decision(START, f"{backbone.repository} ({size})", why)
 
 
 def _bundled(missing: str) -> tuple[Weights, str, Decision]:
     backbone = bundled()
     why = (
-        f"{missing}; pretrained on {backbone.learned}; pass --from WEIGHTS for other weights, "
+        f"because {missing}; pretrained on {backbone.learned}; pass --from WEIGHTS for other weights, "
         "--recipe scratch for random ones"
     )
     value = f"{backbone.spec} {backbone.network} ({backbone.megabytes} MB, {backbone.licence})"
