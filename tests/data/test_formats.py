@@ -16,7 +16,7 @@ from vitrail.data import decode as decode_module
 from vitrail.data.dataset import open_dataset
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import FolderFiles, ZipFiles
-from vitrail.data.formats import CAN_READ_HEIF, EXTENSIONS, HEAD_BYTES, NOT_SUPPORTED, RAW, detect_format
+from vitrail.data.formats import CAN_READ_HEIF, EXTENSIONS, HEAD_BYTES, RAW, UNSUPPORTED_FORMAT, detect_format
 from vitrail.data.quarantine import Quarantine
 from vitrail.data.sources.class_folders import read_folders
 from vitrail.data.sources.read import read_source
@@ -192,7 +192,7 @@ def test_every_file_that_may_be_an_image_is_used_or_reported(tmp_path: Path, arc
     data = open_dataset(place, None)
     assert names_of(data, "all") == {*numbered({"a": 3, "b": 3}), "a/photo", "a/cache.dat", "b/sign.ppm"}
     assert [name for name, _ in data.excluded] == UNSUPPORTED
-    assert all(reason.startswith(NOT_SUPPORTED) for _, reason in data.excluded)
+    assert all(reason.startswith(UNSUPPORTED_FORMAT) for _, reason in data.excluded)
     text = " ".join(data.notes)
     assert "3 non-image files: .mp4 1, .txt 1, no extension 1" in text
     assert "3 hidden items" in text

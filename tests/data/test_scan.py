@@ -16,7 +16,7 @@ from vitrail.data import scan as scan_module
 from vitrail.data.dataset import bundled_images, open_dataset
 from vitrail.data.decode import decode
 from vitrail.data.files import FolderFiles
-from vitrail.data.formats import NOT_SUPPORTED
+from vitrail.data.formats import UNSUPPORTED_FORMAT
 from vitrail.data.similar import descriptor
 from vitrail.data.traits import Trait
 
@@ -91,7 +91,7 @@ def test_reasons_cached_by_earlier_versions_are_recognised(tmp_path: Path, decod
     with cache.open("wb") as file:
         np.savez(file, **stored)
     ((name, reason),) = open_dataset(tmp_path).excluded
-    assert name == "a/raw.png" and reason == f"{NOT_SUPPORTED}camera RAW; convert it" and len(decoded) == 7
+    assert name == "a/raw.png" and reason == f"{UNSUPPORTED_FORMAT}camera RAW; convert it" and len(decoded) == 7
 
 
 def test_an_interrupted_scan_resumes(tmp_path: Path, decoded: list[int]) -> None:

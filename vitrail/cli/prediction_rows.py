@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vitrail import strict_json
 from vitrail.data.files import NOT_FOUND
-from vitrail.data.formats import NOT_SUPPORTED, extension_of, format_counts
+from vitrail.data.formats import UNSUPPORTED_FORMAT, extension_of, format_counts
 from vitrail.spreadsheet import SafeCsvWriter
 from vitrail.terminal import escape, make_console, printable, printable_json
 
@@ -32,7 +32,7 @@ def print_rows(
         for rows in batches:
             for row in rows:
                 if row.error is not None:
-                    absent, not_read = row.error.startswith(NOT_FOUND), row.error.startswith(NOT_SUPPORTED)
+                    absent, not_read = row.error.startswith(NOT_FOUND), row.error.startswith(UNSUPPORTED_FORMAT)
                     counts = missing if absent else foreign if not_read else broken
                     counts[extension_of(row.file) or "no extension"] += 1
             yield rows

@@ -28,7 +28,7 @@ EXTENSIONS = {
     "QOI": (".qoi",),
     "HEIF": (".heic", ".heif", ".hif"),
 }
-NOT_SUPPORTED = "unsupported format: "  # how the reason begins
+UNSUPPORTED_FORMAT = "unsupported format: "  # how the reason begins
 FORMAT_OF = {extension: name for name, extensions in EXTENSIONS.items() for extension in extensions}
 FORMATS = tuple(name for name in EXTENSIONS if name != "HEIF")  # that need no package besides Pillow
 
@@ -38,7 +38,7 @@ _RAW_EXTENSIONS = (
     *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
 # Unsupported image formats: file extension -> name for messages.
-_NOT_SUPPORTED = {
+_UNSUPPORTED_FORMATS = {
     **dict.fromkeys(_RAW_EXTENSIONS, RAW),
     **dict.fromkeys((".svg", ".svgz"), SVG),
     **dict.fromkeys((".psd", ".psb"), "Photoshop file"),
@@ -129,7 +129,7 @@ def detect_format(head: bytes, name: str = "") -> str:
     The result is a supported format (a key of EXTENSIONS), the name of another image format, or "".
     """
     detected = next((kind for pattern, kind in _FIRST_BYTES if pattern.match(head)), "")
-    by_name = _NOT_SUPPORTED.get(extension_of(name), "")
+    by_name = _UNSUPPORTED_FORMATS.get(extension_of(name), "")
     if detected == "TIFF" and by_name == RAW:  # most RAW formats are TIFF files with a thumbnail in place of the image
         return RAW
     if detected == "PPM" and head[1:2] in b"123" and extension_of(name) not in ("", *EXTENSIONS["PPM"]):
@@ -151,10 +151,10 @@ def describe_non_image(data: bytes) -> str:
 def unsupported_format_reason(kind: str) -> str:
     """Return why an image format is not supported; "" for a supported one."""
     if kind == "HEIF" and not CAN_READ_HEIF:
-        return f"{NOT_SUPPORTED}HEIC needs pillow-heif; run pip install 'vitrail[heif]'"
+        return f"{UNSUPPORTED_FORMAT}HEIC needs pillow-heif; run pip install 'vitrail[heif]'"
     if kind in EXTENSIONS or not kind:
         return ""
-    return f"{NOT_SUPPORTED}{kind}; convert it to JPEG, PNG or TIFF"
+    return f"{UNSUPPORTED_FORMAT}{kind}; convert it to JPEG, PNG or TIFF"
 
 
 def by_extension(names: Iterable[str], limit: int = 6) -> str:

@@ -94,11 +94,11 @@ class Packer:
             with atomic_write(marker) as temporary:
                 temporary.write_text(json.dumps({"format": FORMAT, "key": self.key()}), encoding="utf-8")
         for shard in self.shards:
-            if self._side(shard).is_file() and not self._is_whole(shard):
+            if self._side(shard).is_file() and not self._is_complete(shard):
                 self._side(shard).unlink()
         return sum(self._side(shard).is_file() for shard in self.shards)
 
-    def _is_whole(self, shard: _Shard) -> bool:
+    def _is_complete(self, shard: _Shard) -> bool:
         """Whether a shard is unchanged since it was written, by the digest in its side file."""
         try:
             with np.load(self._side(shard), allow_pickle=False) as side:
@@ -145,8 +145,8 @@ class Packer:
             packed = read_packed(self.out, [])
             scanned = scan(packed.files, packed.entries, self.options.max_pixels, progress)
             if scanned.problems:
-                row, why = next(iter(scanned.problems.items()))
-                raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {why}")
+                row, reason = next(iter(scanned.problems.items()))
+                raise UserError(f"'{packed.entries[row].name}' in '{self.out}' cannot be read back: {reason}")
             originals = index.scan.original_digests, index.scan.original_pixel_digests
             scanned = replace(scanned, original_digests=originals[0], original_pixel_digests=originals[1])
             self._write_index(replace(index, scan=scanned))
@@ -200,9 +200,9 @@ class Packer:
                     sums += [zlib.crc32(image) for image in images]
                     writer.write_table(pyarrow.Table.from_pydict(self._columns(rows, images), schema), ROW_GROUP)
                     yield start + len(rows)
-        found = ParquetFile(path).find_offsets("image.bytes")
-        assert found is not None, "an image was not found in the shard that was just written"
-        side: dict[str, Any] = {"offsets": found[0], "lengths": found[1], "sums": np.array(sums, np.uint32)}
+        written = ParquetFile(path).find_offsets("image.bytes")
+        assert written is not None, "an image was not found in the shard that was just written"
+        side: dict[str, Any] = {"offsets": written[0], "lengths": written[1], "sums": np.array(sums, np.uint32)}
         with atomic_write(self._side(shard)) as temporary, temporary.open("wb") as file:
             np.savez(file, **side, blake2b=np.array(_digest(path)))
 

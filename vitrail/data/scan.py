@@ -18,7 +18,7 @@ import PIL
 from vitrail.atomic import atomic_write
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.files import Entry, Files, read_error_reason
-from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, NOT_SUPPORTED, describe_non_image, detect_format
+from vitrail.data.formats import CAN_READ_HEIF, HEAD_BYTES, UNSUPPORTED_FORMAT, describe_non_image, detect_format
 from vitrail.data.similar import DESCRIPTOR_SIZE, descriptor
 from vitrail.data.traits import Trait, read_traits
 
@@ -262,7 +262,7 @@ class _Cache:
                     return None
                 names, bad = _split(stored["names"]), stored["bad"].tolist()
                 # "not read: " is how earlier versions of vitrail began these reasons
-                reasons = [re.sub("^not read: ", NOT_SUPPORTED, reason) for reason in _split(stored["reasons"])]
+                reasons = [re.sub("^not read: ", UNSUPPORTED_FORMAT, reason) for reason in _split(stored["reasons"])]
                 columns = {key: stored[key] for key in ("sizes", "stamps", *SCAN_COLUMNS.values())}
         except Exception:  # missing, cut short or written by another program: scan again
             return None

@@ -39,7 +39,7 @@ class SplitRule:
         if not 0 < self.test_fraction < 1:
             raise UserError(f"test_fraction must be between 0 and 1, not {self.test_fraction}")
         if not 0 <= self.val_fraction < 1:
-            raise UserError(f"val_fraction must be 0 or between 0 and 1, not {self.val_fraction}")
+            raise UserError(f"val_fraction must be at least 0 and below 1, not {self.val_fraction}")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SplitRule:

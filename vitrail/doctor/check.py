@@ -12,7 +12,7 @@ import numpy as np
 from vitrail.data.dataset import scan_source, usable_rows
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.data.files import NOT_FOUND
-from vitrail.data.formats import NOT_SUPPORTED, SUPPORTED_FORMATS, by_extension
+from vitrail.data.formats import SUPPORTED_FORMATS, UNSUPPORTED_FORMAT, by_extension
 from vitrail.data.quarantine import UNREAD, QuarantineRow
 from vitrail.data.scan import Progress, ScanResult
 from vitrail.data.sources.data_source import UNSPLIT, DataSource, class_list, counted, quoted
@@ -175,7 +175,11 @@ def _unusable_findings(source: DataSource, scan: ScanResult) -> list[Finding]:
     cases: dict[str, list[Case]] = {"corrupt": [], "format": [], "missing": []}
     for name, reason in bad:
         kind = (
-            "missing" if reason.startswith(NOT_FOUND) else "format" if reason.startswith(NOT_SUPPORTED) else "corrupt"
+            "missing"
+            if reason.startswith(NOT_FOUND)
+            else "format"
+            if reason.startswith(UNSUPPORTED_FORMAT)
+            else "corrupt"
         )
         cases[kind].append(Case((name,), reason))
     kinds = by_extension(case.names[0] for case in cases["format"])

@@ -1,1 +1,1 @@
-"""What lies at a path: every kind of data as one catalogue of images, before any is opened."""
+"""Readers of every kind of data at a path. Each returns a `DataSource`, before any image is opened."""

@@ -94,8 +94,8 @@ def find_images(paths: Sequence[str | Path], notes: list[str] | None = None, fol
             unreadable[len(names)] = reason
         numbers.append(number)
         names.append(name)
-    found = [location for _, location in locations.values()]
-    return Images(found, np.array(numbers, np.int32), Texts.of(names), unreadable)
+    distinct = [location for _, location in locations.values()]
+    return Images(distinct, np.array(numbers, np.int32), Texts.of(names), unreadable)
 
 
 _Row = tuple[_Location, str, str]  # location, name there, why it cannot be read

@@ -96,12 +96,12 @@ class ParquetFile:
                     return Shard(str(source.absolute()), stored["offsets"], stored["lengths"])
         except Exception:  # missing, cut short or written by another program: search the file again
             pass
-        found, source = self.find_offsets(column), self.path
-        if found is None:
+        images, source = self.find_offsets(column), self.path
+        if images is None:
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(unpacked) as temporary:
-                found, source = self._unpack(column, temporary), unpacked
-        offsets, lengths = found
+                images, source = self._unpack(column, temporary), unpacked
+        offsets, lengths = images
         try:
             index.parent.mkdir(parents=True, exist_ok=True)
             stored = {"offsets": offsets, "lengths": lengths, "header": header, "unpacked": source is unpacked}
@@ -112,7 +112,7 @@ class ParquetFile:
         return Shard(str(source.absolute()), offsets, lengths)
 
     def find_offsets(self, column: str) -> _Offsets | None:
-        """Return where the images are in the file; None if they are compressed or not found.
+        """Return the offsets and lengths of the images in the file; None if they are compressed or not found.
 
         A value is stored as its length and its bytes, in the order of the rows. So the next value mostly follows the
         one before. A new page begins a little later, and a repeated value may be stored earlier.
