@@ -1,4 +1,4 @@
-"""`vitrail fewshot` and `knn`, from images to numbers, by any number of processes."""
+"""`vitrail fewshot` and `vitrail knn`, from images to scores, with any number of processes."""
 
 import json
 
@@ -19,7 +19,7 @@ from vitrail.metrics.fewshot import sample_shots
 
 @pytest.fixture(scope="module")
 def splits(tmp_path_factory):
-    """Train and test folders of three classes; 23 images to measure on, which neither 2 nor 3 divide."""
+    """Train and test folders of three classes; 23 test images, divisible by neither 2 nor 3."""
     root = tmp_path_factory.mktemp("fewshot") / "colours"
     for name, colour, count in (("red", (150, 90, 90), 8), ("green", (90, 150, 90), 8), ("blue", (90, 90, 150), 7)):
         draw(root / "train" / name, colour, 12)
@@ -28,14 +28,14 @@ def splits(tmp_path_factory):
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
 def hard(tmp_path_factory):
-    """Classes that are hard to tell apart, and not equally large: every draw and every penalty scores differently."""
+    """Similar classes of different sizes: every sample and every penalty gives another score."""
     root = tmp_path_factory.mktemp("fewshot") / "greys"
     for name, colour, count in (
         ("red", (126, 118, 118), 20),
@@ -48,7 +48,7 @@ def hard(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["paper", "big_vision"])
-def test_numbers_are_those_of_the_features_by_hand(hard, tiny, own_cache, quiet, form):
+def test_scores_match_a_reference_implementation(hard, tiny, empty_cache, quiet, form):
     rows = fewshot(tiny, [hard], shots=(1, 5, None), form=form, device="cpu", console=quiet)
     assert [(row.data, row.shots) for row in rows] == [("greys", 1), ("greys", 5), ("greys", None)]
     net, data = load(tiny), open_dataset(hard, None)
@@ -83,7 +83,7 @@ def test_numbers_are_those_of_the_features_by_hand(hard, tiny, own_cache, quiet,
             assert row.seeds == pytest.approx([by_power[int(row.setting.removeprefix("penalty 2^"))]], abs=1e-9)
 
 
-def test_the_second_time_no_image_is_opened(splits, tiny, own_cache, quiet, monkeypatch):
+def test_a_second_run_reads_no_image(splits, tiny, empty_cache, quiet, monkeypatch):
     first = fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet)
     monkeypatch.setattr(FeatureExtractor, "_run", None)
     assert fewshot(tiny, [splits], shots=(5, None), methods=("probe", "knn"), device="cpu", console=quiet) == first
@@ -91,14 +91,14 @@ def test_the_second_time_no_image_is_opened(splits, tiny, own_cache, quiet, monk
     assert first[1].images == 36 and first[1].tested == 23
 
 
-def test_a_penalty_is_shared_by_all_data_sets(splits, photos, tiny, own_cache, quiet):
+def test_all_data_sets_share_one_penalty(splits, photos, tiny, empty_cache, quiet):
     rows = fewshot(tiny, [splits, photos], shots=(1, 5), device="cpu", console=quiet)
     assert [row.data for row in rows] == ["colours", "photos"] * 2
     assert rows[0].setting == rows[1].setting and rows[0].setting.startswith("penalty 2^")
-    assert rows[1].tested == 9  # photos come without a split: a fifth is held out
+    assert rows[1].tested == 9  # photos have no splits: a fifth is the test split
 
 
-def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monkeypatch):
+def test_features_of_a_stopped_run_are_kept(splits, tiny, empty_cache, quiet, monkeypatch):
     from vitrail.inference import features
     from vitrail.interrupt import Interrupted, Interrupts
 
@@ -119,32 +119,32 @@ def test_features_of_a_stopped_run_are_kept(splits, tiny, own_cache, quiet, monk
     assert len(cache.missing(open_dataset(splits, None).splits["train"].digests)) == 36 - 16
 
 
-def test_what_cannot_be_measured_is_told(splits, tiny, quiet, tmp_path):
-    table = tmp_path / "several.csv"
+def test_invalid_data_and_options(splits, tiny, quiet, tmp_path):
+    table = tmp_path / "multilabel.csv"
     table.write_text("path,labels\n" + "".join(f"{path},a|b\n" for path in (splits / "train" / "red").iterdir()))
-    with pytest.raises(UserError, match="at least 1"):
+    with pytest.raises(UserError, match="--shots"):
         fewshot(tiny, [splits], shots=(0,), console=quiet)
-    with pytest.raises(UserError, match="any number of labels"):
+    with pytest.raises(UserError, match=r"multilabel\.csv.* is multilabel"):
         fewshot(tiny, [table], console=quiet)
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="given twice"):
         fewshot(tiny, [splits, splits], console=quiet)
     (tmp_path / "again").symlink_to(splits)
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="given twice"):
         fewshot(tiny, [splits, tmp_path / "again"], console=quiet)
     for name in ("red", "blue"):
         draw(tmp_path / "one" / name, (len(name), 60, 60), 1)
-    with pytest.raises(UserError, match=r"no class of .* has a second image"):
+    with pytest.raises(UserError, match=r"one.* single image"):
         fewshot(tiny, [tmp_path / "one"], console=quiet)
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_finds_the_same_numbers(splits, tiny, tmp_path, monkeypatch):
-    said = []
+def test_the_result_does_not_depend_on_the_number_of_processes(splits, tiny, tmp_path, monkeypatch):
+    outputs = []
     for world in (1, 2, 3):
         monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / f"cache_{world}"))
         command = ["fewshot", tiny, splits, "--shots", "1,5,all", "--by", "least-squares", "--by", "knn", "--json"]
         started = processes.start(world, tmp_path, processes.vitrail, *command, "--device", "cpu")
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.output()))
-    assert said[0] == said[1] == said[2]
-    assert len(said[0]) == 6
+        outputs.append(json.loads(started.output()))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert len(outputs[0]) == 6

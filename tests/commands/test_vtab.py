@@ -1,4 +1,4 @@
-"""`vitrail vtab`: the protocol on tasks in the layout of lists, of class folders, and with splits of their own."""
+"""`vitrail vtab`: the protocol on tasks with file lists, with class folders, and with their own splits."""
 
 import json
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def few(monkeypatch):
-    """The protocol with 16 and 8 images."""
+    """The protocol with 16 training and 8 validation images."""
     monkeypatch.setattr(vtab_workflow, "TRAIN", 16)
     monkeypatch.setattr(vtab_workflow, "VAL", 8)
 
 
 def lists(root, counts=(16, 8, 7), classes=2):
-    """A task in the layout of lists: bright and dark pictures."""
+    """A task with file lists: bright and dark images."""
     rng = np.random.default_rng(0)
     for name, folder, count in zip(("train800", "val200", "test"), ("train800", "val200", "test"), counts, strict=True):
         (root / "images" / folder).mkdir(parents=True)
@@ -48,7 +48,7 @@ def task(key):
     return next(one for one in VTAB_TASKS if one.key == key)
 
 
-def test_published_lists_are_taken_as_they_are(tiny, tmp_path, quiet, few):
+def test_published_lists_are_used(tiny, tmp_path, quiet, few):
     lists(tmp_path / "patch_camelyon")
     found = vtab(tiny, tmp_path, device="cpu", console=quiet)
     (score,) = found.scores
@@ -60,7 +60,7 @@ def test_published_lists_are_taken_as_they_are(tiny, tmp_path, quiet, few):
     assert "7 test images, but the task has 32,768" in score.notes
 
 
-def test_no_test_image_is_learned_from(tmp_path, few):
+def test_no_test_image_is_trained_on(tmp_path, few):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / "eurosat" / name, colour, 50)
     data = open_dataset(tmp_path / "eurosat", None)
@@ -74,8 +74,8 @@ def test_no_test_image_is_learned_from(tmp_path, few):
         vtab_splits(data, task("dtd"))
 
 
-def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path, few):
-    """Four near-copies of each scene: the same draw by content alone tears most of them apart."""
+def test_near_duplicates_stay_in_one_split(tmp_path, few):
+    """Four near-duplicates of each scene: a split by content alone would separate most of them."""
     root = tmp_path / "eurosat"
     for number, scene in enumerate(generated(40, (48, 64))):
         for copy, change in enumerate(("PNG", "JPEG quality 50", "WebP", "brighter")):
@@ -89,7 +89,7 @@ def test_what_chooses_the_penalty_stands_apart_from_what_is_trained_on(tmp_path,
     assert not scenes[0] & scenes[1]
 
 
-def test_a_fifth_of_the_training_images_of_pets_validates_and_a_tenth_of_others(tmp_path, few):
+def test_a_fifth_of_pets_is_for_validation_and_a_tenth_of_others(tmp_path, few):
     for name, colour in (("a", (200, 60, 60)), ("b", (60, 60, 200))):
         draw(tmp_path / "pets" / "train" / name, colour, 20)
         draw(tmp_path / "pets" / "test" / name, tuple(value + 1 for value in colour), 5)
@@ -113,18 +113,18 @@ def test_thirty_of_each_class_train_caltech(tmp_path, few, monkeypatch):
         vtab_splits(open_dataset(tmp_path, None), task("caltech101"))
 
 
-def test_what_cannot_be_run_is_told(tiny, tmp_path, quiet):
-    for arguments, words in [
+def test_folders_and_tasks_that_do_not_exist(tiny, tmp_path, quiet):
+    for arguments, facts in [
         ((tiny, tmp_path / "nowhere"), "is not a folder"),
-        ((tiny, tmp_path), "holds no task of VTAB-1k"),
+        ((tiny, tmp_path), "no task of VTAB-1k"),
     ]:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=facts):
             vtab(*arguments, console=quiet)
     with pytest.raises(UserError, match="no task 'dtdd'; did you mean 'dtd'"):
         vtab(tiny, tmp_path, tasks=("dtdd",), console=quiet)
 
 
-def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few, monkeypatch):
+def test_the_penalty_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few, monkeypatch):
     lists(tmp_path / "patch_camelyon")
     sizes, fit = [], vtab_workflow.fit_probe
     monkeypatch.setattr(
@@ -134,7 +134,7 @@ def test_the_probe_is_chosen_on_the_validation_images(tiny, tmp_path, quiet, few
     assert sizes == [16] * 5 + [24]
 
 
-def test_images_that_the_weights_were_trained_on_and_options_without_use_are_told(tiny, tmp_path, quiet, few):
+def test_seen_test_images_and_options_without_effect_are_reported(tiny, tmp_path, quiet, few):
     root = lists(tmp_path / "patch_camelyon")
     card = read_card(tiny)
     test = open_dataset(root, None).splits["test"]
@@ -150,14 +150,14 @@ def test_images_that_the_weights_were_trained_on_and_options_without_use_are_tol
     write_bundle(weights, load_file(tiny), card)
     (score,) = vtab(weights, tmp_path, device="cpu", console=quiet).scores
     assert "the weights were trained on 3 of the test images: the score is too high" in score.notes
-    with pytest.raises(UserError, match="go with --by finetune"):
+    with pytest.raises(UserError, match=r"--seeds .* --by finetune"):
         vtab(tiny, tmp_path, seeds=3, console=quiet)
     with pytest.raises(UserError, match=r"--set model.image_size=\[96,96\]"):
         vtab(tiny, tmp_path, by="finetune", image_size=(96, 96), console=quiet)
 
 
 @pytest.mark.slow
-def test_fine_tuning_takes_all_the_thousand_and_spares_the_labels(tiny, tmp_path, quiet):
+def test_fine_tuning_uses_all_1000_images_and_no_label_changing_augmentation(tiny, tmp_path, quiet):
     lists(tmp_path / "dsprites_loc")
     quick = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32", "model.image_size=[16, 16]")
     options = {"by": "finetune", "out": tmp_path / "runs", "overrides": quick, "console": quiet}
@@ -165,7 +165,7 @@ def test_fine_tuning_takes_all_the_thousand_and_spares_the_labels(tiny, tmp_path
     card = read_card(tmp_path / "runs" / "dsprites_loc" / "seed-0" / "model.safetensors")
     assert card.data["images"]["train"] == 16 + 8 and score.tested == 7 and score.accuracy == card.metrics["top1"]
     assert card.recipe["augment"]["flip"] is False and card.recipe["augment"]["crop"] == "none"
-    assert vtab(tiny, tmp_path, **options).scores == [score]  # what is finished is taken as it is
+    assert vtab(tiny, tmp_path, **options).scores == [score]  # finished runs are used as they are
     draw(tmp_path / "eurosat" / "a", (1, 2, 3), 2)
     with pytest.raises(UserError, match=r"has no train800.txt: leave eurosat out"):
         vtab(tiny, tmp_path, **options)
@@ -180,19 +180,19 @@ def test_all_tasks_are_listed_without_weights():
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_finds_the_same(tiny, tmp_path, monkeypatch):
+def test_the_result_does_not_depend_on_the_number_of_processes(tiny, tmp_path, monkeypatch):
     lists(tmp_path / "tasks" / "patch_camelyon", (800, 200, 131))
-    said = []
+    outputs = []
     for world in (1, 2, 3):
         monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / f"cache_{world}"))
         command = ["vtab", tiny, tmp_path / "tasks", "--json", "--device", "cpu"]
         started = processes.start(world, tmp_path, processes.vitrail, *command)
         assert started.codes() == [0] * world, started.errors()
-        said.append(json.loads(started.output()))
-    assert said[0] == said[1] == said[2] and said[0]["scores"][0]["tested"] == 131
+        outputs.append(json.loads(started.output()))
+    assert outputs[0] == outputs[1] == outputs[2] and outputs[0]["scores"][0]["tested"] == 131
 
 
-def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
+def test_clevr_is_read_with_the_rule_of_each_task(tiny, tmp_path, quiet, few):
     rng = np.random.default_rng(0)
     root = tmp_path / "clevr_count"
     for split, count in (("train", 80), ("val", 9)):
@@ -215,8 +215,8 @@ def test_clevr_is_read_by_the_rule_of_each_task(tiny, tmp_path, quiet, few):
 
 
 @pytest.mark.parametrize("task", VTAB_TASKS, ids=lambda task: task.key)
-def test_a_setting_is_for_all_tasks_that_read_it(task):
-    """One that cuts no images must not end the others, hours into them."""
+def test_a_setting_is_applied_to_the_tasks_that_use_it(task):
+    """A task without crops must not fail on a crop setting after hours of other tasks."""
     given = parse_overrides(task_overrides(task, ["augment.scale=[0.5, 1.0]", "augment.ratio=[1.0, 1.0]"]))
     assert ("scale" in given["augment"]) == task.crop
     check_no_unused(leaves(given), RunConfig.model_validate(merge(read_recipe(RECIPE), given)))

@@ -62,8 +62,8 @@ def test_what_it_says(tmp_path, convert, ours):
         "images: 32x32 pixels, 3 channels",
         "classes: 5",
         "as written: timm (reading Google's file) gives the same outputs, within X (the largest output is 2.3)",
-        "read back: every tensor is the same, bit for bit",
-        "left out, since Google's layout has no place for it: "
+        "read back: every tensor is bit-identical",
+        "not written, since Google's layout does not support it: "
         "preprocessing, class names, the licence, the record of training "
         "(evaluate can then no longer leave out the images it was trained on)",
         f"wrote {tmp_path / 'vit.npz'}",
@@ -73,16 +73,19 @@ def test_what_it_says(tmp_path, convert, ours):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (ModelConfig(**{**SMALL, "positions": "relative"}), "patches of 8x8, relative positions, class token"),
-        (ModelConfig(**{**SMALL, "positions_at": "layers"}), "positions at every layer, class token"),
-        (ModelConfig(**{**SMALL, "positions_at": "shared"}), "the same positions at every layer, class token"),
-        (ModelConfig(**{**SMALL, "positions": "none"}), "no positions, class token"),
+        (
+            ModelConfig(**{**SMALL, "positions": "relative"}),
+            "8x8, relative position embeddings, class token",
+        ),
+        (ModelConfig(**{**SMALL, "positions_at": "layers"}), "position embeddings in every layer, class token"),
+        (ModelConfig(**{**SMALL, "positions_at": "shared"}), "shared position embeddings in every layer, class token"),
+        (ModelConfig(**{**SMALL, "positions": "none"}), "no position embeddings, class token"),
         (ModelConfig(**{**SMALL, "registers": 2, "layer_scale": 0.1}), "class token, 2 registers, LayerScale"),
-        (config_from_name("Axial-B/32", 5), "patches of 32x32, attention along rows and columns, mean of patches"),
-        (config_from_name("R50+B/16", 5), "Vision Transformer on a stem with blocks (3, 4, 9), width 768"),
-        (config_from_name("R50x1", 5), "network: BiT ResNet, blocks (3, 4, 6, 3), 64 channels at the root"),
-        (config_from_name("B/32", 0), "classes: none, it gives features"),
-        (config_from_name("B/32", 1000), "classes: 1,000, without names"),
+        (config_from_name("Axial-B/32", 5), "patches of 32x32, axial attention, global average pooling"),
+        (config_from_name("R50+B/16", 5), "Vision Transformer with ResNet stem, blocks (3, 4, 9), width 768"),
+        (config_from_name("R50x1", 5), "network: BiT ResNet, blocks (3, 4, 6, 3), root width 64"),
+        (config_from_name("B/32", 0), "classes: none (features only)"),
+        (config_from_name("B/32", 1000), "classes: 1,000 without names"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -97,8 +100,8 @@ def test_constants_that_differ_are_taken_only_when_asked(tmp_path, convert, ours
     assert "model.stem.weight_eps 0.01 -> 1e-05; model.gelu erf -> tanh; model.norm_eps 0.01 -> 1e-06" in error
     assert "--adopt-constants" in error
     code, said, _ = convert(source, tmp_path / "vit.npz", "--to", "google", "--adopt-constants")
-    assert code == 0 and "changed to what Google's code fixes: model.gelu erf -> tanh\n" in said
-    assert float(re.search(r"cost of the changed constants: outputs differ by up to (\S+) ", said)[1]) > 1e-4
+    assert code == 0 and "changed to the fixed values of Google's code: model.gelu erf -> tanh\n" in said
+    assert float(re.search(r"effect of the changed constants: outputs differ by up to (\S+)\s", said)[1]) > 1e-4
     assert "has other constants than Google's code, and differs by" in said
 
 
@@ -107,7 +110,7 @@ def test_preprocessing_that_the_target_cannot_do(tmp_path, convert):
     code, _, error = convert(source, tmp_path / "t", "--to", "timm", "--image-size", "16x24")
     assert code == 2 and "preprocess.antialias False -> True" in error
     code, said, _ = convert(source, tmp_path / "t", "--to", "timm", "--image-size", "16x24", "--adopt-constants")
-    assert code == 0 and "images alone can show" in said and "constants" not in said
+    assert code == 0 and "changed preprocessing: run vitrail evaluate" in said and "constants" not in said
 
 
 def test_a_hybrid_from_google_to_timm(tmp_path, convert):
@@ -154,7 +157,7 @@ def test_a_network_that_answers_otherwise_is_not_kept(tmp_path, convert, ours, m
     monkeypatch.setattr(Table, "write", wrong)
     source = ours()
     code, _, error = convert(source, tmp_path / PLACES[to].format("target"), "--to", to)
-    assert code == 2 and "answer otherwise" in error
+    assert code == 2 and "differ by" in error
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -172,7 +175,11 @@ def test_resnets_from_vitrail_to_transformers_and_on_to_google(tmp_path, convert
     code, _, error = convert(source, tmp_path / "bit", "--to", "huggingface")
     assert code == 2 and "(model.weight_eps 1e-10 -> 1e-08): add --adopt-constants" in error
     code, said, _ = convert(source, tmp_path / "bit", "--to", "huggingface", "--adopt-constants")
-    assert code == 0 and differences(said)[0] < 1e-6 and "changed to what transformers fixes: model.weight_eps" in said
+    assert (
+        code == 0
+        and differences(said)[0] < 1e-6
+        and "changed to the fixed values of transformers: model.weight_eps" in said
+    )
     code, said, _ = convert(tmp_path / "bit", tmp_path / "bit.npz", "--to", "google", "--adopt-constants")
     assert code == 0 and "as read: transformers gives the same outputs" in said
     back = read_weights(str(tmp_path / "bit.npz"), image_size=(32, 40))

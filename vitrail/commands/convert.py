@@ -1,4 +1,4 @@
-"""`vitrail convert`: weights from any layout into any other, checked against the networks of the libraries."""
+"""`vitrail convert`: convert weights between layouts, checked against the networks of the other libraries."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from vitrail.weights.read import Weights, read_weights
 from vitrail.weights.reference_models import LoadFailure, ReferenceUnavailable, Run, loading
 from vitrail.weights.tensors import TensorSource
 
-TOLERANCE = 1e-4  # of the largest logit
-COMPARED_AT = 224  # pixels a side, the most that a ResNet is compared at: its weights fit any size
-MOST_TOKENS, MOST_PIXELS = 4096, 1024 * 1024  # of an image that networks are compared on
+TOLERANCE = 1e-4  # relative to the largest logit
+MAX_RESNET_SIZE = 224  # pixels: ResNets are compared at most at this size, since their weights fit any size
+MAX_TOKENS, MAX_PIXELS = 4096, 1024 * 1024  # networks are not compared on larger images
 
 
 def convert(
@@ -42,13 +42,14 @@ def convert(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Read, check against the source's library, write, check against the target's; on any failure nothing is left.
+    """Read weights, check them against the library of the source, write them, and check them against the target's.
 
-    With `half`, numbers are stored in float16; `licence` replaces what the card says of it.
+    After an error nothing is written. With `half`, weights are stored in float16. `licence` replaces the licence in
+    the card.
     """
     console = console or make_console()
     if half and to != "vitrail":
-        raise UserError("--half is for --to vitrail, whose files are read in float32 again")
+        raise UserError("--half has no effect without --to vitrail")
     path = free_output_path(source, target, to, overwrite)
     weights = read_weights(source, image_size=image_size, pickle=allow_pickle)
     if licence is not None:
@@ -63,83 +64,86 @@ def convert(
     pixels = _pixels(card.model)
     _compare(console, "as read", origin, weights, pixels, weights.file, weights.tensors)
     for change in changes:
-        console.print(f"changed to what {form.library} fixes: {escape(change)}")
+        console.print(f"changed to the fixed values of {form.library}: {escape(change)}")
     try:
-        with Interrupts() as signals, signals.interruptible(), staged_output(path, form.folder) as place:
+        with Interrupts() as signals, signals.interruptible(), staged_output(path, form.folder) as output:
             written = replace(weights, card=form.adopt_constants(card))
             state = _halved(weights.state, source) if half else weights.state
-            form.write(place, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
-            _check_written(console, form, place, weights, written, pixels)
+            form.write(output, written.card, {**state, **(_digests(weights) if to == "vitrail" else {})})
+            _check_written(console, form, output, weights, written, pixels)
             if half and pixels is not None:
-                cost, largest = _difference(_ours(read_weights(place), pixels), _ours(weights, pixels))
-                most = f"(the largest output is {largest:.2g})"
-                console.print(f"cost of half precision: outputs differ by up to {cost:.1e} {most}")
+                expected = _vitrail_outputs(weights, pixels)
+                difference, largest = _difference(_vitrail_outputs(read_weights(output), pixels), expected)
+                scale = f"(the largest output is {largest:.2g})"
+                console.print(f"effect of float16: outputs differ by up to {difference:.1e} {scale}")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write '{path}': {error_reason(error)}") from None
-    if left := ", ".join(thing for thing, there in form.lost_information(card).items() if there):
-        console.print(f"left out, since {form.owner} layout has no place for it: {escape(left)}")
+    if lost := ", ".join(name for name, present in form.lost_information(card).items() if present):
+        console.print(f"not written, since {form.owner} layout does not support it: {escape(lost)}")
     console.print(f"wrote [bold]{escape(str(path))}[/]")
 
 
 def _digests(weights: Weights) -> dict[str, Tensor]:
-    """The tensor by which `evaluate` recognises training images, of files that have one."""
+    """Return the tensor by which `evaluate` recognises training images, if the file has one."""
     if weights.layout != "vitrail":
         return {}
-    known = read_trained_on(weights.file)
-    return {TRAINED_ON: digest_tensor(known)} if len(known) else {}
+    digests = read_trained_on(weights.file)
+    return {TRAINED_ON: digest_tensor(digests)} if len(digests) else {}
 
 
 def _halved(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    found = {name: tensor.half() for name, tensor in state.items()}
-    for name, tensor in found.items():
+    halved = {name: tensor.half() for name, tensor in state.items()}
+    for name, tensor in halved.items():
         if not torch.isfinite(tensor).all():
-            raise UserError(f"'{source}': tensor '{name}' has numbers too large for half precision: leave out --half")
-    return found
+            raise UserError(f"'{source}': tensor '{name}' has values too large for float16: remove --half")
+    return halved
 
 
 def describe(card: Card) -> list[str]:
-    """The network, its images and its classes, a line for each."""
+    """Return one line each on the network, its images and its classes."""
     model = card.model
-    names = "" if card.classes else ", without names"
+    names = "" if card.classes else " without names"
     return [
         f"network: {_network(model)}",
         f"images: {'x'.join(map(str, model.image_size))} pixels, {model.channels} channels",
-        f"classes: {model.num_classes:,}{names}" if model.num_classes else "classes: none, it gives features",
+        f"classes: {model.num_classes:,}{names}" if model.num_classes else "classes: none (features only)",
     ]
 
 
 POSITIONS = {
-    "none": "no positions",
-    "2d": "positions by row and column",
-    "sincos": "fixed positions",
-    "relative": "relative positions",
+    "none": "no position embeddings",
+    "2d": "2D position embeddings",
+    "sincos": "sin-cos position embeddings",
+    "relative": "relative position embeddings",
 }
 
 
 def _network(model: NetworkConfig) -> str:
     if not isinstance(model, ModelConfig):
-        return f"BiT ResNet, blocks {model.blocks}, {model.width} channels at the root"
+        return f"BiT ResNet, blocks {model.blocks}, root width {model.width}"
     patch = "x".join(map(str, model.patch))
     facts = [
         f"width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp_dim}, patches of {patch}",
-        "attention along rows and columns" if model.axial else "",
+        "axial attention" if model.axial else "",
         POSITIONS.get(model.positions, ""),
-        {"layers": "positions at every layer", "shared": "the same positions at every layer"}.get(model.positions_at),
-        {"token": "class token", "gap": "mean of patches", "map": "attention pooling"}[model.pool],
+        {"layers": "position embeddings in every layer", "shared": "shared position embeddings in every layer"}.get(
+            model.positions_at
+        ),
+        {"token": "class token", "gap": "global average pooling", "map": "attention pooling"}[model.pool],
         f"{model.registers} registers" if model.registers else "",
         "LayerScale" if model.layer_scale is not None else "",
-        f"representation layer of {model.representation}" if model.representation else "",
+        f"representation layer of width {model.representation}" if model.representation else "",
     ]
-    stem = f" on a stem with blocks {model.stem.blocks}" if model.stem else ""
+    stem = f" with ResNet stem, blocks {model.stem.blocks}" if model.stem else ""
     return ", ".join([f"Vision Transformer{stem}", *filter(None, facts)])
 
 
 def _pixels(model: NetworkConfig) -> Tensor | None:
-    """Two random images to compare networks on; none where that would take long."""
+    """Return two random images to compare networks on, or None if that would take too long."""
     height, width = model.image_size
     if not isinstance(model, ModelConfig):
-        height, width = min(height, COMPARED_AT), min(width, COMPARED_AT)
-    elif model.sequence > MOST_TOKENS or height * width > MOST_PIXELS:
+        height, width = min(height, MAX_RESNET_SIZE), min(width, MAX_RESNET_SIZE)
+    elif model.sequence > MAX_TOKENS or height * width > MAX_PIXELS:
         return None
     return torch.randn(2, model.channels, height, width, generator=torch.Generator().manual_seed(0))
 
@@ -153,48 +157,52 @@ def _compare(
     path: Path,
     tensors: TensorSource | None,
 ) -> None:
-    """Our network beside that of the library whose layout this is, from a file that was read or a folder that was
-    written; where both can run, they must agree."""
+    """Compare the outputs of the network with those of the library of this layout; they must agree.
+
+    `path` is the file that was read or the output that was written. Nothing is compared if the library is missing.
+    """
     if form.reference_model is None:
         return
     try:
         if pixels is None:
-            raise ReferenceUnavailable("images of this size would take long here")
-        theirs = form.reference_model(path, weights.card, tensors)
-        with loading(theirs.library, "run"):
-            found = _outputs(theirs.run, pixels)
+            raise ReferenceUnavailable("images of this size would take too long")
+        reference = form.reference_model(path, weights.card, tensors)
+        with loading(reference.library, "run"):
+            outputs = _outputs(reference.run, pixels)
     except ReferenceUnavailable as reason:
         if isinstance(reason, LoadFailure) and form.must_load_in_library:
             raise UserError(f"{reason}; nothing is written") from None
         console.print(f"{when}: not compared with {form.compared_with}: {escape(str(reason))}")
         return
-    difference, largest = _difference(found, _ours(weights, pixels))
-    if not theirs.expected_difference and difference > TOLERANCE * largest:
-        raise UserError(f"{form.compared_with} and vitrail answer otherwise, by {difference:.1e}; nothing is written")
-    words = theirs.expected_difference or "gives the same outputs, within"
-    console.print(f"{when}: {form.compared_with} {words} {difference:.1e} (the largest output is {largest:.2g})")
+    difference, largest = _difference(outputs, _vitrail_outputs(weights, pixels))
+    if not reference.expected_difference and difference > TOLERANCE * largest:
+        raise UserError(
+            f"the outputs of {form.compared_with} and vitrail differ by {difference:.1e}; nothing is written"
+        )
+    result = reference.expected_difference or "gives the same outputs, within"
+    console.print(f"{when}: {form.compared_with} {result} {difference:.1e} (the largest output is {largest:.2g})")
 
 
 def _check_written(
-    console: Console, form: Format, place: Path, weights: Weights, written: Weights, pixels: Tensor | None
+    console: Console, form: Format, output: Path, weights: Weights, written: Weights, pixels: Tensor | None
 ) -> None:
-    """What was written, against the target's library and against what it was made from."""
-    _compare(console, "as written", form, written, pixels, place, None)
+    """Compare the written weights with the library of the target, and with the source."""
+    _compare(console, "as written", form, written, pixels, output, None)
     if written.card.model != weights.card.model and pixels is not None:
-        cost = _difference(_ours(written, pixels), _ours(weights, pixels))[0]
-        console.print(f"cost of the changed constants: outputs differ by up to {cost:.1e} from before")
+        change = _difference(_vitrail_outputs(written, pixels), _vitrail_outputs(weights, pixels))[0]
+        console.print(f"effect of the changed constants: outputs differ by up to {change:.1e}")
     if written.card.preprocess != weights.card.preprocess:
-        console.print("cost of the changed preprocessing: images alone can show it, see vitrail evaluate")
+        console.print("effect of the changed preprocessing: run vitrail evaluate to measure it")
     if form.round_trip:
-        read = read_weights(str(place), image_size=written.card.model.image_size).state
+        read = read_weights(str(output), image_size=written.card.model.image_size).state
         expected = form.round_trip(written.card.model, written.state)[1]
         same = read.keys() == expected.keys()
         if not same or not all(torch.equal(tensor, expected[name]) for name, tensor in read.items()):
-            raise UserError("what was written does not read back the same; nothing is written")
-        console.print("read back: every tensor is the same, bit for bit")
+            raise UserError("the written file does not read back the same; nothing is written")
+        console.print("read back: every tensor is bit-identical")
 
 
-def _ours(weights: Weights, pixels: Tensor) -> Tensor:
+def _vitrail_outputs(weights: Weights, pixels: Tensor) -> Tensor:
     return _outputs(build_from_state_dict(weights.card.model, weights.state).eval(), pixels)
 
 
@@ -203,6 +211,6 @@ def _outputs(run: Run, pixels: Tensor) -> Tensor:
     return run(pixels)
 
 
-def _difference(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The largest difference of outputs, and the largest of the latter."""
-    return (one - other).abs().max().item(), other.abs().max().item()
+def _difference(outputs: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the maximum absolute difference, and the maximum of `expected`."""
+    return (outputs - expected).abs().max().item(), expected.abs().max().item()

@@ -1,4 +1,4 @@
-"""`vitrail fewshot` and `vitrail knn`: what frozen features are worth, from a few images of each class or from all."""
+"""`vitrail fewshot` and `vitrail knn`: evaluate frozen features with a few or all training images per class."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def fewshot(
     device: str = "auto",
     console: Console | None = None,
 ) -> list[FewShot]:
-    """Measure the features of `weights` on every data set, by every method, from `shots` images of each class.
+    """Evaluate the features of `weights` on every data set, with every method, from `shots` images per class.
 
-    None among the shots stands for all training images. The form says which images are taken and with which penalty
-    least squares are solved: "paper" the first ones, and of 30 penalties for each number of shots the one of the best
-    mean rank over the data sets; "big_vision" three random draws, and one penalty.
+    A value of None in `shots` means all training images. `form` sets the protocol of least squares:
+    "paper" takes the first images of each class, and for each number of shots the penalty, out of 30, with the best
+    mean rank over the data sets. "big_vision" takes three random samples and a fixed penalty.
     """
     if any(number is not None and number < 1 for number in shots):
-        raise UserError("the number of shots is how many images of each class to learn from, at least 1, or all")
+        raise UserError("--shots must be positive numbers of images per class, or all")
     solvers: dict[Method, Callable[[FrozenTask, np.ndarray], Counts]] = {
         "least-squares": lambda task, rows: score_least_squares(task, rows, PENALTIES[form]),
         "probe": score_linear_probe,
@@ -74,23 +74,25 @@ def fewshot(
         tasks = list(_tasks(data, TrainingRecord.of(classifier), extractor, shots, SEEDS[form]))
 
         def solve() -> list[FewShot]:
-            found = []
+            results = []
             for method in dict.fromkeys(methods):
                 for number in dict.fromkeys(shots):
                     interrupts.check()
                     with console.status(f"{method}, {_shots(number)}"):
                         counts = {
                             task.name: [
-                                solvers[method](task, rows) for (own, _), rows in task.chosen.items() if own == number
+                                solvers[method](task, rows)
+                                for (shots_, _), rows in task.chosen.items()
+                                if shots_ == number
                             ]
                             for task in tasks
                         }
-                    found += few_shot_rows(method, number, counts, PENALTIES[form])
-            _show(console, found, len(tasks))
-            spread = "95 % interval over the test images" if form == "paper" else "deviation over three draws"
+                    results += few_shot_rows(method, number, counts, PENALTIES[form])
+            _show(console, results, len(tasks))
+            spread = "95 % interval over the test images" if form == "paper" else "standard deviation, three samples"
             chosen = form == "paper" and "least-squares" in methods
             console.print(f"[dim]±: {spread}{'; penalties are chosen on the test images, as in the paper' * chosen}[/]")
-            return found
+            return results
 
         return ranks.broadcast(solve)
 
@@ -105,13 +107,13 @@ def _tasks(
     names = [data_name(str(Path(path).absolute())) for path in data]
     names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, data, strict=True)]
     if len({user_path(path).resolve() for path in data}) < len(data):
-        raise UserError("a data set is named twice")
+        raise UserError("the same data set is given twice")
     for name, path in zip(names, data, strict=True):
-        dataset = extractor.ranks.broadcast(lambda path=path: open_to_learn(path, extractor))  # type: ignore[misc]
+        dataset = extractor.ranks.broadcast(lambda path=path: open_train_and_test(path, extractor))  # type: ignore[misc]
         train, test = dataset.splits["train"], dataset.splits["test" if "test" in dataset.splits else "val"]
-        show_transfer(extractor.console, name, dataset, train, test, trained)
+        print_data(extractor.console, name, dataset, train, test, trained)
         classes = len(dataset.classes)
-        _note_fewer(extractor.console, name, train, classes, shots)
+        _print_small_classes(extractor.console, name, train, classes, shots)
         chosen = {
             (number, seed): sample_shots(train.labels, classes, number, seed) for number in shots for seed in seeds
         }
@@ -124,61 +126,63 @@ def _tasks(
         )
 
 
-def _note_fewer(console: Console, name: str, train: Samples, classes: int, shots: Sequence[int | None]) -> None:
+def _print_small_classes(
+    console: Console, name: str, train: Samples, classes: int, shots: Sequence[int | None]
+) -> None:
     fewest = int(np.bincount(train.labels, minlength=classes).min())
     more = [str(number) for number in shots if number is not None and number > fewest]
     if more:
         console.print(
-            f"[dim]{escape(name)} has classes with {fewest} images to learn from: {', '.join(more)} shots take all[/]"
+            f"[dim]{escape(name)} has classes with only {fewest} training images; {', '.join(more)} shots use all[/]"
         )
 
 
-def open_to_learn(path: str | Path, extractor: FeatureExtractor) -> Dataset:
-    """The data set with all of its training images; only where it has nothing else to measure on, some are held out."""
-    with scan_progress(extractor.console, extractor.interrupts) as scanned:
-        given = {"train", "val", "test"}
+def open_train_and_test(path: str | Path, extractor: FeatureExtractor) -> Dataset:
+    """Open a data set. A test split is taken from the training images only if it has no other split."""
+    with scan_progress(extractor.console, extractor.interrupts) as progress:
+        known = {"train", "val", "test"}
         dataset = open_dataset(
-            path, lambda _, splits: None if {"train"} < splits & given else DEFAULT_SPLIT, progress=scanned
+            path, lambda _, splits: None if {"train"} < splits & known else DEFAULT_SPLIT, progress=progress
         )
     if len(dataset.splits) < 2:
-        raise UserError(f"no class of '{path}' has a second image, so none can be held out to measure on")
+        raise UserError(f"'{path}' cannot be split into training and test images: every class has a single image")
     if dataset.multilabel:
-        raise UserError(f"the images of '{path}' have any number of labels: these measures need exactly one")
+        raise UserError(f"'{path}' is multilabel: fewshot, knn and vtab need exactly one label per image")
     return dataset
 
 
-def show_transfer(
+def print_data(
     console: Console, name: str, dataset: Dataset, train: Samples, test: Samples, trained: TrainingRecord
 ) -> None:
-    """What is learned from and measured on, and what would make the number too good."""
+    """Print the number of training and test images, and a warning if the weights were trained on test images."""
     console.print(
-        f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} images to learn from, "
-        f"{len(test):,} to measure on"
+        f"[bold]{escape(name)}[/]: {len(dataset.classes)} classes, {len(train):,} training images, "
+        f"{len(test):,} test images"
     )
     if seen := count_seen(test, trained):
         console.print(
-            f"[yellow]{seen:,} of the images to measure on were seen in training: the numbers are too good[/]"
+            f"[yellow]{seen:,} of the test images were used to train these weights: the scores are too high[/]"
         )
 
 
 def _shots(number: int | None) -> str:
-    return "all images" if number is None else f"{number} {'image' if number == 1 else 'images'} of each class"
+    return "all images" if number is None else f"{number} {'image' if number == 1 else 'images'} per class"
 
 
-def _show(console: Console, found: Sequence[FewShot], sets: int) -> None:
-    shots = list(dict.fromkeys(row.shots for row in found))
+def _show(console: Console, results: Sequence[FewShot], datasets: int) -> None:
+    shots = list(dict.fromkeys(row.shots for row in results))
     table = Table(box=None, pad_edge=False)
-    for column in ("% right", "by"):
+    for column in ("accuracy (%)", "method"):
         table.add_column(column, no_wrap=True)
     for number in shots:
         table.add_column("all" if number is None else f"{number}-shot", justify="right", no_wrap=True)
-    for method in dict.fromkeys(row.method for row in found):
-        own = [row for row in found if row.method == method]
-        for name in dict.fromkeys(row.data for row in own):
-            cells = [_cell(row) for row in own if row.data == name]
+    for method in dict.fromkeys(row.method for row in results):
+        rows = [row for row in results if row.method == method]
+        for name in dict.fromkeys(row.data for row in rows):
+            cells = [_cell(row) for row in rows if row.data == name]
             table.add_row(escape(name), method, *cells)
-        if sets > 1:
-            means = [np.mean([row.accuracy for row in own if row.shots == number]) for number in shots]
+        if datasets > 1:
+            means = [np.mean([row.accuracy for row in rows if row.shots == number]) for number in shots]
             table.add_row("[bold]mean[/]", method, *(f"[bold]{100 * mean:.1f}[/]" for mean in means))
     console.print(table)
 

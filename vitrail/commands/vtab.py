@@ -1,4 +1,4 @@
-"""`vitrail vtab`: weights on the tasks of VTAB-1k that lie in a folder, by a linear probe or by fine-tuning."""
+"""`vitrail vtab`: evaluate weights on the tasks of VTAB-1k in a folder, by a linear probe or by fine-tuning."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ from vitrail.workflows.train_test_overlap import TrainingRecord, count_seen
 from vitrail.workflows.vtab import TaskScore, finetune_tasks, probe_score, vtab_splits
 
 READERS = {
-    "clevr_count": lambda place, notes: read_clevr(place, "count", notes),
-    "clevr_dist": lambda place, notes: read_clevr(place, "distance", notes),
+    "clevr_count": lambda path, notes: read_clevr(path, "count", notes),
+    "clevr_dist": lambda path, notes: read_clevr(path, "distance", notes),
 }
-NAMES = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Vtab:
+class VtabResult:
+    """The scores of all tasks that could be measured, and their summary."""
+
     scores: list[TaskScore]
     summary: VtabSummary
-    missing: dict[str, str]  # task -> what is missing, or wrong with what is there
+    missing: dict[str, str]  # task -> what is missing, or the error
 
     def to_dict(self) -> dict[str, Any]:
         summary = {**asdict(self.summary), "complete": self.summary.complete}
-        return {"scores": [asdict(one) for one in self.scores], "summary": summary, "missing": self.missing}
+        return {"scores": [asdict(score) for score in self.scores], "summary": summary, "missing": self.missing}
 
 
 def vtab(
@@ -55,37 +57,37 @@ def vtab(
     image_size: Size | None = None,
     device: str = "auto",
     console: Console | None = None,
-) -> Vtab:
-    """Measure `weights` on every task that has a folder of its name in `folder`, or on some of them.
+) -> VtabResult:
+    """Evaluate `weights` on every task, or on `tasks`, that has a folder with its name in `folder`.
 
-    By a probe: its penalty is chosen by training on 800 images and measuring on 200; then all 1,000 are trained on, and
-    the test split is measured once. By fine-tuning: as `transfer` does it with the recipe paper-finetune-vtab, changed
-    by `overrides`; the runs stand in `out`.
+    "probe": a linear probe. Its penalty is chosen by training on 800 images and validating on 200; then it is trained
+    on all 1,000 and tested once. "finetune": as `transfer` with the recipe paper-finetune-vtab, changed by `overrides`;
+    the runs are written to `out`.
     """
     if by == "probe" and (overrides or seeds != 1 or out is not None):
-        raise UserError("a probe trains no network: --set, --seeds and --out go with --by finetune")
+        raise UserError("--set, --seeds and --out have no effect on a linear probe: add --by finetune")
     if by == "finetune" and (image_size is not None or device != "auto"):
         raise UserError("--by finetune takes these as settings: --set model.image_size=[96,96], --set train.device=cpu")
-    wanted = _wanted(tasks)
-    places = {task: place for task in wanted if (place := _place(user_path(folder), task)) is not None}
-    if not places:
-        known = ", ".join(task.key for task in wanted)
-        raise UserError(f"'{folder}' holds no task of VTAB-1k: that would be a folder called {known}")
-    wrong: dict[str, str] = {}
+    selected = _select_tasks(tasks)
+    paths = {task: path for task in selected if (path := _task_path(user_path(folder), task)) is not None}
+    if not paths:
+        known = ", ".join(task.key for task in selected)
+        raise UserError(f"'{folder}' has no task of VTAB-1k: it needs a folder named {known}")
+    errors: dict[str, str] = {}
     with process_group() as ranks:
         console = console if console is not None and ranks.is_first else make_console(ignore_write_errors=True)
         console.quiet = console.quiet or not ranks.is_first
         if by == "finetune":
             runs = Path("runs") / "vtab" if out is None else out
-            scores = finetune_tasks(weights, places, out=runs, seeds=seeds, overrides=overrides, console=console)
+            scores = finetune_tasks(weights, paths, out=runs, seeds=seeds, overrides=overrides, console=console)
         else:
-            scores, wrong = _probe_tasks(weights, places, image_size, device, console, ranks)
+            scores, errors = _probe_tasks(weights, paths, image_size, device, console, ranks)
     if not scores:
-        raise UserError("none of the tasks could be measured: " + next(iter(wrong.values())))
-    result = Vtab(
+        raise UserError("none of the tasks could be measured: " + next(iter(errors.values())))
+    result = VtabResult(
         scores,
-        summarize_vtab({one.key: one.accuracy for one in scores}),
-        {task.key: what_is_missing(task) for task in wanted if task not in places} | wrong,
+        summarize_vtab({score.key: score.accuracy for score in scores}),
+        {task.key: requirements(task) for task in selected if task not in paths} | errors,
     )
     _show(console, result, "fine-tuning" if by == "finetune" else "a linear probe on frozen features")
     return result
@@ -93,42 +95,43 @@ def vtab(
 
 def _probe_tasks(
     weights: str | Path,
-    places: Mapping[VtabTask, Path],
+    paths: Mapping[VtabTask, Path],
     image_size: Size | None,
     device: str,
     console: Console,
     ranks: Ranks,
 ) -> tuple[list[TaskScore], dict[str, str]]:
-    """The scores, and what is wrong with tasks that cannot be read: the others need not be lost to them."""
+    """Return the scores, and the error of each task that cannot be read."""
     with Interrupts() as interrupts, interrupts.interruptible(ranks):
         classifier = load(weights, image_size=image_size, device=device)
         extractor, trained = FeatureExtractor(classifier, console, interrupts, ranks), TrainingRecord.of(classifier)
-        scores, wrong = [], {}
-        for task, place in places.items():
+        scores, errors = [], {}
+        for task, path in paths.items():
             try:
-                dataset, splits = ranks.broadcast(partial(_open, task, place, console, interrupts))
+                dataset, splits = ranks.broadcast(partial(_open, task, path, console, interrupts))
             except UserError as error:
-                wrong[task.key] = str(error)
+                errors[task.key] = str(error)
                 console.print(f"{task.name}: [red]{escape(str(error))}[/]")
                 continue
-            found = [
-                extractor.extract(one, what=f"{task.key}, {name}") for one, name in zip(splits, NAMES, strict=True)
+            features = [
+                extractor.extract(samples, what=f"{task.key}, {name}")
+                for samples, name in zip(splits, SPLITS, strict=True)
             ]
-            score = ranks.broadcast(partial(probe_score, task, dataset, found, count_seen(splits[-1], trained)))
+            score = ranks.broadcast(partial(probe_score, task, dataset, features, count_seen(splits[-1], trained)))
             scores.append(score)
             console.print(f"{task.name}: [bold]{score.accuracy:.1%}[/]")
-        return scores, wrong
+        return scores, errors
 
 
 def _open(
-    task: VtabTask, place: Path, console: Console, interrupts: Interrupts
+    task: VtabTask, path: Path, console: Console, interrupts: Interrupts
 ) -> tuple[Dataset, tuple[Samples, Samples, Samples]]:
-    with scan_progress(console, interrupts) as scanned:
-        dataset = open_dataset(place, None, progress=scanned, read=READERS.get(task.key))
+    with scan_progress(console, interrupts) as progress:
+        dataset = open_dataset(path, None, progress=progress, read=READERS.get(task.key))
     return dataset, vtab_splits(dataset, task)
 
 
-def _wanted(keys: Sequence[str]) -> list[VtabTask]:
+def _select_tasks(keys: Sequence[str]) -> list[VtabTask]:
     known = {task.key: task for task in VTAB_TASKS}
     for key in keys:
         if key not in known:
@@ -136,55 +139,56 @@ def _wanted(keys: Sequence[str]) -> list[VtabTask]:
     return [task for task in VTAB_TASKS if not keys or task.key in keys]
 
 
-def _place(folder: Path, task: VtabTask) -> Path | None:
+def _task_path(folder: Path, task: VtabTask) -> Path | None:
     if not folder.is_dir():
-        raise UserError(f"'{folder}' is not a folder: give the one that holds a folder for each task")
+        raise UserError(f"'{folder}' is not a folder: pass the folder that has one folder per task")
     names = (task.key, f"{task.key}.zip", f"{task.key}.tar.gz", f"{task.key}.parquet")
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
-def what_is_missing(task: VtabTask) -> str:
-    """What it would take to run a task that is not there."""
-    lists = "train800.txt, val200.txt and test.txt beside its images"
+def requirements(task: VtabTask) -> str:
+    """Return what a task needs to run."""
+    lists = "train800.txt, val200.txt and test.txt next to its images"
     if task.missing:
-        return f"{lists}; as it is published it cannot be read: {task.missing}"
-    return f"{lists}, or the data set as it is published"
+        return f"{lists}; the published data set cannot be read: {task.missing}"
+    return f"{lists}, or the published data set"
 
 
-def _show(console: Console, result: Vtab, by: str) -> None:
+def _show(console: Console, result: VtabResult, by: str) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "group", "top-1", "test images", "with"):
+    for heading in ("task", "group", "top-1", "test images", "setting"):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("task", "group") else "right")
     names = {task.key: task.name for task in VTAB_TASKS}
-    for one in result.scores:
-        half = 100 * (one.interval[1] - one.interval[0]) / 2
-        table.add_row(names[one.key], one.group, f"{one.accuracy:.1%} ±{half:.1f}", f"{one.tested:,}", one.setting)
+    for score in result.scores:
+        half = 100 * (score.interval[1] - score.interval[0]) / 2
+        accuracy = f"{score.accuracy:.1%} ±{half:.1f}"
+        table.add_row(names[score.key], score.group, accuracy, f"{score.tested:,}", score.setting)
     console.print(table)
-    for one in result.scores:
-        for note in one.notes:
-            console.print(f"[dim]{names[one.key]}: {escape(note)}[/]")
+    for score in result.scores:
+        for note in score.notes:
+            console.print(f"[dim]{names[score.key]}: {escape(note)}[/]")
     if result.missing:
-        left = ", ".join(result.missing)
-        console.print(f"[dim]not run: {left}; `vitrail vtab` tells what each needs[/]")
+        console.print(f"[dim]not run: {', '.join(result.missing)}; `vitrail vtab` lists what each needs[/]")
     groups = ", ".join(f"{name} {mean:.1%}" for name, mean in result.summary.groups.items() if mean is not None)
-    what = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(VTAB_TASKS)} tasks"
-    console.print(f"{what}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")
+    name = "VTAB-1k" if result.summary.complete else f"mean of {result.summary.tasks} of {len(VTAB_TASKS)} tasks"
+    console.print(f"{name}: [bold]{result.summary.mean:.1%}[/] ({groups}), by {by}")
 
 
 def show_tasks(console: Console) -> None:
-    """The table of all tasks."""
+    """Print a table of all tasks."""
     table = Table(box=None, pad_edge=False)
     headings = ("folder", "task", "group", "classes", "test", "without")
     for heading in headings:
         table.add_column(heading, no_wrap=True, justify="right" if heading in headings[3:5] else "left")
     for task in VTAB_TASKS:
-        without = ", ".join(name for name, may in (("flip", task.flip), ("crop", task.crop)) if not may)
+        without = ", ".join(name for name, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed)
         table.add_row(task.key, task.name, task.group, str(task.classes), f"{task.test:,}", without)
     console.print(table)
     for task in VTAB_TASKS:
-        console.print(f"[bold]{task.key}[/]  a class: {task.rule}; split: {task.split}")
-        console.print(f"  needs {escape(what_is_missing(task))}")
+        console.print(f"[bold]{task.key}[/]  class: {task.rule}; split: {task.split}")
+        console.print(f"  needs {escape(requirements(task))}")
 
 
 def list_tasks() -> list[dict[str, Any]]:
+    """Return all tasks for JSON."""
     return [asdict(task) for task in VTAB_TASKS]
