@@ -70,5 +70,5 @@ def test_table_with_file_names_that_look_like_formulas(tmp_path: Path, escaped: 
     data = open_dataset(tmp_path / "list.csv", None)
     assert data.classes == ("-1", "=yes") and not data.excluded
     assert sorted(name for name, _ in contents(data)["all"]) == sorted(names)
-    found = find_images([tmp_path / "list.csv"])
-    assert sorted(map(found.name, range(len(found)))) == sorted(names)
+    images = find_images([tmp_path / "list.csv"])
+    assert sorted(map(images.name, range(len(images)))) == sorted(names)
