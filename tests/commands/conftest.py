@@ -31,7 +31,7 @@ SMALL_TI = (32, 2, 64, 2)  # width, depth, mlp_dim, heads
 
 
 def draw(folder: Path, colour: tuple[int, int, int], count: int, size: int = 20) -> None:
-    """Noisy pictures of one colour: easy to tell apart, no two alike."""
+    """Noisy images of one colour: easy to classify, no two equal."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         noise = np.random.default_rng([*colour, index]).integers(-40, 40, (size, size + 4, 3))
@@ -50,7 +50,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network to start from whose steps take milliseconds; its sizes divide by no number of processes."""
+    """Starting weights of a network whose steps take milliseconds; no number of processes divides its sizes."""
     path = tmp_path_factory.mktemp("tiny") / "model.safetensors"
     model = ModelConfig(width=50, depth=2, mlp_dim=71, heads=2, patch=(8, 8), image_size=(16, 16), num_classes=0)
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the bundled weights are, but for the size of their Ti."""
+    """Weights like the bundled ones, with a smaller Ti."""
     path = tmp_path_factory.mktemp("bundled") / "ti8-stand-in.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(variants.SIZES, "Ti", SMALL_TI)
@@ -83,7 +83,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundled(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In this process the stand-in lies in the package, and Ti is as small."""
+    """In this process, use the stand-in as the bundled weights, and the smaller Ti."""
     monkeypatch.setattr(names, "BUNDLED_FILE", stand_in)
     monkeypatch.setitem(variants.SIZES, "Ti", SMALL_TI)
     return stand_in
@@ -91,7 +91,7 @@ def bundled(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """A command in this process, with whatever a test has put in place of the real: exit code, output, error."""
+    """Run a command in this process, so that monkeypatching works; returns exit code, output and errors."""
 
     def run(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -102,8 +102,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             main()
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        text = capsys.readouterr()
+        return code, text.out, text.err
 
     return run
 
@@ -132,7 +132,7 @@ def pytest_runtest_teardown() -> None:
 
 
 def vitrail(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own: a fork of one that has imported everything already."""
+    """Run the command line in its own process, a fork of one that has imported everything."""
     with tempfile.TemporaryDirectory() as folder:
         started = processes.start(1, Path(folder), _command, cwd, arguments)
         (code,) = started.codes(timeout=120)
@@ -146,7 +146,7 @@ def _command(cwd: Path | None, arguments: Sequence[object]) -> None:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The result of a run, without the record of what it was trained on."""
+    """The weights of a run, without the record of its training images."""
     tensors = load_file(folder / "model.safetensors")
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("vitrail.")}
 
@@ -159,7 +159,7 @@ def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tenso
 
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A run in this process gets a SIGTERM after that step, and ends with it."""
+    """Send SIGTERM to a run in this process after a step, and expect it to stop."""
     shown = TrainingProgress.step
 
     def stop(self: TrainingProgress, number: int) -> None:

@@ -22,7 +22,7 @@ def page(name="B/16", batch=256, accelerator="H200", image_size=(224, 224)) -> s
     return text.getvalue()
 
 
-def test_the_page_has_the_exact_counts_and_names_its_parts():
+def test_the_estimate_has_exact_counts_and_names_the_parts():
     text = page()
     assert "86,567,656" in text and "17.56 G" in text and "105.4 GFLOP" in text and "14x14 patches" in text
     for part in ("weights", "optimizer", "activations", "gradients", "images a second", "largest batch"):
@@ -31,7 +31,7 @@ def test_the_page_has_the_exact_counts_and_names_its_parts():
     assert "is a guess" in page(accelerator="L4")
 
 
-def test_what_does_not_fit_is_said():
+def test_a_network_that_does_not_fit_in_memory_is_reported():
     assert "more than its 24.0 GB; the largest batch" in page("L/16", 256, "RTX-4090")
     assert "even without a batch" in page("G/14", 1, "RTX-4090")
 
@@ -72,7 +72,7 @@ def test_json_from_the_command(capsys):
         (["B/16", "--classes", "-1"], "no negative number"),
     ],
 )
-def test_what_cannot_be_planned(arguments, words):
+def test_invalid_arguments_of_plan(arguments, words):
     with pytest.raises(UserError, match=words):
         app(["plan", *arguments], exit_on_error=False, result_action="return_value")
 

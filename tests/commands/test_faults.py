@@ -1,4 +1,4 @@
-"""Full disks, batches without numbers, dead workers, too little memory: a run ends with one sentence, or goes on."""
+"""Full disks, NaN batches, dead workers, too little memory: a run ends with one error message, or recovers."""
 
 import contextlib
 import itertools
@@ -53,14 +53,14 @@ def start(photos, tiny, quiet):
 
 @pytest.fixture(scope="module")
 def whole(photos, tiny, tmp_path_factory):
-    """What an undisturbed run comes to."""
+    """The weights of an undisturbed run."""
     out = tmp_path_factory.mktemp("whole") / "run"
     train(photos, from_=tiny, recipe="scratch", out=out, overrides=SETTINGS, console=Console(quiet=True))
     return weights(out)
 
 
 def assert_loads(out):
-    """The last checkpoint is whole, and all its numbers are numbers."""
+    """Assert that the last checkpoint is complete and finite."""
     saved, damaged = CheckpointManager(out / "checkpoints", 2).latest()
     assert not damaged
     assert all(saved.read(name).isfinite().all() for name in saved.tensor_parts)
@@ -68,7 +68,7 @@ def assert_loads(out):
 
 
 class Disk:
-    """A file system of its own that can be filled to the last byte."""
+    """A small file system that a test can fill."""
 
     def __init__(self, path):
         self.path, self.filler = path, path / "filler"
@@ -107,7 +107,7 @@ WRITES = {  # where the disk is full: which function begins to write, at which c
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_a_full_disk_is_one_sentence_and_loses_nothing(disk, start, quiet, whole, what):
+def test_a_full_disk_gives_one_error_message_and_loses_nothing(disk, start, quiet, whole, what):
     owner, name, number, sentence = WRITES[what]
     before, calls, out = getattr(owner, name), itertools.count(1), disk.path / "run"
 
@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(disk, start, quiet, whole
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Batches at these places of the stream have a pixel that is no number."""
+    """Put a NaN pixel into the batches at these positions of the stream."""
     places = set()
     augmented_batches = batches.augmented_batches
 
@@ -156,7 +156,7 @@ def poison(monkeypatch):
 
 @pytest.fixture
 def states(monkeypatch):
-    """Weights and moments after each step taken, in order."""
+    """Weights and optimizer moments after each step, in order."""
     found = []
     step = TrainStep.__call__
 
@@ -174,7 +174,7 @@ def events(out):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-def test_a_batch_without_numbers_is_skipped(start, tmp_path, poison, states, optimizer):
+def test_a_nan_batch_is_skipped(start, tmp_path, poison, states, optimizer):
     poison |= {3}
     start(tmp_path / "run", f"optimizer.name={optimizer}")
     assert len(states) == 8
@@ -190,7 +190,7 @@ def test_a_batch_without_numbers_is_skipped(start, tmp_path, poison, states, opt
 BACK = ("train.max_nonfinite_steps=2", "train.log_every=1", "train.checkpoint_every=3")
 
 
-def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_path, poison, monkeypatch):
+def test_many_nan_batches_in_a_row_roll_back_to_a_checkpoint(start, quiet, tmp_path, poison, monkeypatch):
     poison |= {4, 5, 6}  # after the checkpoint of step 3
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     start(whole, *BACK)
@@ -208,7 +208,7 @@ def test_many_in_a_row_send_the_run_back_to_go_on_with_others(start, quiet, tmp_
     assert_same_bits(weights(whole), weights(stopped))
 
 
-def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
+def test_after_max_rollbacks_the_run_ends_with_advice(start, quiet, tmp_path, poison):
     poison |= set(range(4, 100))
     with pytest.raises(UserError, match=r"diverged.* 2 rollbacks.*optimizer\.lr") as failed:
         start(tmp_path / "run", *BACK, "train.max_rollbacks=2")
@@ -219,8 +219,8 @@ def test_without_end_the_run_ends_with_advice(start, quiet, tmp_path, poison):
     assert train(out=tmp_path / "run", resume=True, console=quiet).scores.n == 9
 
 
-def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, monkeypatch):
-    """A step makes them huge, though finite, and is saved, as are those after it: going back there would never help."""
+def test_checkpoints_without_finite_gradients_are_not_used_for_a_rollback(start, tmp_path, monkeypatch):
+    """A step makes the weights huge but finite, and later steps are saved too: a rollback to them never helps."""
     step, broken = TrainStep.__call__, []
 
     def break_once(self, state, batch):
@@ -241,8 +241,8 @@ def test_weights_from_which_no_gradient_comes_are_left_behind(start, tmp_path, m
     assert assert_loads(out).facts["step"] == 8
 
 
-def test_going_back_after_a_resume_is_the_same(start, quiet, tmp_path, poison, monkeypatch):
-    """A launch has no reason to mistrust the checkpoint it begins from, even if it goes wrong before the next."""
+def test_a_rollback_after_a_resume_is_the_same(start, quiet, tmp_path, poison, monkeypatch):
+    """A resumed run rolls back to the checkpoint it started from, if it diverges before the next one."""
     poison |= {10, 11, 12}
     settings = ("train.max_nonfinite_steps=2", "train.log_every=1", "train.checkpoint_every=4", "train.steps=16")
     whole, killed, stopped = (tmp_path / name for name in ("whole", "killed", "stopped"))
@@ -264,7 +264,7 @@ def test_going_back_after_a_resume_is_the_same(start, quiet, tmp_path, poison, m
         assert_same_bits(weights(whole), weights(out))
 
 
-def test_a_killed_worker_ends_the_run_and_it_goes_on(start, quiet, tmp_path, whole, monkeypatch):
+def test_a_killed_worker_ends_the_run_and_it_can_be_resumed(start, quiet, tmp_path, whole, monkeypatch):
     out, step = tmp_path / "run", TrainingProgress.step
 
     def kill_a_worker(self, number):
@@ -285,7 +285,7 @@ def test_a_killed_worker_ends_the_run_and_it_goes_on(start, quiet, tmp_path, who
     assert (out / "model.safetensors").is_file()
 
 
-def test_the_same_command_starts_goes_on_and_refuses(start, quiet, tmp_path, whole, monkeypatch, photos):
+def test_the_same_command_starts_and_resumes_a_run(start, quiet, tmp_path, whole, monkeypatch, photos):
     out = tmp_path / "run"
     with stopped_at(3, monkeypatch):
         start(out, resume=True)  # there is nothing yet: it starts
@@ -322,18 +322,18 @@ def test_changes_of_settings_and_images_can_be_accepted(start, quiet, tmp_path, 
     (out / "config.toml").write_text(text.replace("steps = 8", "steps = 10"))
     with (tmp_path / "log").open("w") as file:
         train(out=out, resume=True, accept_changes=True, console=Console(file=file, width=300))
-    said = (tmp_path / "log").read_text()
-    assert "settings changed: train.steps 8 -> 10" in said
-    assert "the images have changed since the run was started" in said
+    output = (tmp_path / "log").read_text()
+    assert "settings changed: train.steps 8 -> 10" in output
+    assert "the images have changed since the run was started" in output
     assert assert_loads(out).facts["step"] == 10
 
 
-def test_blocks_that_compute_again_change_nothing(start, tmp_path, whole):
+def test_gradient_checkpointing_gives_the_same_weights(start, tmp_path, whole):
     start(tmp_path / "run", "train.gradient_checkpointing=true")
     assert_same_bits(whole, weights(tmp_path / "run"))
 
 
-def test_too_little_memory_means_fewer_images_at_a_time(start, tmp_path, monkeypatch):
+def test_too_little_memory_gives_a_micro_batch(start, tmp_path, monkeypatch):
     plain = ("model.dropout=0", "train.tensorboard=false")
     start(tmp_path / "whole", *plain)
     with monkeypatch.context() as patch:

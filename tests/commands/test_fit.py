@@ -61,7 +61,7 @@ def go(folder: Path, module: nn.Module, source, *settings: str, **others):
     return vitrail.fit(module, loss, source, out=folder, overrides=overrides, **others)
 
 
-def test_it_takes_the_steps_that_torch_takes(tmp_path):
+def test_fit_matches_a_plain_torch_loop(tmp_path):
     """AdamW with clipping over three epochs of five batches, in their order."""
     module, data = net(), DataLoader(samples(), batch_size=8)
     settings = (
@@ -101,7 +101,7 @@ def test_it_takes_the_steps_that_torch_takes(tmp_path):
 
 
 class Noisy(Dataset):
-    """Samples that are changed at random, by each of the generators that people use."""
+    """Samples with random augmentation from each generator that people use."""
 
     def __len__(self) -> int:
         return 40
@@ -117,7 +117,7 @@ class Stops(Exception):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path, workers):
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, workers):
     settings = ("train.ema=0.9", "train.micro_batch_size=3", "optimizer.clip_grad_norm=1", "train.checkpoint_every=4")
 
     def by_name(network, batch):
@@ -164,7 +164,7 @@ def loader_with(kind: str) -> DataLoader:
 
 
 @pytest.mark.parametrize("kind", ["plain", "own generator", "own batches"])
-def test_a_source_is_the_same_from_any_batch_on(kind):
+def test_a_source_gives_the_same_batches_from_any_start(kind):
     data = loader_with(kind)
 
     def first(place, seed=1, rank=0):
@@ -195,7 +195,7 @@ def test_functions_and_iterators_as_sources():
 
 
 class Numbers(IterableDataset):
-    """Says that it has seven, of which each worker gives its part."""
+    """An iterable dataset with a length of seven, shared among its workers."""
 
     def __len__(self) -> int:
         return 7
@@ -204,7 +204,7 @@ class Numbers(IterableDataset):
         return iter(range(7))
 
 
-def test_epochs_are_told_to_samplers():
+def test_samplers_get_the_epoch():
     heard = []
 
     class Source(list):
@@ -222,8 +222,8 @@ class Pair(NamedTuple):
     name: str
 
 
-def test_batches_of_any_make(tmp_path):
-    """Arrays, and tensors in named tuples and lists; what is not there for each sample goes with every part."""
+def test_batches_of_any_structure(tmp_path):
+    """Arrays, and tensors in named tuples and lists; values that are not per sample go with every micro-batch."""
     inputs, wanted = samples().tensors
     batch = Pair(inputs.numpy(), [wanted], torch.tensor([1.0, 1.0, 2.0]), "all")
     seen = []
@@ -241,7 +241,7 @@ def test_batches_of_any_make(tmp_path):
 
 
 def test_batches_keep_their_type():
-    """As those of tokenizers, which have their entries as attributes; and the size is that of most tensors."""
+    """Such as those of tokenizers, with entries as attributes; the batch size is that of most tensors."""
 
     class Encoded(UserDict):
         def __getattr__(self, name):
@@ -254,7 +254,7 @@ def test_batches_keep_their_type():
     assert (part.a.shape, part.b.shape, part.scale.shape) == ((5, 2), (5,), (3,))
 
 
-def test_memory_in_another_order(tmp_path):
+def test_memory_formats(tmp_path):
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3))
     images, wanted = torch.randn(8, 3, 6, 6), torch.randn(8, 3)
     with pytest.raises(UserError, match=r"'2.weight' is a lazy parameter"):
@@ -277,7 +277,7 @@ def test_float64_stays_float64(tmp_path):
 
 
 class Tied(nn.Module):
-    """Two layers with one matrix."""
+    """Two layers that share a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def _plain(seed: int) -> nn.Module:
 
 
 def _thirds(rank: int | None) -> list[tuple[torch.Tensor, ...]]:
-    """Batches of nine; of each, the first process gets six samples and the second three."""
+    """Batches of nine samples: six for the first process, three for the second."""
     rows = slice(None) if rank is None else slice(0, 6) if rank == 0 else slice(6, 9)
     return [tuple(tensor[i : i + 9][rows] for tensor in samples().tensors) for i in range(0, 36, 9)]
 
@@ -319,7 +319,7 @@ def _together(folder: str, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_does(tmp_path, how):
+def test_two_processes_train_like_one(tmp_path, how):
     processes.start(2, tmp_path, _together, str(tmp_path / "two"), how).results()
     alone = _plain(seed=0)
     go(tmp_path / "one", alone, _thirds(None), "optimizer.lr=0.01", "train.ema=0.5")
@@ -335,7 +335,7 @@ def _uneven(folder: str) -> None:
 
 
 def _own_numbers(folder: str) -> float:
-    """Only the second process finds something that is not a number."""
+    """Only the second process has a NaN."""
     rank = int(os.environ["RANK"])
     result = go(
         Path(folder), _plain(seed=0), _thirds(rank), evaluate=lambda net: {"val_loss": math.nan if rank else 0.5}
@@ -344,7 +344,7 @@ def _own_numbers(folder: str) -> float:
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_agree(tmp_path):
+def test_a_nan_in_one_process_skips_the_step_in_all(tmp_path):
     uneven = processes.start(2, tmp_path, _uneven, str(tmp_path / "uneven"))
     assert uneven.codes() == [1, 1]
     assert "train.parallel=fsdp" in uneven.errors() and "train.micro_batch_size" in uneven.errors()
@@ -372,14 +372,14 @@ def test_processes_that_do_not_agree(tmp_path):
         (("schedule.warmup=50",), "longer than the run of 12 steps"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, settings, words):
+def test_invalid_settings(tmp_path, settings, words):
     with pytest.raises(UserError, match=words):
         go(tmp_path / "run", net(), DataLoader(samples(), batch_size=8), *settings)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_what_the_caller_gives_is_looked_at(tmp_path):
+def test_arguments_are_checked(tmp_path):
     data = DataLoader(samples(), batch_size=8)
 
     def refused(words, model=None, objective=loss, source=data, **others):
@@ -414,7 +414,7 @@ def test_what_the_caller_gives_is_looked_at(tmp_path):
     refused("evaluate must not return 'loss'.* val_loss", evaluate=lambda n: {"loss": 0.3})
 
 
-def test_the_call_of_before_still_works(tmp_path):
+def test_the_old_call_of_train_works_with_a_warning(tmp_path):
     """`vitrail.train(model=MODULE, objective=, source=, evaluator=)` is `vitrail.fit`."""
     data, module, other = DataLoader(samples(), batch_size=8), net(), net()
     with pytest.warns(Note, match=r"vitrail\.fit"):
@@ -465,7 +465,7 @@ def test_a_folder_holds_one_run(tmp_path):
         vitrail.train(recipe=str(folder / "config.toml"), out=tmp_path / "other")
 
 
-def test_files_of_others_stay(tmp_path):
+def test_files_that_vitrail_did_not_write_stay(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "mine.ckpt").write_text("x")
     for resume in (False, True):
@@ -477,7 +477,7 @@ def test_files_of_others_stay(tmp_path):
     assert (tmp_path / "checkpoints" / "mine.ckpt").is_file()
 
 
-def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
+def test_automatic_choices_stay_after_a_resume(tmp_path, monkeypatch):
     data = DataLoader(samples(), batch_size=8)
 
     def run(amx, **others):
@@ -491,8 +491,8 @@ def test_what_the_machine_chose_stays(tmp_path, monkeypatch):
     assert tomllib.loads((tmp_path / "config.toml").read_text())["precision"]["compute"] == "fp32"
 
 
-def test_a_signal_that_ends_the_source_too(tmp_path):
-    """As the workers of a DataLoader die of one that is sent to the whole group: the run saves all the same."""
+def test_a_signal_that_also_ends_the_source(tmp_path):
+    """A signal to the process group also kills the workers of a DataLoader; the run still saves."""
 
     def source(place):
         for number in range(place, 20):
@@ -506,7 +506,7 @@ def test_a_signal_that_ends_the_source_too(tmp_path):
     assert max((tmp_path / "checkpoints").iterdir()).name == "step_000000005.safetensors"
 
 
-def test_the_length_may_be_given_in_epochs(tmp_path):
+def test_the_length_can_be_given_in_epochs(tmp_path):
     overrides = ["train.epochs=2.4", "precision.compute=fp32"]
     data = DataLoader(samples(), batch_size=8)
     vitrail.fit(net(), loss, data, out=tmp_path, overrides=overrides)

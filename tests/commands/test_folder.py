@@ -1,4 +1,4 @@
-"""The run folder never harms its user: what is removed, what is written, and what a run says that cannot go on."""
+"""The run folder: only files of vitrail are replaced or removed; a run that cannot continue ends with an error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def table(path: Path, photos: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", ["images", "table", "weights", "weights file", "list", "packed"])
-def test_nothing_that_a_run_reads_is_overwritten(start, run, photos, what, quiet):
+def test_files_that_a_run_reads_are_not_overwritten(start, run, photos, what, quiet):
     options: dict[str, object] = {"overwrite": True}
     if what == "images":
         for name in ("red", "green", "blue"):
@@ -113,7 +113,7 @@ def test_nothing_that_a_run_reads_is_overwritten(start, run, photos, what, quiet
 @pytest.mark.parametrize("name", ["predictions.csv", "config.toml", "metrics.jsonl", "model_card.md", "report.html",
                                   "curves.svg", "model.safetensors", "checkpoints/step_000000007.safetensors",
                                   "tensorboard"])  # fmt: skip
-def test_a_file_of_a_users_with_one_of_our_names_stays(run, name):
+def test_a_file_of_the_user_with_a_name_of_vitrail_stays(run, name):
     check_output_folder(run, overwrite=True)
     path = run / name
     path.unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def test_a_file_of_a_users_with_one_of_our_names_stays(run, name):
 
 
 @pytest.mark.slow
-def test_overwriting_removes_what_a_run_wrote_and_links_as_links(start, run, tmp_path):
+def test_overwriting_removes_files_of_a_run_and_links_but_not_their_targets(start, run, tmp_path):
     mine = ["notes.txt", "checkpoints/best.pt", "checkpoints/old/step_000000001.safetensors", "tensorboard/mine.txt",
             "tensorboard/events.out.tfevents.1.host.2.0", "figures/a.png"]  # fmt: skip
     for name in mine:
@@ -181,7 +181,7 @@ def test_a_finished_run_stays_until_another_has_saved(start, run, monkeypatch, e
 
 @pytest.mark.slow
 def test_a_finished_run_is_kept_until_the_next_is_finished(start, run, photos, monkeypatch):
-    """A new run that diverges, is stopped or cannot write leaves the old one whole, though it has saved."""
+    """A new run that diverges, is stopped or cannot write leaves the old one complete, even after a checkpoint."""
     before = {name: value for name, value in contents(run).items() if name != ".lock"}
     with pytest.raises(UserError):
         start(run, "optimizer.lr=1e30", "train.max_nonfinite_steps=1", "train.max_rollbacks=0", overwrite=True)
@@ -227,7 +227,7 @@ def test_a_run_that_cannot_be_moved_stays_where_it_was(run, monkeypatch, fails_a
     ("excluded.csv", "name,reason\r\na.jpg,blurred\r\n"),
     ("predictions.csv", "name,label,prediction,probability,label_probability,suggested_label\r\n"),
 ])  # fmt: skip
-def test_what_other_programs_write_too_is_ours_only_in_a_run(tmp_path, name, text):
+def test_file_names_of_other_programs_belong_to_vitrail_only_in_a_run(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     with pytest.raises(UserError, match="was not written by vitrail"):
         check_output_folder(tmp_path, overwrite=True)
@@ -281,7 +281,7 @@ def _killed_at_first_save(run: Path, photos: Path, tiny: Path) -> None:
 # ---- links and other files that somebody prepared
 
 
-def test_a_lock_that_is_a_link_or_holds_something_is_left_as_it_is(run, tmp_path):
+def test_a_lock_that_is_a_link_or_not_empty_is_not_changed(run, tmp_path):
     target = tmp_path / "precious.txt"
     target.write_text("all my work")
     (run / ".lock").symlink_to(target)
@@ -295,14 +295,14 @@ def test_a_lock_that_is_a_link_or_holds_something_is_left_as_it_is(run, tmp_path
     assert (run / ".lock").read_text() == "of another program"
 
 
-def test_a_lock_that_is_a_pipe_is_not_waited_for(run):
+def test_a_lock_that_is_a_pipe_does_not_block(run):
     os.mkfifo(run / ".lock")
     with pytest.raises(UserError, match="regular"), lock_run_folder(run):
         pass
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "tensorboard", "tensorboard/events.x", "config.toml"])
-def test_a_run_does_not_go_on_through_a_link(run, tmp_path, name, quiet):
+def test_a_run_does_not_resume_through_a_link(run, tmp_path, name, quiet):
     (run / "model.safetensors").unlink()  # as if it had been stopped before the end
     (run / name).parent.mkdir(exist_ok=True)
     target = tmp_path / "target"
@@ -317,7 +317,7 @@ def test_a_run_does_not_go_on_through_a_link(run, tmp_path, name, quiet):
     assert contents(tmp_path) == before
 
 
-def test_check_keeps_an_edited_list_and_others_pages(photos, tmp_path, quiet):
+def test_check_keeps_an_edited_list_and_pages_of_the_user(photos, tmp_path, quiet):
     out = tmp_path / "checked"
     for _ in range(2):
         check(photos, out=out, console=quiet)
@@ -335,7 +335,7 @@ def test_check_keeps_an_edited_list_and_others_pages(photos, tmp_path, quiet):
 
 
 @pytest.mark.slow
-def test_commands_replace_no_page_or_table_of_a_users(run, photos, tmp_path, quiet):
+def test_commands_replace_no_page_or_table_of_the_user(run, photos, tmp_path, quiet):
     mine = table(tmp_path / "labels.csv", photos)
     before = mine.read_bytes()
     with pytest.raises(UserError, match=r"labels\.csv"):
@@ -365,7 +365,7 @@ def test_commands_replace_no_page_or_table_of_a_users(run, photos, tmp_path, qui
     assert {path.name for path in site.iterdir()} == {"index.html", "figures"}
 
 
-def test_convert_takes_no_folder_for_a_file(tmp_path):
+def test_convert_refuses_a_folder_as_output_file(tmp_path):
     (tmp_path / "model" / "config.json").mkdir(parents=True)
     (tmp_path / "model" / "config.json" / "photo.png").touch()
     with pytest.raises(UserError, match="something else"):
@@ -394,7 +394,7 @@ def at_step(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["it is logged", "it is saved", "a signal", "another run begins there"])
-def test_a_removed_folder_ends_the_run_with_the_truth(start, tmp_path, at_step, then):
+def test_a_removed_folder_ends_the_run_with_an_error_that_nothing_is_saved(start, tmp_path, at_step, then):
     out = tmp_path / "run"
 
     def remove() -> None:
@@ -417,7 +417,7 @@ def test_a_removed_folder_ends_the_run_with_the_truth(start, tmp_path, at_step, 
 
 
 @pytest.mark.slow
-def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, finished):
+def test_removed_checkpoints_are_written_again(start, tmp_path, at_step, quiet, finished):
     out = tmp_path / "run"
 
     def remove() -> None:
@@ -435,7 +435,7 @@ def test_removed_checkpoints_are_written_anew(start, tmp_path, at_step, quiet, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "run, then a signal", "checkpoints, then a signal"])
-def test_what_is_removed_before_the_last_write(start, tmp_path, monkeypatch, what):
+def test_files_removed_before_the_last_write(start, tmp_path, monkeypatch, what):
     out, measure = tmp_path / "run", finish.measure
 
     def remove_then_measure(*values: object, **options: object) -> object:
@@ -504,7 +504,7 @@ def _slow(where: str, begun: Path, *arguments: object) -> None:
      ("workers", signal.SIGINT), ("workers", signal.SIGTERM), ("optimizer", signal.SIGTERM),
      ("first step", signal.SIGTERM), ("measurement", signal.SIGTERM)],
 )  # fmt: skip
-def test_a_signal_is_obeyed_at_once_where_nothing_has_to_be_saved(photos, tiny, tmp_path, where, number):
+def test_a_signal_stops_at_once_if_nothing_has_to_be_saved(photos, tiny, tmp_path, where, number):
     out, data = tmp_path / "run", tmp_path / "photos"
     shutil.copytree(photos, data)  # which no scan has seen
     settings = [*SETTINGS, "data.workers=2", "data.cache=none"] if where == "workers" else SETTINGS
@@ -516,18 +516,18 @@ def test_a_signal_is_obeyed_at_once_where_nothing_has_to_be_saved(photos, tiny, 
     seconds = signalled(launched, number, tmp_path / "begun")
     assert launched.codes() == [128 + number], launched.errors()
     assert seconds < 2
-    said = launched.errors()
-    assert said.startswith("stopped") and said.count("\n") == 1, said
+    errors = launched.errors()
+    assert errors.startswith("stopped") and errors.count("\n") == 1, errors
     saved = where in ("first step", "measurement")
-    assert ("saved; resume with" in said) == saved
+    assert ("saved; resume with" in errors) == saved
     assert bool(CheckpointManager(out / "checkpoints", 1).steps()) == saved
     assert saved or not out.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_obeyed_while_modules_are_imported(tmp_path, number, photos):
-    """A module that takes long, and takes every exception for its own, stands in for torch."""
+def test_a_signal_stops_the_import_of_modules(tmp_path, number, photos):
+    """Instead of torch, import a slow module that catches every exception."""
     slow = "import pathlib, time\npathlib.Path('begun').touch()\ntry:\n    time.sleep(20)\nexcept BaseException: pass\n"
     (tmp_path / "torch.py").write_text(f"{slow}raise ImportError('no torch')\n")
     root = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Splits inside of a measurement keep what belongs together on one side: an accuracy that chose a setting is true."""
+"""Splits within a measurement keep groups together, so that the accuracy that chose a setting is not too high."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COPIES = ("PNG", "JPEG quality 50", "WebP", "brighter", "mirrored", "3 % cropped
 
 
 def _write(root: Path, table: bool) -> Path:
-    """Scenes of each class, hardly told apart by colour, with near-copies of each; and new scenes for test."""
+    """Scenes of each class, hard to classify by colour, with near-copies of each; and new scenes for the test split."""
     scenes = generated(CLASSES * (SCENES + NEW), (48, 64))
     rows = ["path,label,split,group"]
     for number, scene in enumerate(scenes):
@@ -78,8 +78,8 @@ def test_copies_of_a_scene_are_one_group(splits: dict[str, Samples]) -> None:
     assert group_ids(train.subset(some)).tolist() == group_ids(train, some).tolist()
 
 
-def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[str, Samples]) -> None:
-    """And the one of a split that tears scenes apart is far too high."""
+def test_the_accuracy_that_chose_a_penalty_holds_on_new_scenes(splits: dict[str, Samples]) -> None:
+    """The accuracy of a split that separates copies is far too high."""
     train, test = splits["train"], splits["test"]
     x, y = _pixels(train), torch.from_numpy(train.labels)
     new, labels = _pixels(test), torch.from_numpy(test.labels)
@@ -96,7 +96,7 @@ def test_the_accuracy_that_chose_a_penalty_is_that_on_new_scenes(splits: dict[st
     assert shown["torn"] > np.mean(true) + 0.3
 
 
-def test_the_halves_that_judge_thresholds_share_no_scene(splits: dict[str, Samples]) -> None:
+def test_the_halves_that_fit_and_check_thresholds_share_no_scene(splits: dict[str, Samples]) -> None:
     groups = group_ids(splits["train"])
     for seed in range(5):
         (first, second), (again, _) = split_halves(len(groups), seed, groups)
@@ -104,8 +104,8 @@ def test_the_halves_that_judge_thresholds_share_no_scene(splits: dict[str, Sampl
         assert abs(len(first) - len(second)) <= len(COPIES)
 
 
-def test_thresholds_of_labels_are_judged_as_on_new_scenes() -> None:
-    """Labels at random: on scenes of which one half was fitted on, thresholds do better than on new ones."""
+def test_thresholds_are_checked_on_new_scenes() -> None:
+    """Random labels: thresholds are better on scenes that share a group with the fit than on new ones."""
     scores = []
     for seed in range(8):
         chance = np.random.default_rng(seed)
@@ -120,7 +120,7 @@ def test_thresholds_of_labels_are_judged_as_on_new_scenes() -> None:
     assert torn_f1 > true + 0.08
 
 
-def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
+def test_a_class_of_one_group_is_not_measured_and_reported() -> None:
     chance = np.random.default_rng(0)
     y = np.repeat([0, 1, 2], 20)
     groups = np.where(y == 2, 1000, np.arange(60) // 4)  # class 2 is one scene
@@ -136,7 +136,7 @@ def test_a_class_of_one_group_is_not_measured_and_said_to_be() -> None:
     assert split_halves(60, 0, np.zeros(60)) == []
 
 
-def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:
+def test_similar_images_are_grouped_unless_switched_off(tmp_path: Path) -> None:
     root = _write(tmp_path, False)
     loose = open_dataset(root, SplitRule(group_similar=False)).splits["train"]
     assert len(np.unique(group_ids(loose))) == len(loose)
@@ -146,8 +146,8 @@ def test_likeness_counts_unless_told_not_to(tmp_path: Path) -> None:
     assert sent.descriptors is None and (sent.digests == strict.digests).all()
 
 
-def test_a_probe_shows_an_accuracy_that_holds_on_new_scenes(tmp_path: Path) -> None:
-    """Labels that have nothing to do with the images: a third is right, and copies would make it nearly all."""
+def test_the_accuracy_of_a_probe_holds_on_new_scenes(tmp_path: Path) -> None:
+    """Labels unrelated to the images: a third is correct by chance, and with copies nearly all would be."""
     for number, scene in enumerate(generated(50, (48, 64))):
         for copy in COPIES[: 6 if number < 30 else 1]:
             data, ending = CHANGES[copy](scene)

@@ -59,7 +59,7 @@ betas = [0.9, 0.99]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A stopped run, a finished one, a packed folder, a table, a list and a recipe, of few images."""
+    """A stopped run, a finished run, a packed folder, a table, a list and a recipe, with few images."""
     root, quiet = tmp_path_factory.mktemp("hostile"), Console(quiet=True)
     for colour in ((200, 60, 60), (60, 60, 200)):
         draw(root / "photos" / f"{colour[0]}", colour, 6)
@@ -83,7 +83,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def told(place, typed, monkeypatch):
-    """A command in the folder of `place`; an exception that no reader foresaw fails the test."""
+    """Run a command in the folder of `place`; an unexpected exception fails the test."""
 
     def run(*words, cwd=place):
         monkeypatch.chdir(cwd)
@@ -102,7 +102,7 @@ def told(place, typed, monkeypatch):
 
 
 def with_facts(data, draw_, path, key):
-    """The file of a checkpoint whose facts are changed, and sealed as if vitrail had written them."""
+    """A checkpoint file with changed facts and a valid checksum."""
     path.write_bytes(data)
     with safe_open(path, framework="pt") as file:
         facts = hostile.mutated_values(json.loads(file.metadata()[key]), draw_)
@@ -161,13 +161,13 @@ def mistreat(place, told, tmp_path):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_was_changed_is_read_or_refused(mistreat, file):
+def test_a_changed_file_is_read_or_refused(mistreat, file):
     mistreat(file, range(FILES[file][2]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_was_changed_in_many_ways_is_read_or_refused(mistreat, file):
+def test_a_file_changed_in_many_ways_is_read_or_refused(mistreat, file):
     mistreat(file, range(1000, 1000 + 6 * FILES[file][2]))
 
 
@@ -179,7 +179,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_lines_that_are_no_rows_of_a_run_are_left_out(tmp_path):
+def test_lines_that_are_not_rows_of_a_run_are_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     kept = [
         {"step": 1, "loss": 0.5, "val_loss": None},
@@ -212,7 +212,7 @@ def test_lines_that_are_no_rows_of_a_run_are_left_out(tmp_path):
         ("evaluated", 1e9),
     ],
 )
-def test_a_checkpoint_that_says_nonsense_is_passed_over(place, tmp_path, key, value):
+def test_a_checkpoint_with_invalid_facts_is_skipped(place, tmp_path, key, value):
     shutil.copytree(place / "half" / "checkpoints", tmp_path / "checkpoints")
     newest = tmp_path / "checkpoints" / "step_000000001.safetensors"
     with safe_open(newest, framework="pt") as file:
@@ -241,7 +241,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("bad", [LONG, "a\0b", "~nobody-of-this-name/x"], ids=["long", "null", "no-home"])
-def test_what_can_be_no_path_is_one_sentence(told, bad):
+def test_an_invalid_path_is_one_error_message(told, bad):
     for words in PATHS:
         if bad[0] == "~" and ("--out" in words or words[:2] == ["pack", "photos"]):
             continue  # a name like others to write to
@@ -256,7 +256,7 @@ def test_what_can_be_no_path_is_one_sentence(told, bad):
      "train.batch_size=1000000000", "train.steps=99999999999999999999", "train.epochs=1e308"],
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["Toy/8", "8x1"])
-def test_a_run_that_no_memory_holds_is_refused_before_it_is_built(told, monkeypatch, setting, model):
+def test_a_run_that_does_not_fit_in_memory_is_refused_before_it_is_built(told, monkeypatch, setting, model):
     monkeypatch.setattr("vitrail.workflows.run_model.build_network", lambda *_: pytest.fail("a network was built"))
     own = [word for word in OPTIONS if word not in ("--set", "model.name=Toy/8", "model.image_size=[16, 16]")]
     own = [word for word in own if not setting.startswith("train.epochs") or not word.startswith("train.steps")]
@@ -269,14 +269,14 @@ def test_a_run_that_no_memory_holds_is_refused_before_it_is_built(told, monkeypa
     assert not Path("large").exists()
 
 
-def test_a_plan_of_a_large_network_is_only_numbers(told):
+def test_a_plan_of_a_large_network_allocates_nothing(told):
     for words in (["--image-size", "9984"], ["--batch", "1" + "0" * 30], ["--set", "model.registers=1000000000"]):
         assert told("plan", "B/16", "--json", *words)[0] == 0
 
 
 @pytest.fixture
 def odd(place, tmp_path):
-    """Weights whose classes and texts, and images whose names, act on terminals, spreadsheets and markup."""
+    """Weights with class names and texts, and images with names, that contain terminal, spreadsheet and HTML code."""
     classes = (NASTY, "=1+1", "[/red]", "-1")
     model = config_from_name("Toy/8", 4, 16)
     card = Card(
@@ -307,8 +307,8 @@ def odd(place, tmp_path):
     return SimpleNamespace(weights=tmp_path / "w.safetensors", folder=folder, names=names, classes=classes)
 
 
-def test_names_in_files_reach_neither_terminal_nor_spreadsheet_raw(odd, told, tmp_path):
-    """Of images, of classes, and of the texts of a card."""
+def test_names_are_escaped_in_terminal_and_spreadsheet(odd, told, tmp_path):
+    """Names of images and classes, and the texts of a card."""
     weights, folder, names, classes = odd.weights, odd.folder, odd.names, odd.classes
     files = [folder / name for name in names]
     code, out, _ = told("predict", weights, folder)
@@ -326,13 +326,13 @@ def test_names_in_files_reach_neither_terminal_nor_spreadsheet_raw(odd, told, tm
 
 
 @pytest.mark.slow
-def test_pages_and_figures_of_such_names_hold_nothing_raw(odd, told, tmp_path):
+def test_names_are_escaped_in_pages_and_figures(odd, told, tmp_path):
     told("explain", odd.weights, odd.folder, "--out", tmp_path / "explained", "--measured", "0", "--shown", "1")
     for page in (tmp_path / "explained").rglob("*.*"):
         assert page.suffix == ".png" or not RAW.search(page.read_text(encoding="utf-8"))
 
 
-def test_what_should_not_fail_is_one_sentence_and_a_traceback_in_a_file(place, typed, monkeypatch, tmp_path):
+def test_an_unexpected_error_is_one_message_and_a_traceback_in_a_file(place, typed, monkeypatch, tmp_path):
     def fails(*_, **__):
         raise KeyError(f"x{NASTY}")
 
@@ -360,7 +360,7 @@ def test_what_should_not_fail_is_one_sentence_and_a_traceback_in_a_file(place, t
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_output_that_has_no_room_is_one_sentence(place):
+def test_a_full_disk_for_the_output_is_one_message(place):
     for words in (
         ["models"],
         ["recipes"],

@@ -1,4 +1,4 @@
-"""The pictures of a report: which images, what is said of them, and maps that are the network's own."""
+"""The example images of a report: which images, their captions, and maps from the network."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def image_of(samples, name):
     return opened.pixels(), int(samples.labels[index])
 
 
-def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
+def test_maps_are_of_the_prediction_rather_than_the_truth(net, samples):
     found = measure(net, "folder", samples, SPEC, DataConfig(workers=0), CPU, Interrupts(), task=SINGLE)
     assert len(found.mistakes) == 6 and len(found.uncertain) == 3
     for one in [*found.mistakes, *found.uncertain]:
@@ -54,16 +54,16 @@ def test_maps_are_of_the_answer_rather_than_the_truth(net, samples):
         pixels = normalise(view[None], SPEC)
         with torch.no_grad():
             order = net(pixels)[0].argsort(descending=True).tolist()
-        said, rather = order[0], truth if truth != order[0] else order[1]
-        assert one.predicted == samples.classes[said] and one.truth == samples.classes[truth]
-        assert one.why == f"{samples.classes[said]} rather than {samples.classes[rather]}"
-        expected = overlay_heatmap(view.permute(1, 2, 0).numpy(), relevance(net, pixels, [said], [rather])[0])
+        output, rather = order[0], truth if truth != order[0] else order[1]
+        assert one.predicted == samples.classes[output] and one.truth == samples.classes[truth]
+        assert one.why == f"{samples.classes[output]} rather than {samples.classes[rather]}"
+        expected = overlay_heatmap(view.permute(1, 2, 0).numpy(), relevance(net, pixels, [output], [rather])[0])
         assert np.abs(one.map.astype(int) - expected).max() <= 1  # of 255: batches of four round otherwise than one
     assert {one.name for one in found.mistakes} <= {samples.name(i) for i in range(len(samples))}
     assert all(one.predicted != one.truth for one in found.mistakes)
 
 
-def test_a_resnet_has_pictures_without_maps(samples):
+def test_a_resnet_has_images_without_maps(samples):
     torch.manual_seed(0)
     net = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     torch.nn.init.normal_(net.head.weight)
@@ -72,7 +72,7 @@ def test_a_resnet_has_pictures_without_maps(samples):
     assert all(one.map is None for one in [*found.mistakes, *found.uncertain])
 
 
-def test_planted_labels_are_named(net, samples):
+def test_planted_wrong_labels_are_found(net, samples):
     true, rng = torch.as_tensor(samples.labels), np.random.default_rng(0)
     logits = torch.as_tensor(0.2 * rng.normal(size=(45, 3)), dtype=torch.float32) + 5 * torch.eye(3)[true]
     labels = true.clone()
@@ -88,7 +88,7 @@ def test_planted_labels_are_named(net, samples):
         assert one.map is None
 
 
-def test_maps_of_several_labels_are_of_the_label(net, samples):
+def test_multilabel_maps_are_of_the_label(net, samples):
     truth = torch.eye(3, dtype=torch.uint8)[torch.as_tensor(samples.labels)]
     logits = torch.where(truth > 0, 3.0, -3.0)
     logits[7, 0], logits[9] = 6.0, torch.tensor([-3.0, -3.0, -3.0])

@@ -49,7 +49,7 @@ def reference(photos, tiny, tmp_path_factory):
     return folder
 
 
-def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, reference):
+def test_kill_9_at_random_moments_changes_no_bit(photos, tiny, tmp_path, reference):
     out = tmp_path / "killed"
     chance = random.Random(1)
     kills, arguments = 0, [photos, *start(tiny), "--out", out, *SETTINGS]
@@ -69,7 +69,7 @@ def test_kill_9_at_random_moments_changes_not_one_bit(photos, tiny, tmp_path, re
 
 
 def _wait_for_checkpoint(out, launched):
-    """Until the launch under way has written a checkpoint of its own, so that every launch makes some progress."""
+    """Wait until the running process has written a checkpoint, so that every start makes progress."""
     before = set((out / "checkpoints").glob("step_*"))
     deadline = time.monotonic() + 60
     while launched.alive and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def _wait_for_checkpoint(out, launched):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_path, reference, number):
+def test_a_signal_saves_prints_how_to_resume_and_loses_nothing(photos, tiny, tmp_path, reference, number):
     out = tmp_path / "stopped"
     arguments = [photos, *start(tiny), "--out", out, *SETTINGS]
     launched = processes.start(1, tmp_path, processes.vitrail, "train", *arguments)
@@ -94,18 +94,18 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(photos, tiny, tmp_pa
 
 
 def test_a_run_whose_terminal_is_closed_is_saved(photos, tiny, tmp_path, reference):
-    """Its live line can be written nowhere any more by then."""
+    """By then, its live line can no longer be written."""
     out, (ours, theirs) = tmp_path / "closed", os.openpty()
     command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
     take_terminal = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     launch = [sys.executable, "-c", take_terminal + "os.execv(sys.argv[1], sys.argv[1:])", *map(str, command)]
     launched = subprocess.Popen(launch, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
-    said = b""
+    received = b""
     while not list((out / "checkpoints").glob("step_*[1-9].safetensors")):
-        said += os.read(ours, 4096)  # else it waits for room to write
+        received += os.read(ours, 4096)  # else it waits for room to write
     os.close(ours)
-    assert launched.wait(60) == 128 + signal.SIGHUP, said
+    assert launched.wait(60) == 128 + signal.SIGHUP, received
     done = vitrail("train", "--resume", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "from step" in done.stdout
@@ -124,7 +124,7 @@ def _unheard(output, *arguments):
 
 
 @pytest.mark.parametrize("output", ["reader gone", "disk full"])
-def test_a_run_that_cannot_say_anything_any_more_goes_on(photos, tiny, tmp_path, reference, output):
+def test_a_run_without_output_continues(photos, tiny, tmp_path, reference, output):
     out = tmp_path / "unheard"
     command = ["train", photos, *start(tiny), "--out", out, *SETTINGS]
     launched = processes.start(1, tmp_path, _unheard, output, *command)
@@ -137,8 +137,8 @@ OTHERS = [pytest.param(number, marks=pytest.mark.full) for number in SIGNALS[1:]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *OTHERS])
-def test_a_signal_that_takes_the_reader_too_is_answered_alike(photos, tiny, tmp_path, number):
-    """As in `vitrail train ... 2>&1 | tee log`, where Ctrl-C ends tee at once."""
+def test_a_signal_that_also_ends_the_reader_of_the_output(photos, tiny, tmp_path, number):
+    """`vitrail train ... 2>&1 | tee log`, where Ctrl-C ends tee at once."""
     out = tmp_path / "piped"
     command = [sys.executable, "-m", "vitrail", "train", photos, *start(tiny), "--out", out, *SETTINGS]
     launched = subprocess.Popen(map(str, command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -158,7 +158,7 @@ def _with_two_threads(*arguments):
 
 
 def test_another_number_of_threads_stays_within_a_stated_tolerance(photos, tiny, tmp_path, reference):
-    """Across thread counts sums are ordered differently: the promise is logits within 1e-3, not bits."""
+    """Thread counts change the order of sums: logits agree within 1e-3, not to the bit."""
     words = ["train", photos, *start(tiny), "--out", tmp_path / "two", *SETTINGS]
     launched = processes.start(1, tmp_path, _with_two_threads, *words)
     assert launched.codes() == [0], launched.errors()
@@ -193,7 +193,7 @@ def test_resume_refuses_changed_images(unfinished, quiet):
 
 @pytest.fixture
 def beside(photos, tiny, tmp_path, monkeypatch):
-    """Images, weights and recipes in the folder that one works in, named as one would there."""
+    """Images, weights and recipes in the working directory, with relative paths."""
     shutil.copytree(photos, tmp_path / "photos")
     shutil.copy(tiny, tmp_path / "tiny.safetensors")
     monkeypatch.chdir(tmp_path)
@@ -203,7 +203,7 @@ def beside(photos, tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["own.toml", "first/config.toml"])
-def test_the_same_command_goes_on_with_a_recipe_of_ones_own(beside, recipe, quiet, monkeypatch):
+def test_the_same_command_resumes_with_a_recipe_file(beside, recipe, quiet, monkeypatch):
     if recipe != "own.toml":
         train(recipe="own.toml", out="first", console=quiet)
     with stopped_at(3, monkeypatch):
@@ -228,7 +228,7 @@ def test_another_number_of_epochs_is_refused(beside, quiet, monkeypatch):
         train(**typed)
 
 
-def test_another_teacher_of_the_same_name_is_refused(photos, tmp_path, quiet, monkeypatch):
+def test_a_changed_teacher_is_refused(photos, tmp_path, quiet, monkeypatch):
     settings = [*SMALL, "train.steps=4"]
     train(photos, out=tmp_path / "teacher", overrides=settings, console=quiet)
     settings = [*settings, f"objective.teacher={tmp_path / 'teacher'}"]
@@ -242,7 +242,7 @@ def test_another_teacher_of_the_same_name_is_refused(photos, tmp_path, quiet, mo
     train(out=tmp_path / "run", resume=True, accept_changes=True, console=quiet)
 
 
-def test_resume_without_a_folder_takes_the_newest_of_the_data(photos, tmp_path, quiet, monkeypatch):
+def test_resume_without_a_folder_takes_the_newest_run_of_the_data(photos, tmp_path, quiet, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = [*SMALL, "train.steps=4"]
     with stopped_at(2, monkeypatch):
@@ -283,7 +283,7 @@ def test_metrics_after_a_resume_have_each_step_once(unfinished, quiet):
     assert steps == sorted(set(steps)) and steps[-1] == 10
 
 
-def test_data_that_disappears_stops_the_run_and_keeps_its_checkpoints(unfinished, quiet, monkeypatch):
+def test_removed_data_stops_the_run_and_keeps_its_checkpoints(unfinished, quiet, monkeypatch):
     data, run = unfinished
     monkeypatch.setattr("vitrail.data.loader.memory.MAX_CACHE_BYTES", 0)  # as for images that do not fit in memory
     before = sorted((run / "checkpoints").iterdir())
@@ -303,8 +303,8 @@ def test_data_that_disappears_stops_the_run_and_keeps_its_checkpoints(unfinished
     assert train(out=run, resume=True, console=quiet).scores.n == 9
 
 
-def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photos, tmp_path, monkeypatch):
-    """The scan saw a good file; later it is cut short."""
+def test_a_file_damaged_during_training_is_reported_and_skipped(photos, tmp_path, monkeypatch):
+    """The file is truncated after the scan."""
     from rich.console import Console
 
     data = tmp_path / "photos"
@@ -324,8 +324,8 @@ def test_a_file_that_breaks_during_training_is_reported_and_counts_nothing(photo
     assert text.count("can no longer be read and is skipped") == 1
 
 
-def test_two_launches_never_share_a_folder(unfinished, quiet):
-    """A lock is another process's; it ends with it."""
+def test_two_processes_never_share_a_folder(unfinished, quiet):
+    """The lock of another process ends with it."""
     data, run = unfinished
     hold = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True)"

@@ -1,4 +1,4 @@
-"""Whole runs on data that is no class folder: tables with several labels and weights, and packed shards."""
+"""Whole runs on data other than class folders: tables with multilabel images and weights, and packed shards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLOURS = {"red": 0, "green": 1, "blue": 2}
 
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory) -> Path:
-    """Images whose channels are on or off, and a table that names those that are on."""
+    """Images whose channels are on or off, and a table of labels for the channels that are on."""
     root = tmp_path_factory.mktemp("tagged")
     rng = np.random.default_rng(0)
     lines = ["path,labels,weight"]
@@ -59,7 +59,7 @@ def run(tagged, tmp_path_factory):
     return train(tagged, recipe="scratch", out=tmp_path_factory.mktemp("runs") / "run", overrides=STEPS)
 
 
-def test_several_labels_are_learned_and_measured(run, tagged):
+def test_multilabel_training_and_evaluation(run, tagged):
     assert run.scores.mean_ap > 0.9 > run.scores.chance
     card = read_card(run.weights)
     assert card.task == "multilabel" and card.classes == ("blue", "green", "red")
@@ -75,7 +75,7 @@ def test_several_labels_are_learned_and_measured(run, tagged):
     assert "mean average precision" in run.report.read_text()
 
 
-def test_several_labels_on_the_command_line(run, tagged):
+def test_multilabel_on_the_command_line(run, tagged):
     done = command("predict", run.folder, tagged.parent / "7.png", tagged.parent / "0.png", "--json")
     white, black = (json.loads(line) for line in done.stdout.splitlines())
     assert set(white["labels"]) <= set(COLOURS) and white["label"] == ", ".join(white["labels"])
@@ -85,7 +85,7 @@ def test_several_labels_on_the_command_line(run, tagged):
     assert json.loads(done.stdout)["mean_ap"] == pytest.approx(run.scores.mean_ap)
 
 
-def test_one_label_and_several_do_not_mix(run, tagged, photos, quiet, tmp_path):
+def test_multilabel_weights_and_single_label_data_do_not_mix(run, tagged, photos, quiet, tmp_path):
     with pytest.raises(UserError, match=r"objective\.loss=sigmoid"):
         train(tagged, recipe="scratch", out=tmp_path / "a", overrides=(*STEPS, "objective.loss=softmax"), console=quiet)
     rows = [f"{tagged.parent}/{i}.png,{'red' if i % 2 else 'blue'}" for i in range(8)]
@@ -113,7 +113,7 @@ def test_other_channels_from_training_to_prediction(photos, quiet, tmp_path, cha
     assert clf.predict([photos / "red" / "000.png"])[0].label in clf.classes
 
 
-def test_an_image_of_weight_zero_is_measured_all_the_same(tagged, run, quiet, tmp_path):
+def test_an_image_of_weight_zero_is_measured(tagged, run, quiet, tmp_path):
     lines = tagged.read_text().splitlines()
     rows = [f"{tagged.parent}/{line.rsplit(',', 1)[0]},0" for line in lines[1:]]
     (tmp_path / "list.csv").write_text("\n".join([lines[0], *rows]))
@@ -121,7 +121,7 @@ def test_an_image_of_weight_zero_is_measured_all_the_same(tagged, run, quiet, tm
     assert scores.n == len(rows) - len(open_dataset(tagged).splits["train"])  # those trained on are left out
 
 
-def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_path, monkeypatch):
+def test_multilabel_thresholds_are_written_and_used(run, tagged, quiet, tmp_path, monkeypatch):
     weights = tmp_path / "model.safetensors"
     monkeypatch.setattr("vitrail.workflows.tune.FEWEST", 1)
     shutil.copy(run.weights, weights)
@@ -137,7 +137,7 @@ def test_thresholds_of_labels_are_written_and_answer(run, tagged, quiet, tmp_pat
         evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
 
 
-def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, monkeypatch):
+def test_worse_thresholds_are_not_written(run, tagged, quiet, tmp_path, monkeypatch):
     weights = tmp_path / "model.safetensors"
     monkeypatch.setattr("vitrail.workflows.tune.FEWEST", 1)
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def test_thresholds_that_do_worse_are_not_written(run, tagged, quiet, tmp_path, 
     )
 
 
-def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
+def test_a_prediction_in_the_set_of_labels_is_correct(photos, quiet, tmp_path):
     """ImageNet ReaL: top-1 and top-5 count a prediction that is any of an image's labels."""
     result = train(photos, recipe="scratch", out=tmp_path / "run", overrides=(*SMALL, "train.steps=2"), console=quiet)
     clf = vitrail.load(result.weights)
@@ -172,8 +172,8 @@ def test_an_answer_in_the_set_of_labels_is_right(photos, quiet, tmp_path):
         Interrupts(),
         task=prediction_task("classification", 3),
     )
-    said = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
-    assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(said, sets, strict=True)]))
+    output = [clf.classes.index(p.label) for p in clf.predict([samples.read(i) for i in range(len(samples))], top=1)]
+    assert found.scores.top1 == pytest.approx(np.mean([one in own for one, own in zip(output, sets, strict=True)]))
     first = samples.subset(np.arange(1))
     found = measure(
         clf.net,
@@ -197,7 +197,7 @@ def test_predict_labels_every_row_of_a_table_in_its_order(run, tagged, tmp_path)
     assert all("labels" in row for row in rows[:3]) and "the file cannot be found" in rows[3]["error"]
 
 
-def test_a_table_whose_splits_changed_is_other_data(tagged, tmp_path):
+def test_a_table_with_changed_splits_is_other_data(tagged, tmp_path):
     rows = [f"{tagged.parent}/{i}.png,{'odd' if i % 2 else 'even'}," for i in range(40)]
 
     def fingerprint(first, second):
@@ -208,8 +208,8 @@ def test_a_table_whose_splits_changed_is_other_data(tagged, tmp_path):
     assert fingerprint("train", "test") != fingerprint("test", "train")
 
 
-def test_all_training_images_are_trained_on_where_none_is_watched(tmp_path, quiet):
-    """The test images are measured once, at the end; on the way nothing is."""
+def test_without_validation_all_training_images_are_trained_on(tmp_path, quiet):
+    """Only the test images are measured, once at the end."""
     for split, count in (("train", 9), ("test", 5)):
         draw(tmp_path / "data" / split / "red", (200, 60, count), count)
         draw(tmp_path / "data" / split / "blue", (60, count, 200), count)

@@ -136,9 +136,9 @@ def test_a_run_starts_from_the_hub_and_says_so(hub, photos, tmp_path):
     steps = ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
     result = train(photos, out=tmp_path / "run", overrides=steps, console=console)
     assert hub.asked == [TINY.repository]
-    said = " ".join(log.getvalue().split())
-    assert f"downloading {TINY.repository} (39 MB, apache-2.0) from the Hub" in said
-    assert "no GPU" in said and "--recipe scratch" in said
+    text = " ".join(log.getvalue().split())
+    assert f"downloading {TINY.repository} (39 MB, apache-2.0) from the Hub" in text
+    assert "no GPU" in text and "--recipe scratch" in text
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert written["model"]["weights"] == f"hf-hub:{TINY.repository}@{COMMIT}"
     assert written["recipe"] in ("finetune", "probe")
@@ -193,17 +193,17 @@ def test_offline_a_folder_is_trained_from_the_bundled_network(bundled, photos, t
     """In one line: what, why, and how to have it otherwise. And nothing but --recipe scratch is random."""
     quick = [part for setting in ("train.steps=2", "train.batch_size=8", "precision.compute=fp32")
              for part in ("--set", setting)]  # fmt: skip
-    code, said, _ = typed("train", photos, "--out", tmp_path / "run", *quick)
+    code, text, _ = typed("train", photos, "--out", tmp_path / "run", *quick)
     assert code == 0
-    (line,) = (line for line in said.splitlines() if line.startswith("start: "))
+    (line,) = (line for line in text.splitlines() if line.startswith("start: "))
     assert "bundled Ti/8 at 64 px" in line and "HF_HUB_OFFLINE is set" in line and "--recipe scratch" in line
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert written["model"]["weights"] == "bundled" and written["recipe"] == "finetune"
     card = read_card(tmp_path / "run" / "model.safetensors")
     assert card.source == "bundled ti8-stand-in" and card.licence == "for research"
 
-    code, said, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
-    assert code == 0 and "start: random weights because of the recipe scratch; " in said
+    code, text, _ = typed("train", photos, "--recipe", "scratch", "--out", tmp_path / "scratch", *quick)
+    assert code == 0 and "start: random weights because of the recipe scratch; " in text
     assert read_card(tmp_path / "scratch" / "model.safetensors").source == ""
 
 
@@ -224,7 +224,7 @@ def test_fine_tuning_begins_where_the_probe_ends(photos, tiny, tmp_path):
         result = train(photos, recipe="finetune", from_=tiny, out=tmp_path / name, overrides=overrides, console=console)
         return result.scores.top1, log.getvalue()
 
-    accuracy, said = run("probe")
-    assert f"baseline: {accuracy:.1%} (linear probe on the starting weights" in said
-    assert "head: initialized with this linear probe" in said and "starts at zero" not in said and accuracy > 0.5
+    accuracy, text = run("probe")
+    assert f"baseline: {accuracy:.1%} (linear probe on the starting weights" in text
+    assert "head: initialized with this linear probe" in text and "starts at zero" not in text and accuracy > 0.5
     assert "head: initialized with this linear probe" not in run("zero", "model.head_init=zero")[1]

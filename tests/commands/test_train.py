@@ -52,7 +52,7 @@ def test_a_folder_becomes_a_measured_classifier(trained, photos):
     assert "Measured on 9 images of the validation split, none of them trained on." in text
 
 
-def test_the_weights_say_what_they_are(trained, photos):
+def test_the_card_of_the_weights(trained, photos):
     result, _ = trained
     card = read_card(result.weights)
     assert card.classes == ("blue", "green", "red")
@@ -71,7 +71,7 @@ def test_metrics_are_rows_with_steps(trained):
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
-def test_the_last_line_and_the_result_are_one_number(photos, tmp_path, weights):
+def test_the_last_validation_equals_the_result(photos, tmp_path, weights):
     console = Console(file=io.StringIO(), width=200)
     settings = [
         "train.steps=20",
@@ -100,14 +100,14 @@ def test_the_written_config_repeats_the_run_to_the_bit(trained, quiet, tmp_path)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_evaluate_scores_the_held_out_part_of_the_training_folder(trained, photos, quiet, tmp_path):
+def test_evaluate_scores_the_validation_split_of_the_training_folder(trained, photos, quiet, tmp_path):
     result, _ = trained
     scores = evaluate(result.weights, photos, report=tmp_path / "r.html", console=quiet)
     assert scores.n == 9 and scores.top1 == result.scores.top1
     assert (tmp_path / "r.html").is_file()
 
 
-def test_evaluate_takes_a_folder_of_other_images_whole(trained, quiet, tmp_path):
+def test_evaluate_measures_all_images_of_another_folder(trained, quiet, tmp_path):
     for name, colour in {"red": (200, 70, 60), "blue": (60, 70, 200)}.items():
         draw(tmp_path / "more" / name, colour, 4)
     scores = evaluate(trained[0].folder, tmp_path / "more", report=tmp_path / "r.html", console=quiet)
@@ -119,8 +119,8 @@ def test_evaluate_takes_a_folder_of_other_images_whole(trained, quiet, tmp_path)
         evaluate(trained[0].folder, tmp_path / "more", console=quiet)
 
 
-def test_evaluate_never_scores_an_image_of_the_training(trained, photos, quiet, tmp_path):
-    """Also in a folder that has changed since, under other names, or mixed with new images."""
+def test_evaluate_excludes_training_images(trained, photos, quiet, tmp_path):
+    """Also in a changed folder, under other names, or mixed with new images."""
     changed = tmp_path / "changed"
     shutil.copytree(photos, changed)
     (changed / "red" / "000.png").rename(changed / "red" / "renamed.png")
@@ -140,7 +140,7 @@ def test_evaluate_never_scores_an_image_of_the_training(trained, photos, quiet, 
         evaluate(trained[0].weights, only, console=quiet)
 
 
-def test_epochs_that_are_typed_win_over_a_recipes_steps(photos, quiet, tmp_path):
+def test_given_epochs_win_over_the_steps_of_a_recipe(photos, quiet, tmp_path):
     (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nsteps = 50\n')
     result = train(
         photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=[*SMALL, "train.epochs=1"], console=quiet
@@ -164,7 +164,7 @@ def test_a_lost_report_comes_back_with_resume(photos, quiet, tmp_path, monkeypat
     assert result.report.is_file() and result.weights.is_file()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_the_scan(photos, tmp_path, quiet, monkeypatch):
+def test_an_unwritable_folder_is_an_error_before_the_scan(photos, tmp_path, quiet, monkeypatch):
     monkeypatch.setattr("vitrail.workflows.train_run.make_plan", lambda *_: pytest.fail("the images were looked at"))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write to .*file/run"):
@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_scan(photos, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-def test_the_end_says_what_is_next(photos, tmp_path, typed):
+def test_the_end_of_a_run_prints_the_next_commands(photos, tmp_path, typed):
     settings = [word for setting in (*SMALL, "train.steps=1") for word in ("--set", setting)]
     code, out, error = typed("train", photos, "--out", tmp_path / "my run", *settings)
     assert code == 0, error
@@ -213,7 +213,7 @@ def test_fine_tuning_at_a_higher_resolution_resamples_positions(trained, photos,
     assert "2x2 -> 3x4" in log.read_text()
 
 
-def test_the_probe_is_a_whole_classifier(trained, photos, quiet, tmp_path):
+def test_the_probe_recipe_makes_a_complete_classifier(trained, photos, quiet, tmp_path):
     result = train(photos, from_=trained[0].weights, recipe="probe", out=tmp_path / "p", console=quiet)
     assert result.scores.top1 > 0.8
     ours, start = vitrail.load(result.weights).net, vitrail.load(trained[0].weights).net
@@ -223,7 +223,7 @@ def test_the_probe_is_a_whole_classifier(trained, photos, quiet, tmp_path):
     assert torch.equal(vitrail.load(again.weights).net.head.weight, ours.head.weight)
 
 
-def test_given_splits_are_used_and_the_headline_is_the_test_split(tmp_path, quiet):
+def test_given_splits_are_used_and_the_test_split_is_measured(tmp_path, quiet):
     for split, count in {"train": 10, "val": 3, "test": 4}.items():
         draw(tmp_path / "d" / split / "red", (200, 60, 60), count)
         draw(tmp_path / "d" / split / "blue", (60, 60, 200), count)
@@ -232,7 +232,7 @@ def test_given_splits_are_used_and_the_headline_is_the_test_split(tmp_path, quie
     assert "8 images of the test split" in read_card(result.weights).metrics["measured_on"]
 
 
-def test_an_existing_run_is_never_overwritten_unasked(trained, photos, quiet):
+def test_an_existing_run_is_not_overwritten_by_default(trained, photos, quiet):
     with pytest.raises(UserError, match="already holds a finished run"):
         train(photos, out=trained[0].folder, console=quiet)
     with pytest.raises(UserError, match="is finished"):
@@ -260,7 +260,7 @@ def test_scores_are_json(trained):
     assert json.loads(text)["n"] == 9
 
 
-def test_a_users_own_recipe_stands(photos, quiet, tmp_path):
+def test_a_recipe_file_wins_over_automatic_choices(photos, quiet, tmp_path):
     (tmp_path / "r.toml").write_text('base = "scratch"\n[train]\nbatch_size = 24\nsteps = 2\n')
     small = ["model.name=Toy/8", "model.image_size=[16, 16]", "precision.compute=fp32"]
     result = train(photos, recipe=str(tmp_path / "r.toml"), out=tmp_path / "o", overrides=small, console=quiet)
@@ -269,13 +269,13 @@ def test_a_users_own_recipe_stands(photos, quiet, tmp_path):
         train(photos, overrides=["train.steps=2", "train.epochs=3"], console=quiet)
 
 
-def test_a_report_that_cannot_be_written_is_told_before_the_work(trained, photos, quiet, tmp_path):
+def test_an_unwritable_report_is_an_error_before_the_work(trained, photos, quiet, tmp_path):
     for path in (tmp_path / "none" / "r.html", tmp_path):
         with pytest.raises(UserError, match="cannot write the report"):
             evaluate(trained[0].weights, photos, report=path, console=quiet)
 
 
-def test_settings_that_would_be_ignored_are_refused(trained, photos, quiet):
+def test_settings_without_effect_are_refused(trained, photos, quiet):
     for setting in ("model.pool=gap", "model.representation=true"):
         with pytest.raises(UserError, match=r"leave out model\.(pool|representation)"):
             train(photos, from_=trained[0].weights, overrides=[setting], console=quiet)
@@ -328,7 +328,7 @@ def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos
         assert f"grid {old} -> {new}" in log.read_text() and how in log.read_text()
 
 
-def test_options_that_a_network_does_not_have(photos, quiet, tmp_path):
+def test_settings_that_a_network_does_not_have(photos, quiet, tmp_path):
     for setting in ("model.dropout=0.1", "model.positions=2d"):
         with pytest.raises(UserError, match=rf"{setting.partition('=')[0]} .*R26x1"):
             train(photos, model="R26x1", out=tmp_path / "run", overrides=(setting,), console=quiet)
@@ -344,8 +344,8 @@ def test_a_run_below_the_baseline_prints_a_warning(photos, tmp_path):
     assert re.search(r"below the baseline, .*16x16 thumbnails.*--from WEIGHTS", log.getvalue())
 
 
-def test_an_average_is_kept_with_all_its_digits():
-    """Weights trained in bfloat16 have three of them."""
+def test_an_average_keeps_float32():
+    """Weights trained in bfloat16 have three digits."""
     net = torch.nn.Linear(3, 2).bfloat16()
     average = EMA(net, 0.9)
     average.tensors["weight"].fill_(1 / 3)

@@ -1,4 +1,4 @@
-"""The paper's protocol: learning rates by a part of the training images, then all of them and the test images once."""
+"""The protocol of the paper: a learning rate chosen on held-out training images, and test images measured once."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_rows_are_written_as_the_paper_writes_them():
+def test_rows_are_printed_as_in_the_paper():
     found = Transfer({}, 0.01, [0.98, 0.985, 0.99], 100)
     assert found.row == "98.50 ± 0.50" and found.deviation == pytest.approx(statistics.stdev([0.98, 0.985, 0.99]))
     assert Transfer({}, 0.01, [0.9876], 100).row == "98.76"
 
 
-def test_learning_rates_are_those_of_table_4_or_around_the_recipes_own(tmp_path):
+def test_learning_rates_are_those_of_table_4_or_around_that_of_the_recipe(tmp_path):
     plain = config_from_name("B/16", 10, 224)
     for recipe in ("paper-finetune", "paper-finetune-cifar", "paper-finetune-pets"):
         assert default_rates(recipe, plain) == (0.001, 0.003, 0.01, 0.03)
@@ -97,7 +97,7 @@ def test_the_protocol(split, tiny, tmp_path, quiet, monkeypatch):
 
 @pytest.mark.slow
 def test_a_validation_split_alone_is_the_test_split(split, tiny, tmp_path, quiet):
-    """As ImageNet has it: the same images by another name are measured in the same way."""
+    """As in ImageNet: the same images as a validation split give the same result."""
     shutil.copytree(split, tmp_path / "birds")
     (tmp_path / "birds" / "test").rename(tmp_path / "birds" / "val")
     ask = {"from_": tiny, "rates": (1e-4, 3e-2), "seeds": 1, "overrides": ("model.image_size=[16, 16]", *STEPS)}
@@ -108,7 +108,7 @@ def test_a_validation_split_alone_is_the_test_split(split, tiny, tmp_path, quiet
 
 
 @pytest.mark.slow
-def test_a_recipe_that_watches_no_images_has_some_to_tell_rates_apart(split, tiny, tmp_path, quiet):
+def test_a_recipe_without_validation_compares_rates_on_some_images(split, tiny, tmp_path, quiet):
     own = tmp_path / "own.toml"
     own.write_text('base = "paper-finetune"\n[data]\nmonitor = 0.0\n')
     ask = {"from_": tiny, "recipe": str(own), "rates": (1e-4, 3e-2), "seeds": 1, "out": tmp_path / "runs"}
@@ -121,7 +121,7 @@ def test_a_recipe_that_watches_no_images_has_some_to_tell_rates_apart(split, tin
 
 
 @pytest.mark.slow
-def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_path):
+def test_two_processes_work_like_one_and_print_once(split, tiny, tmp_path):
     def ask(world: int, *more: object) -> processes.Started:
         to = ("--from", tiny, "--rates", "1e-3,1e-2", "--seeds", 1, "--out", tmp_path / str(world))
         settings = [word for setting in ("model.image_size=[16,16]", *STEPS) for word in ("--set", setting)]
@@ -138,7 +138,7 @@ def test_two_processes_do_what_one_does_and_one_of_them_tells(split, tiny, tmp_p
     assert wrong.errors().count("augment.crop") == 1
 
 
-def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
+def test_invalid_options_are_one_message(split, photos, tiny, tmp_path, quiet):
     def ask(data: Path, **options: object) -> None:
         transfer(data, **{"from_": tiny, "out": tmp_path / "x", "console": quiet, "overrides": STEPS} | options)
 
@@ -164,7 +164,7 @@ def test_bad_requests_are_one_sentence(split, photos, tiny, tmp_path, quiet):
 
 
 @pytest.mark.slow
-def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, quiet):
+def test_runs_on_different_images_are_not_combined(split, tiny, tmp_path, quiet):
     data = shutil.copytree(split, tmp_path / "birds")
     ask = {"from_": tiny, "rates": (0.01,), "out": tmp_path / "out", "console": quiet}
     ask["overrides"] = ("model.image_size=[16, 16]", *STEPS)
@@ -175,26 +175,26 @@ def test_numbers_of_other_images_are_not_put_together(split, tiny, tmp_path, qui
 
 
 @pytest.mark.slow
-def test_test_images_that_the_start_was_trained_on_are_told(split, tiny, tmp_path, quiet):
+def test_test_images_seen_by_the_starting_weights_are_reported(split, tiny, tmp_path, quiet):
     settings = ("model.image_size=[16, 16]", *STEPS)
     start = train(split / "test", from_=tiny, out=tmp_path / "start", overrides=settings, console=quiet)
     seen = len(read_trained_on(start.weights))
-    said = io.StringIO()
+    text = io.StringIO()
     ask = {"from_": start.weights, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "overrides": settings}
-    found = transfer(split, **ask, console=Console(file=said, width=200))
+    found = transfer(split, **ask, console=Console(file=text, width=200))
     assert 0 < seen == found.seen_before == json.loads((tmp_path / "out" / "transfer.json").read_text())["seen_before"]
-    assert f"the starting weights were trained on {seen} of the 14 test images" in said.getvalue()
+    assert f"the starting weights were trained on {seen} of the 14 test images" in text.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("of_the_run", "said"),
+    ("of_the_run", "text"),
     [
         (" and saved; resume with: vitrail train", "stopped and saved; resume with the same command"),
         ("", "stopped; resume with the same command"),
         (", and nothing is saved: it was removed", "stopped, and nothing is saved: it was removed"),
     ],
 )
-def test_when_stopped_it_states_how_to_resume(split, tiny, tmp_path, quiet, monkeypatch, of_the_run, said):
+def test_when_stopped_it_states_how_to_resume(split, tiny, tmp_path, quiet, monkeypatch, of_the_run, text):
     ask = {"from_": tiny, "rates": (0.01,), "seeds": 1, "out": tmp_path / "out", "console": quiet}
     seen = []
 
@@ -206,10 +206,10 @@ def test_when_stopped_it_states_how_to_resume(split, tiny, tmp_path, quiet, monk
     monkeypatch.setattr("vitrail.workflows.transfer.train", stop)
     with pytest.raises(Interrupted):
         transfer(split, **ask, overrides=STEPS)
-    assert str(seen[0]) == said
+    assert str(seen[0]) == text
 
 
-def test_a_validation_split_is_trained_on_where_nothing_is_watched(split, tmp_path):
+def test_without_validation_the_validation_split_is_trained_on(split, tmp_path):
     draw(tmp_path / "d" / "val" / "red", (200, 90, 90), 4)
     draw(tmp_path / "d" / "val" / "blue", (90, 90, 200), 4)
     for name in ("train", "test"):
