@@ -70,7 +70,7 @@ def test_no_test_image_is_trained_on(tmp_path, few):
     assert not digests[0] & digests[1] and not digests[0] & digests[2] and not digests[1] & digests[2]
     again = vtab_splits(open_dataset(tmp_path / "eurosat", None), task("eurosat"))
     assert [set(one.digests.tolist()) for one in again] == digests
-    with pytest.raises(UserError, match="comes without a split, and DTD has one"):
+    with pytest.raises(UserError, match=r"eurosat.* DTD"):
         vtab_splits(data, task("dtd"))
 
 
@@ -98,7 +98,7 @@ def test_a_fifth_of_pets_is_for_validation_and_a_tenth_of_others(tmp_path, few):
     assert (len(train), len(val), len(test)) == (16, 8, 10)  # of 32, 8 and 10
     drawn = data.splits["train"].digests[np.argsort(data.splits["train"].original_digests, kind="stable")]
     assert set(val.digests.tolist()) == set(drawn[32:].tolist())
-    with pytest.raises(UserError, match="36 images to train and 4 to validate on"):
+    with pytest.raises(UserError, match=r"36 training and 4 validation"):
         vtab_splits(data, task("cifar"))
 
 
@@ -167,7 +167,7 @@ def test_fine_tuning_uses_all_1000_images_and_no_label_changing_augmentation(tin
     assert card.recipe["augment"]["flip"] is False and card.recipe["augment"]["crop"] == "none"
     assert vtab(tiny, tmp_path, **options).scores == [score]  # finished runs are used as they are
     draw(tmp_path / "eurosat" / "a", (1, 2, 3), 2)
-    with pytest.raises(UserError, match=r"has no train800.txt: leave eurosat out"):
+    with pytest.raises(UserError, match=r"train800.txt.* eurosat .*--tasks"):
         vtab(tiny, tmp_path, **options)
 
 
