@@ -73,8 +73,8 @@ _PILLOW: dict[Op, Callable[[Image.Image, float], Image.Image]] = {
 def pillow_layers(images: list[Image.Image], layers: list[Layer]) -> list[Image.Image]:
     """What ours does, by Pillow."""
     for layer in layers:
-        place = layer.place if layer.place is not None else np.zeros((len(images), 2))
-        rows = zip(images, layer.op.tolist(), layer.value.tolist(), place.tolist(), strict=True)
+        centre = layer.centre if layer.centre is not None else np.zeros((len(images), 2))
+        rows = zip(images, layer.op.tolist(), layer.value.tolist(), centre.tolist(), strict=True)
         images = [_step(image, Op(op), value, spot) for image, op, value, spot in rows]
     return images
 

@@ -1,4 +1,4 @@
-"""Crops, flips and erasing, against torchvision and timm, and that nothing depends on the rest of the batch."""
+"""Crops, flips and random erasing against torchvision and timm, and independence of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def boxes(height: int, width: int, config: AugmentConfig, count: int) -> np.ndar
 
 
 @given(st.integers(1, 700), st.integers(1, 700), st.integers(0, 2**31))
-def test_a_crop_lies_inside_the_image_and_within_the_asked_area_and_aspect(height, width, sample):
+def test_crops_are_inside_the_image_and_within_scale_and_ratio(height, width, sample):
     for config in (CONFIG, RESIZED, AugmentConfig(crop="resmall")):
         top, left, h, w = crop_box(height, width, config, crop_draws(0, 0, sample))
         assert top >= 0 and h > 0 and top + h <= height and left >= 0 and w > 0 and left + w <= width
@@ -36,8 +36,8 @@ def test_a_crop_lies_inside_the_image_and_within_the_asked_area_and_aspect(heigh
                 assert 0.7 < w / h < 1.4
 
 
-def test_the_crops_of_earlier_versions_come_again():
-    """A run that goes on with a newer version sees what it would have seen."""
+def test_crops_are_those_of_earlier_versions():
+    """A run resumed with a newer version sees the same crops."""
     found = [crop_box(375, 500, CONFIG, row) for row in crop_draws(5, [0, 0, 7], [0, 1, 10**6])]
     assert found == EARLIER
 
@@ -45,50 +45,50 @@ def test_the_crops_of_earlier_versions_come_again():
 EARLIER = [(73, 125, 284, 213), (10, 119, 278, 251), (33, 34, 224, 293)]
 
 
-def test_the_height_is_uniform_as_in_the_reference_not_the_area():
-    """With a fixed aspect of 1, TensorFlow draws the height evenly from sqrt(5 %) to all of it."""
+def test_the_crop_height_is_uniform_as_in_tensorflow():
+    """With a fixed ratio of 1, the height is uniform from sqrt(5 %) to 100 %."""
     heights = boxes(1000, 1000, AugmentConfig(ratio=(1.0, 1.0)), 3000)[:, 2]
     low = round((0.05 * 1000 * 1000) ** 0.5)
     assert heights.min() >= low and heights.max() <= 1000
     assert heights.mean() == pytest.approx((low + 1000) / 2, rel=0.03)
-    share_of_area = (heights / 1000.0) ** 2
-    assert share_of_area.mean() < 0.5  # an area drawn evenly would give 0.525
+    area = (heights / 1000.0) ** 2
+    assert area.mean() < 0.5  # a uniform area would give 0.525
 
 
-def test_an_image_no_crop_fits_is_taken_whole():
+def test_without_a_fitting_crop_the_whole_image_is_used():
     assert crop_box(2, 3000, CONFIG, crop_draws(0, 0, 0)) == (0, 0, 2, 3000)
 
 
-def test_random_resized_crops_are_distributed_as_torchvisions():
+def test_random_resized_crops_are_distributed_as_in_torchvision():
     from torchvision.transforms import RandomResizedCrop
 
     torch.manual_seed(0)
     image = torch.zeros(3, 375, 500)
-    theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(1500)])
-    ours = boxes(375, 500, RESIZED, 1500)
+    expected = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(1500)])
+    found = boxes(375, 500, RESIZED, 1500)
     for measure in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 3] / b[:, 2], lambda b: b[:, 0], lambda b: b[:, 1]):
-        assert stats.ks_2samp(measure(ours), measure(theirs)).pvalue > 1e-3
+        assert stats.ks_2samp(measure(found), measure(expected)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("size", [(4, 900), (900, 4), (10, 21)])
-def test_random_resized_falls_back_to_torchvisions_centre(size):
+def test_random_resized_falls_back_to_the_centre_as_torchvision(size):
     from torchvision.transforms import RandomResizedCrop
 
-    config = AugmentConfig(crop="random_resized", scale=(1.0, 1.0), ratio=(3 / 4, 4 / 3))  # which never fits
-    theirs = RandomResizedCrop.get_params(torch.zeros(3, *size), [1.0, 1.0], [3 / 4, 4 / 3])
-    assert crop_box(*size, config, crop_draws(0, 0, 0)) == theirs
+    config = AugmentConfig(crop="random_resized", scale=(1.0, 1.0), ratio=(3 / 4, 4 / 3))  # never fits
+    expected = RandomResizedCrop.get_params(torch.zeros(3, *size), [1.0, 1.0], [3 / 4, 4 / 3])
+    assert crop_box(*size, config, crop_draws(0, 0, 0)) == expected
 
 
-def test_resmall_keeps_seven_eighths_of_the_short_side_anywhere():
+def test_resmall_crops_seven_eighths_of_the_short_side_at_random():
     found = boxes(256, 320, AugmentConfig(crop="resmall"), 2000)
     assert (found[:, 2:] == 224).all()
-    for column, places in ((0, 33), (1, 97)):
-        counts = np.bincount(found[:, column], minlength=places)
-        assert len(counts) == places
+    for column, positions in ((0, 33), (1, 97)):
+        counts = np.bincount(found[:, column], minlength=positions)
+        assert len(counts) == positions
         assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_flips_mirror_some_images_and_only_mirror():
+def test_flips_mirror_about_half_of_the_images():
     pixels = torch.randint(0, 256, (64, 3, 4, 5), dtype=torch.uint8)
     epoch, sample = torch.zeros(64, dtype=torch.int64), torch.arange(64)
     for config, axis in ((CONFIG, -1), (AugmentConfig(flip=False, flip_vertical=True), -2)):
@@ -101,17 +101,17 @@ def test_flips_mirror_some_images_and_only_mirror():
     assert any(torch.equal(both[i], pixels[i].flip(-1, -2)) for i in range(64))
 
 
-def test_zoom_takes_parts_of_the_asked_area_and_aspect_from_anywhere():
-    """Read from ramps down and across: their first levels and their slopes tell what was cut out."""
+def test_zoom_boxes_have_the_configured_scale_ratio_and_positions():
+    """The box is recovered from the offsets and slopes of ramps down and across."""
     config, count = AugmentConfig(crop="zoom", scale=(0.25, 0.64), ratio=(3 / 4, 4 / 3), flip=False), 1500
     ramp = 8 * torch.arange(32, dtype=torch.uint8)
     pixels = torch.stack([ramp[:, None].expand(32, 32), ramp.expand(32, 32)]).expand(count, 2, 32, 32)
     zoomed = augment_batch(pixels, config, 0, torch.zeros(count, dtype=torch.int64), torch.arange(count)).double()
     assert (zoomed[:, 0, :, 0] == zoomed[:, 0, :, 9]).all() and (zoomed[:, 1, 0] == zoomed[:, 1, 9]).all()
-    inner = slice(4, 28)  # not at the border, where the ramps end
-    places = np.arange(32)[inner] + 0.5
+    inner = slice(4, 28)  # without the border, where the ramps are clipped
+    positions = np.arange(32)[inner] + 0.5
     (height, top), (width, left) = (
-        np.polyfit(places, line[:, inner].numpy().T / 8 + 0.5, 1) for line in (zoomed[:, 0, :, 0], zoomed[:, 1, 0])
+        np.polyfit(positions, line[:, inner].numpy().T / 8 + 0.5, 1) for line in (zoomed[:, 0, :, 0], zoomed[:, 1, 0])
     )
     assert stats.kstest(height * width, stats.uniform(0.25, 0.39).cdf).pvalue > 1e-3
     shape = np.log(width / height)
@@ -120,13 +120,13 @@ def test_zoom_takes_parts_of_the_asked_area_and_aspect_from_anywhere():
         assert stats.kstest(first / (32 * (1 - side)), stats.uniform().cdf).pvalue > 1e-3
 
 
-def test_zoom_magnifies_as_pillow():
-    picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+def test_zoom_resizes_as_pillow():
+    image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     ramps = (
         np.broadcast_to(8 * np.arange(32, dtype=np.uint8), (24, 32)),
         np.broadcast_to(8 * np.arange(24, dtype=np.uint8)[:, None], (24, 32)),
     )
-    pixels = torch.from_numpy(np.concatenate([picture, np.stack(ramps, -1)], -1)).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(np.concatenate([image, np.stack(ramps, -1)], -1)).permute(2, 0, 1)[None]
     config = AugmentConfig(crop="zoom", scale=(0.3, 0.5), flip=False)
     zoomed = augment_batch(pixels, config, 0, torch.zeros(1, dtype=torch.int64), torch.tensor([5]))[0].numpy()
     edges = []
@@ -135,13 +135,13 @@ def test_zoom_magnifies_as_pillow():
         slope, start = np.polyfit(inner + 0.5, line[inner] / 8 + 0.5, 1)
         edges.append((start, start + slope * len(line)))
     (left, right), (top, bottom) = edges
-    expected = Image.fromarray(picture).resize((32, 24), Image.Resampling.BILINEAR, box=(left, top, right, bottom))
+    expected = Image.fromarray(image).resize((32, 24), Image.Resampling.BILINEAR, box=(left, top, right, bottom))
     difference = np.abs(np.asarray(expected, int).transpose(2, 0, 1) - zoomed[:3])
-    assert difference.mean() < 1.5 and difference.max() < 12  # the box is read from rounded levels
-    assert np.abs(picture.transpose(2, 0, 1).astype(int) - zoomed[:3]).mean() > 50
+    assert difference.mean() < 1.5 and difference.max() < 12  # the box is recovered from rounded values
+    assert np.abs(image.transpose(2, 0, 1).astype(int) - zoomed[:3]).mean() > 50
 
 
-def test_the_two_flips_are_drawn_apart():
+def test_the_two_flips_are_independent():
     count = 2000
     pixels = torch.tensor([[0, 1], [2, 3]], dtype=torch.uint8).expand(count, 1, 2, 2)
     config = AugmentConfig(flip_vertical=True)
@@ -151,23 +151,23 @@ def test_the_two_flips_are_drawn_apart():
     assert abs(np.corrcoef(across, down)[0, 1]) < 0.08  # 3.6 deviations of independent coins
 
 
-def test_erased_boxes_are_distributed_as_timms():
+def test_erased_boxes_are_distributed_as_in_timm():
     config, count, size = AugmentConfig(erasing=1.0), 1500, (64, 96)
-    ours = erased_boxes(config, 0, np.zeros(count, np.int64), np.arange(count), size)
-    theirs = []
+    found = erased_boxes(config, 0, np.zeros(count, np.int64), np.arange(count), size)
+    expected = []
     for image in RandomErasing(probability=1.0, mode="const", device="cpu")(torch.ones(count, 1, *size)):
-        gone = (image[0] == 0).nonzero()
-        top, left = gone.amin(0).tolist()
-        bottom, right = gone.amax(0).tolist()
-        theirs.append((top, left, bottom - top + 1, right - left + 1))
+        erased = (image[0] == 0).nonzero()
+        top, left = erased.amin(0).tolist()
+        bottom, right = erased.amax(0).tolist()
+        expected.append((top, left, bottom - top + 1, right - left + 1))
     for column in range(4):
-        assert stats.ks_2samp(ours[:, column], np.array(theirs)[:, column]).pvalue > 1e-3
+        assert stats.ks_2samp(found[:, column], np.array(expected)[:, column]).pvalue > 1e-3
     some = erased_boxes(AugmentConfig(erasing=0.25), 0, np.zeros(count, np.int64), np.arange(count), size)
     assert (some[:, 2] > 0).mean() == pytest.approx(0.25, abs=0.04)
 
 
 @pytest.mark.parametrize("fill", ["noise", "mean"])
-def test_erasing_fills_its_boxes_and_leaves_the_rest(fill):
+def test_erasing_changes_only_its_boxes(fill):
     config = AugmentConfig(erasing=0.5, erasing_fill=fill)
     epoch, sample = torch.full((40,), 3), torch.arange(40)
     before = torch.full((40, 3, 48, 48), 9.0)
@@ -198,8 +198,8 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize("config", EVERYTHING)
-def test_a_sample_comes_out_the_same_in_any_company(config):
-    """All sixteen at once, in halves, each alone and shuffled: equal to the bit."""
+def test_a_sample_does_not_depend_on_the_batch(config):
+    """The whole batch, halves, single images and a shuffled batch are bit-identical."""
     pixels = torch.randint(0, 256, (16, 3, 40, 33), dtype=torch.uint8)
     epoch, sample = torch.arange(16) // 9, torch.arange(16) * 7919
 
@@ -209,7 +209,7 @@ def test_a_sample_comes_out_the_same_in_any_company(config):
 
     untouched, every = pixels.clone(), torch.arange(16)
     whole = augmented(every)
-    assert torch.equal(pixels, untouched)  # what the loader keeps is not written to
+    assert torch.equal(pixels, untouched)  # the input is not modified
     for parts in (every.split(8), every.split(1)):
         assert torch.equal(torch.cat([augmented(part) for part in parts]), whole)
     shuffled = torch.randperm(16)
@@ -233,6 +233,6 @@ def test_a_sample_comes_out_the_same_in_any_company(config):
         ({"mix_per": "pair"}, "'batch' or 'sample'"),
     ],
 )
-def test_a_wrong_setting_is_named(keys, message):
+def test_invalid_settings_are_errors(keys, message):
     with pytest.raises(UserError, match=message):
         validate(RunConfig, {"augment": keys}, "recipe")

@@ -1,4 +1,4 @@
-"""Every distortion against Pillow, level by level, and the strengths that policies draw against their references."""
+"""Distortions bit-identical to Pillow, and the magnitudes of policies against big_vision and timm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitrail.data.augment.distort import distort
 from vitrail.data.augment.policy import RANDAUGMENT, Layer, Op, layers_for
 from vitrail.data.dataset import bundled_images
 
-# Values an operation may be given, and more: (low, high, whole numbers only).
+# Tested values, wider than policies draw: (low, high, integers only)
 RANGES = {
     Op.AUTOCONTRAST: (0, 1, False),
     Op.EQUALIZE: (0, 1, False),
@@ -48,7 +48,7 @@ def photographs(count: int) -> list[np.ndarray]:
 
 
 def drawings(height: int, width: int) -> list[np.ndarray]:
-    """What photographs seldom are: noise, few levels, one level, two halves, a slope."""
+    """Synthetic images: noise, few levels, one level, two halves, a slope."""
     rng = np.random.default_rng(0)
     slope = np.mgrid[0:height, 0:width].sum(0) % 256
     halves = np.where(np.arange(width) < width // 2, 3, 250) + np.zeros((height, 1), int)
@@ -62,8 +62,8 @@ def _three(*planes: np.ndarray) -> list[np.ndarray]:
 
 def values(op: Op, count: int) -> np.ndarray:
     low, high, whole = RANGES[op]
-    drawn = np.random.default_rng(int(op)).uniform(low, high, count)
-    return np.floor(drawn) if whole else drawn
+    sampled = np.random.default_rng(int(op)).uniform(low, high, count)
+    return np.floor(sampled) if whole else sampled
 
 
 def planes(images: list[np.ndarray]) -> torch.Tensor:
@@ -72,22 +72,22 @@ def planes(images: list[np.ndarray]) -> torch.Tensor:
 
 @pytest.mark.parametrize("op", RANGES)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_level_is_pillows(op, mode):
+def test_operations_equal_pillow(op, mode):
     for images in (photographs(40), drawings(45, 38), drawings(3, 5), drawings(1, 1)):
-        ours = planes(images) if mode == "RGB" else planes(images)[:, 1:2].contiguous()
+        pixels = planes(images) if mode == "RGB" else planes(images)[:, 1:2].contiguous()
         strengths = values(op, len(images))
-        theirs = [
+        references = [
             pillow(Image.fromarray(i if mode == "RGB" else i[..., 1]), op, v)
             for i, v in zip(images, strengths.tolist(), strict=True)
         ]
-        expected = np.stack([np.asarray(image).reshape(*images[0].shape[:2], -1) for image in theirs])
-        found = distort(ours, [Layer(np.full(len(images), op), strengths)])
+        expected = np.stack([np.asarray(image).reshape(*images[0].shape[:2], -1) for image in references])
+        found = distort(pixels, [Layer(np.full(len(images), op), strengths)])
         assert found.dtype == torch.uint8
         assert np.array_equal(found.permute(0, 2, 3, 1).numpy(), expected)
 
 
 @pytest.mark.parametrize("op", RANGES)
-def test_a_fourth_channel_moves_with_the_image_and_keeps_its_levels(op):
+def test_a_fourth_channel_changes_only_by_geometric_operations(op):
     images = photographs(8)
     layer = [Layer(np.full(8, op), values(op, 8))]
     colours, alpha = planes(images), planes(images[::-1])[:, :1]
@@ -96,7 +96,7 @@ def test_a_fourth_channel_moves_with_the_image_and_keeps_its_levels(op):
     assert torch.equal(found[:, 3:], distort(alpha, layer) if op in GEOMETRIC else alpha)
 
 
-def test_a_large_image_keeps_to_pillow_where_coordinates_are_long():
+def test_large_images_equal_pillow():
     image = drawings(301, 517)[0]
     for op in (Op.ROTATE, Op.SHEAR_X, Op.SHEAR_Y, Op.BLUR):
         found = distort(planes([image]), [Layer(np.array([op]), values(op, 1))])
@@ -104,10 +104,10 @@ def test_a_large_image_keeps_to_pillow_where_coordinates_are_long():
         assert np.array_equal(found[0].permute(1, 2, 0).numpy(), expected)
 
 
-def test_cutout_greys_a_square_that_the_border_may_cut():
+def test_cutout_fills_a_square_clipped_at_the_border():
     pixels = torch.zeros(3, 4, 20, 30, dtype=torch.uint8)
-    place = np.array([[0.5, 0.5], [0.0, 0.0], [0.99, 0.99]])
-    found = distort(pixels, [Layer(np.full(3, Op.CUTOUT), np.array([4.0, 4.0, 4.0]), place)])
+    centre = np.array([[0.5, 0.5], [0.0, 0.0], [0.99, 0.99]])
+    found = distort(pixels, [Layer(np.full(3, Op.CUTOUT), np.array([4.0, 4.0, 4.0]), centre)])
     expected = torch.zeros_like(pixels)
     for row, (y, x) in enumerate([(10, 15), (0, 0), (19, 29)]):
         expected[row, :, max(0, y - 4) : y + 4, max(0, x - 4) : x + 4] = 128
@@ -115,7 +115,7 @@ def test_cutout_greys_a_square_that_the_border_may_cut():
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.2, 0.05, 0.33])
-def test_hue_is_torchvisions_to_one_level(turn):
+def test_hue_equals_torchvision_within_one_level(turn):
     from torchvision.transforms.functional import adjust_hue
 
     pixels = planes([*photographs(40)])
@@ -134,7 +134,7 @@ def test_hue_is_torchvisions_to_one_level(turn):
         AugmentConfig(three_augment=True, color_jitter=0.3),
     ],
 )
-def test_whole_policies_are_pillows(config):
+def test_policies_equal_pillow(config):
     images = photographs(200)
     layers = layers_for(config, 0, np.zeros(200, np.int64), np.arange(200), (32, 32))
     expected = pillow_layers([Image.fromarray(image) for image in images], layers)
@@ -147,7 +147,7 @@ def strengths(config: AugmentConfig, size: tuple[int, int] = (224, 192)) -> dict
     return {op: {round(v, 9) for v in layer.value[layer.op == op].tolist()} for op in map(Op, set(layer.op.tolist()))}
 
 
-# big_vision's level_to_arg at magnitude M, by hand; a set where a sign is drawn.
+# level_to_arg of big_vision at each magnitude; two values where the sign is random.
 BIG_VISION = {
     7: {
         **{op: {0.0} for op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT)},
@@ -179,7 +179,7 @@ BIG_VISION = {
 
 
 @pytest.mark.parametrize("magnitude", BIG_VISION)
-def test_magnitudes_are_big_visions(magnitude):
+def test_magnitudes_equal_big_vision(magnitude):
     assert strengths(AugmentConfig(randaugment_layers=1, randaugment_magnitude=magnitude)) == BIG_VISION[magnitude]
 
 
@@ -200,17 +200,17 @@ TIMM = {
 
 
 @pytest.mark.parametrize("magnitude", [0, 5, 9])
-def test_magnitudes_are_timms(magnitude):
+def test_magnitudes_equal_timm(magnitude):
     config = AugmentConfig(randaugment_layers=1, randaugment_magnitude=magnitude, randaugment_style="timm")
     found = strengths(config)
     assert set(found) == {*RANDAUGMENT.tolist(), Op.NOTHING} - {Op.CUTOUT}
     for op, name in TIMM.items():
         scale = {Op.TRANSLATE_X: 192, Op.TRANSLATE_Y: 224}.get(op, 1)
-        theirs = {round(auto_augment.LEVEL_TO_ARG[name](magnitude, {})[0] * scale, 9) for _ in range(60)}
-        assert found[op] == theirs, op
+        expected = {round(auto_augment.LEVEL_TO_ARG[name](magnitude, {})[0] * scale, 9) for _ in range(60)}
+        assert found[op] == expected, op
 
 
-def test_the_magnitude_spreads_as_asked_and_layers_are_left_out_half_of_the_time():
+def test_magnitude_std_and_layer_probability():
     config = AugmentConfig(randaugment_layers=1, randaugment_magnitude=5, randaugment_std=0.5, randaugment_style="timm")
     (layer,) = layers_for(config, 0, np.zeros(40_000, np.int64), np.arange(40_000), (224, 224))
     assert (layer.op != Op.NOTHING).mean() == pytest.approx(0.5, abs=0.01)
@@ -218,7 +218,7 @@ def test_the_magnitude_spreads_as_asked_and_layers_are_left_out_half_of_the_time
     assert stats.kstest(turned, "norm", (5, 0.5)).pvalue > 1e-3
 
 
-def test_operations_are_drawn_evenly_and_layers_apart():
+def test_operations_are_uniform_and_layers_independent():
     first, second = layers_for(
         AugmentConfig(randaugment_layers=2), 0, np.zeros(16_000, np.int64), np.arange(16_000), (9, 9)
     )
@@ -229,28 +229,29 @@ def test_operations_are_drawn_evenly_and_layers_apart():
     assert stats.chisquare(used.ravel()).pvalue > 1e-3
 
 
-def test_cutouts_lie_anywhere():
+def test_cutout_centres_are_uniform():
     layers = layers_for(AugmentConfig(randaugment_layers=2), 0, np.zeros(8000, np.int64), np.arange(8000), (9, 9))
     for layer in layers:
-        down, across = layer.place[layer.op == Op.CUTOUT].T
+        down, across = layer.centre[layer.op == Op.CUTOUT].T
         assert len(down) > 400
         for centre in (down, across):
             assert centre.std() > 0.2
             assert stats.kstest(centre, "uniform").pvalue > 1e-3
         assert abs(np.corrcoef(down, across)[0, 1]) < 0.2
     both = np.logical_and(*(layer.op == Op.CUTOUT for layer in layers))
-    assert not np.array_equal(layers[0].place[both], layers[1].place[both])
+    assert not np.array_equal(layers[0].centre[both], layers[1].centre[both])
 
 
-def test_three_augment_and_jitter_are_drawn_as_in_deit():
+def test_three_augment_and_color_jitter_distributions():
     config = AugmentConfig(three_augment=True, color_jitter=0.3, hue=0.1)
     count = 6000
-    one, *jitter = layers_for(config, 0, np.zeros(count, np.int64), np.arange(count), (9, 9))
-    ops, counts = np.unique(one.op, return_counts=True)
+    three_augment, *jitter = layers_for(config, 0, np.zeros(count, np.int64), np.arange(count), (9, 9))
+    ops, counts = np.unique(three_augment.op, return_counts=True)
     assert ops.tolist() == [Op.SOLARIZE, Op.COLOR, Op.BLUR]
     assert stats.chisquare(counts).pvalue > 1e-3
-    assert stats.kstest(one.value[one.op == Op.BLUR], "uniform", (0.1, 1.9)).pvalue > 1e-3
-    assert set(one.value[one.op == Op.COLOR]) == {0.0} and set(one.value[one.op == Op.SOLARIZE]) == {128.0}
+    assert stats.kstest(three_augment.value[three_augment.op == Op.BLUR], "uniform", (0.1, 1.9)).pvalue > 1e-3
+    assert set(three_augment.value[three_augment.op == Op.COLOR]) == {0.0}
+    assert set(three_augment.value[three_augment.op == Op.SOLARIZE]) == {128.0}
     orders, counts = np.unique(np.stack([layer.op for layer in jitter]), axis=1, return_counts=True)
     assert orders.shape == (4, 24)
     assert stats.chisquare(counts).pvalue > 1e-3

@@ -1,1 +1,1 @@
-"""Random changes of training images."""
+"""Data augmentation of training images."""

@@ -1,4 +1,4 @@
-"""Which part of a training image is cut out, drawn before its size is known."""
+"""Random crop boxes of training images, from random numbers drawn before the image size is known."""
 
 from __future__ import annotations
 
@@ -12,31 +12,27 @@ from vitrail.config import AugmentConfig
 from vitrail.data.randomness import Stream, uniform
 
 Box = tuple[int, int, int, int]  # top, left, height, width
-ATTEMPTS = 100  # as TensorFlow's sample_distorted_bounding_box, which the paper's code calls
-RESIZED_ATTEMPTS = 10  # torchvision's
+ATTEMPTS = 100  # as in TensorFlow's sample_distorted_bounding_box, which the paper's code uses
+RESIZED_ATTEMPTS = 10  # as in torchvision
 
 
 def crop_draws(seed: int, epochs: ArrayLike, samples: ArrayLike) -> np.ndarray:
-    """The numbers behind the crops of a whole batch, (B, ATTEMPTS, 4): drawn before any image size is known."""
+    """Random numbers for the crops of a batch, (B, ATTEMPTS, 4)."""
     draws = uniform(seed, Stream.CROP, epochs, samples, 4 * ATTEMPTS)
     return draws.reshape(*draws.shape[:-1], ATTEMPTS, 4)
 
 
 def crop_box(height: int, width: int, config: AugmentConfig, draws: np.ndarray) -> Box:
-    """The crop of one image from its row of `crop_draws`, (ATTEMPTS, 4)."""
+    """Crop box of one image, from its row of `crop_draws`, (ATTEMPTS, 4)."""
     if config.crop == "random_resized":
         return _random_resized(height, width, config, draws)
     if config.crop == "resmall":
         side = max(1, round(min(height, width) * config.crop_fraction))
-        return _anywhere(height, width, side, side, draws)
+        return _random_position(height, width, side, side, draws)
     if config.crop == "part":
-        return _anywhere(
-            height,
-            width,
-            max(1, round(height * config.crop_fraction)),
-            max(1, round(width * config.crop_fraction)),
-            draws,
-        )
+        crop_h = max(1, round(height * config.crop_fraction))
+        crop_w = max(1, round(width * config.crop_fraction))
+        return _random_position(height, width, crop_h, crop_w, draws)
     for attempt in draws:
         box = _inception(height, width, config, attempt.tolist())
         if box is not None:
@@ -45,37 +41,36 @@ def crop_box(height: int, width: int, config: AugmentConfig, draws: np.ndarray) 
 
 
 def _inception(height: int, width: int, config: AugmentConfig, draws: Sequence[float]) -> Box | None:
-    """The paper's "Inception crop": aspect uniform in linear space, then height uniform; none if it does not fit.
+    """Inception crop as in the paper's code: aspect ratio uniform, then height uniform. None if it does not fit.
 
-    Sampling the height and not the area favours small crops; torchvision's RandomResizedCrop does neither.
+    Unlike torchvision's RandomResizedCrop, which samples the area uniformly and the ratio log-uniformly.
     """
-    aspect = config.ratio[0] + draws[0] * (config.ratio[1] - config.ratio[0])
+    ratio = config.ratio[0] + draws[0] * (config.ratio[1] - config.ratio[0])
     smallest, largest = config.scale[0] * height * width, config.scale[1] * height * width
-    low = round((smallest / aspect) ** 0.5)
-    high = min(round((largest / aspect) ** 0.5), height, int((width + 0.5 - 1e-7) / aspect))
+    low = round((smallest / ratio) ** 0.5)
+    high = min(round((largest / ratio) ** 0.5), height, int((width + 0.5 - 1e-7) / ratio))
     low = min(low, high)
     crop_h = low + int(draws[1] * (high - low + 1))
-    crop_w = round(crop_h * aspect)
-    if crop_w * crop_h < smallest:  # do not fail on rounding alone
-        crop_h, crop_w = crop_h + 1, round((crop_h + 1) * aspect)
+    crop_w = round(crop_h * ratio)
+    if crop_w * crop_h < smallest:  # rounding alone must not make an attempt fail
+        crop_h, crop_w = crop_h + 1, round((crop_h + 1) * ratio)
     if crop_w * crop_h > largest:
-        crop_h, crop_w = crop_h - 1, round((crop_h - 1) * aspect)
+        crop_h, crop_w = crop_h - 1, round((crop_h - 1) * ratio)
     fits = 0 < crop_h <= height and 0 < crop_w <= width and smallest <= crop_w * crop_h <= largest
     if not fits:
         return None
-    # Offsets stop one short of the far edge, as in the reference.
+    # Offsets exclude the last position, as in the reference code.
     return int(draws[2] * (height - crop_h)), int(draws[3] * (width - crop_w)), crop_h, crop_w
 
 
 def _random_resized(height: int, width: int, config: AugmentConfig, draws: np.ndarray) -> Box:
-    """torchvision's RandomResizedCrop: area uniform, aspect log-uniform; else as much of the centre as the aspect
-    allows."""
+    """RandomResizedCrop of torchvision: area uniform, ratio log-uniform; falls back to the largest centre crop."""
     low, high = config.ratio
     for attempt in draws[:RESIZED_ATTEMPTS]:
-        share, shape, down, right = attempt.tolist()
-        area = height * width * (config.scale[0] + share * (config.scale[1] - config.scale[0]))
-        aspect = low * (high / low) ** shape
-        crop_h, crop_w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        scale, log_ratio, down, right = attempt.tolist()
+        area = height * width * (config.scale[0] + scale * (config.scale[1] - config.scale[0]))
+        ratio = low * (high / low) ** log_ratio
+        crop_h, crop_w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < crop_h <= height and 0 < crop_w <= width:
             return int(down * (height - crop_h + 1)), int(right * (width - crop_w + 1)), crop_h, crop_w
     crop_h = height if width / height >= low else max(1, round(width / low))
@@ -83,6 +78,6 @@ def _random_resized(height: int, width: int, config: AugmentConfig, draws: np.nd
     return (height - crop_h) // 2, (width - crop_w) // 2, crop_h, crop_w
 
 
-def _anywhere(height: int, width: int, crop_h: int, crop_w: int, draws: np.ndarray) -> Box:
+def _random_position(height: int, width: int, crop_h: int, crop_w: int, draws: np.ndarray) -> Box:
     down, right = draws[0, :2].tolist()
     return int(down * (height - crop_h + 1)), int(right * (width - crop_w + 1)), crop_h, crop_w

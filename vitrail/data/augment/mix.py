@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each image of a batch with the one before it, targets and weights alike."""
+"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019): each image is mixed with the one before it in the batch."""
 
 from __future__ import annotations
 
@@ -22,66 +22,65 @@ def mix(
     steps: Sequence[int],
     positions: np.ndarray,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row i with row i-1 of the same step: pixels float (B, C, H, W), targets (B, K), weights (B,). The rows of several
-    steps, as many of each, may follow one another: all together, they cost a GPU's host what one step costs.
+    """Mix row i with row i-1 of the same step: pixels float (B, C, H, W), targets (B, K), sample weights (B,).
 
-    `positions` are the rows' places in the whole batch of their step. With the batch cut over several processes, each
-    holds the row before its first one too and drops it afterwards; then all mix as one process would.
-    A mixture counts for each of its images by share and weight: its weight is their sum, and its targets are mixed by
-    them, so that its loss is the weighted sum of the losses of both labels. An image that counts nothing adds nothing.
+    The batch may hold several steps one after the other, with the same number of rows each. `positions` are the
+    positions of the rows in the global batch of their step. With several ranks, each has the row before its first one
+    too and drops it afterwards, so that they mix as a single process.
+    Each image counts by its ratio times its weight: the new weight is the sum of both, and targets are mixed by them.
+    The loss is then the weighted sum of the losses of both labels, and an image of weight 0 contributes nothing.
     """
-    share, cut, boxes = shares(config, seed, steps, positions, (pixels.shape[-2], pixels.shape[-1]))
-    drawn = np.column_stack([share, 1 - share, cut, boxes]).astype(np.float32).reshape(len(steps), -1, 7)
-    own, other, cuts, *edges = on_device(drawn, pixels.device)[..., None].unbind(2)  # each (steps, rows or 1, 1)
+    ratio, cut, boxes = mixing_ratios(config, seed, steps, positions, (pixels.shape[-2], pixels.shape[-1]))
+    columns = np.column_stack([ratio, 1 - ratio, cut, boxes]).astype(np.float32).reshape(len(steps), -1, 7)
+    own, other, cuts, *edges = on_device(columns, pixels.device)[..., None].unbind(2)  # each (steps, rows or 1, 1)
     pixels, targets, weights = (tensor.unflatten(0, (len(steps), -1)) for tensor in (pixels, targets, weights))
-    keep, take = own[..., None, None], other[..., None, None]
+    keep, paste = own[..., None, None], other[..., None, None]
     if cut.any():
         inside = _inside(edges, pixels)  # (steps, rows or 1, 1, H, W)
-        chosen = cuts[..., None, None] > 0
-        keep, take = torch.where(chosen, 1 - inside, keep), torch.where(chosen, inside, take)
-    before = weights.roll(1, dims=1)
-    ours, theirs = own[..., 0] * weights, other[..., 0] * before  # (steps, rows)
-    both = ours + theirs
-    part = torch.where(both > 0, ours / both.clamp(min=1e-30), torch.ones_like(both))[..., None]
-    part = torch.where((weights == before)[..., None], own, part)  # equal weights: the shares, to the bit
+        is_cut = cuts[..., None, None] > 0
+        keep, paste = torch.where(is_cut, 1 - inside, keep), torch.where(is_cut, inside, paste)
+    previous = weights.roll(1, dims=1)
+    own_weight, previous_weight = own[..., 0] * weights, other[..., 0] * previous  # (steps, rows)
+    total = own_weight + previous_weight
+    part = torch.where(total > 0, own_weight / total.clamp(min=1e-30), torch.ones_like(total))[..., None]
+    part = torch.where((weights == previous)[..., None], own, part)  # equal weights: exactly the ratios
     mixed = (
-        keep * pixels + take * pixels.roll(1, dims=1),
+        keep * pixels + paste * pixels.roll(1, dims=1),
         part * targets + (1 - part) * targets.roll(1, dims=1),
-        torch.where(weights == before, weights, both),
+        torch.where(weights == previous, weights, total),
     )
     pixels, targets, weights = (tensor.flatten(0, 1) for tensor in mixed)
     return pixels, targets, weights
 
 
-def shares(
+def mixing_ratios(
     config: AugmentConfig, seed: int, steps: Sequence[int], positions: np.ndarray, size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each image's share in its mixture, whether it is cut, and the box it loses (top, bottom, left, right), all of
-    length B, or of the number of steps where the batch of each has one.
+    """Ratio of each image in its mixture, whether it is CutMix, and the replaced box (top, bottom, left, right).
 
-    Mixup is big_vision's: the larger of a and 1-a, with a ~ Beta. Cutmix is timm's: a box of 1-a of the area around
-    any pixel, cut off at the border, and the share is what remains of the image.
+    Arrays of length B, or one value per step with mix_per="batch". Mixup as in big_vision: max(a, 1 - a) with a ~ Beta.
+    CutMix as in timm: a box of area 1 - a around a random pixel, clipped at the border; the ratio is the area outside.
     """
-    each = np.asarray(steps)
-    alone = config.mix_per == "sample"
-    epoch, sample = (each.repeat(len(positions) // len(each)), positions) if alone else (np.zeros_like(each), each)
+    step = np.asarray(steps)
+    per_sample = config.mix_per == "sample"
+    epoch, sample = (step.repeat(len(positions) // len(step)), positions) if per_sample else (np.zeros_like(step), step)
     words = bits(seed, Stream.MIXUP, epoch, sample, 4)
     switch, down, right = uniform(seed, Stream.CUTMIX, epoch, sample, 3).T
     cut = switch < 0.5 if config.mixup and config.cutmix else np.full(len(sample), config.cutmix > 0)
     alphas = np.where(cut, config.cutmix, config.mixup)
-    drawn = np.array([np.random.default_rng(row).beta(a, a) for row, a in zip(words, alphas, strict=True)])
-    share = np.where(cut, drawn, np.maximum(drawn, 1 - drawn))
+    beta = np.array([np.random.default_rng(row).beta(a, a) for row, a in zip(words, alphas, strict=True)])
+    ratio = np.where(cut, beta, np.maximum(beta, 1 - beta))
     boxes = np.zeros((len(sample), 4), dtype=np.int64)
-    for axis, (length, place) in enumerate(zip(size, (down, right), strict=True)):
-        side, centre = np.floor(length * np.sqrt(1 - share)), np.floor(place * length)
+    for axis, (length, position) in enumerate(zip(size, (down, right), strict=True)):
+        side, centre = np.floor(length * np.sqrt(1 - ratio)), np.floor(position * length)
         boxes[:, 2 * axis] = np.clip(centre - side // 2, 0, length)
         boxes[:, 2 * axis + 1] = np.clip(centre + (side + 1) // 2, 0, length)
-    lost = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (size[0] * size[1])
-    return np.where(cut, 1 - lost, share), cut, boxes
+    replaced = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (size[0] * size[1])
+    return np.where(cut, 1 - replaced, ratio), cut, boxes
 
 
 def _inside(edges: Sequence[Tensor], like: Tensor) -> Tensor:
-    """1 where a box is and 0 elsewhere; edges are (steps, rows or 1, 1): top, bottom, left, right."""
+    """Mask of boxes, 1 inside. `edges`: top, bottom, left, right, each (steps, rows or 1, 1)."""
     rows, columns = (torch.arange(length, device=like.device) for length in like.shape[-2:])
     down = (rows >= edges[0]) & (rows < edges[1])  # (steps, rows, H)
     right = (columns >= edges[2]) & (columns < edges[3])  # (steps, rows, W)
