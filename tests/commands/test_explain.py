@@ -210,7 +210,7 @@ def test_classes_without_names_are_called_by_number(tmp_path):
             class_index(bare, wrong)
     numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
     assert class_index(numbered, "3") == 1  # a name, though it is a number
-    with pytest.raises(UserError, match="no class 'class 3'; there is 4, 3, 2, 1, 0"):
+    with pytest.raises(UserError, match="no class 'class 3'; classes are 4, 3, 2, 1, 0"):
         class_index(numbered, "class 3")
 
 
@@ -239,8 +239,8 @@ def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
     [
         ({"why": "heorn"}, "no class 'heorn'; did you mean 'heron'"),
         ({"why": "ibis", "rather_than": "ibis"}, "two different classes"),
-        ({"layers": [3]}, "no block 3: this network has blocks 0 to 2"),
-        ({"heads": [0, 7]}, "no head 7: this network has heads 0 to 2"),
+        ({"layers": [3]}, "no block 3: the network has blocks 0 to 2"),
+        ({"heads": [0, 7]}, "no head 7: the network has heads 0 to 2"),
         ({"shown": -1}, "from 0, not -1"),
         ({"measured": 5}, "0 or at least 10"),
         ({"images": ["nowhere"]}, "nowhere does not exist"),

@@ -344,7 +344,7 @@ def _own_numbers(folder: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_nan_in_one_process_skips_the_step_in_all(tmp_path):
+def test_uneven_batches_are_refused_and_the_first_process_validates(tmp_path):
     uneven = processes.start(2, tmp_path, _uneven, str(tmp_path / "uneven"))
     assert uneven.codes() == [1, 1]
     assert "train.parallel=fsdp" in uneven.errors() and "train.micro_batch_size" in uneven.errors()
@@ -356,7 +356,7 @@ def test_a_nan_in_one_process_skips_the_step_in_all(tmp_path):
     [
         (("train.steps=0",), "train.steps"),
         (("optimizer.lrr=1",), "did you mean 'optimizer.lr'"),
-        (("data.test_fraction=0.5",), "data.test_fraction has no effect where the network and the data are your own"),
+        (("data.test_fraction=0.5",), "data.test_fraction has no effect on your own module"),
         (("train.batch_size=4",), "train.batch_size has no effect"),
         (("optimizer.momentum=0.8",), "optimizer.momentum has no effect without optimizer.name=sgd or muon"),
         (("optimizer.name=muon",), r"optimizer\.name=muon .*optimizer\.name=adamw"),
