@@ -1,5 +1,5 @@
-"""Networks, losses and data of anybody's own in the training loop: against torch written out, stopped and gone on with,
-and on two processes."""
+"""`vitrail.fit` with custom modules, losses and data: compared with a plain torch loop, stopped and resumed, and on two
+processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files that are damaged, edited or made to do harm, paths that are none, disks that are full: one sentence, no
-traceback, and nothing raw on the terminal."""
+"""Damaged, edited and malicious files, invalid paths and full disks: one error message, no traceback, and nothing
+unescaped on the terminal."""
 
 import csv
 import errno
@@ -257,14 +257,13 @@ def test_an_invalid_path_is_one_error_message(told, bad):
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["Toy/8", "8x1"])
 def test_a_run_that_does_not_fit_in_memory_is_refused_before_it_is_built(told, monkeypatch, setting, model):
-    monkeypatch.setattr("vitrail.workflows.run_model.build_network", lambda *_: pytest.fail("a network was built"))
-    own = [word for word in OPTIONS if word not in ("--set", "model.name=Toy/8", "model.image_size=[16, 16]")]
-    own = [word for word in own if not setting.startswith("train.epochs") or not word.startswith("train.steps")]
-    given = [
-        word
-        for one in [*own, f"model.name={model if model == 'Toy/8' else 'R8x1'}", setting]
-        for word in ("--set", one)
+    monkeypatch.setattr("vitrail.workflows.run_model.build_model", lambda *_: pytest.fail("a network was built"))
+    settings = [word for word in OPTIONS if word not in ("--set", "model.name=Toy/8", "model.image_size=[16, 16]")]
+    settings = [
+        word for word in settings if not setting.startswith("train.epochs") or not word.startswith("train.steps")
     ]
+    settings += [f"model.name={model if model == 'Toy/8' else 'R8x1'}", setting]
+    given = [word for value in settings for word in ("--set", value)]
     assert told("train", "photos", "--recipe", "scratch", "--out", "large", *given)[0] == 2
     assert not Path("large").exists()
 
