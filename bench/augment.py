@@ -53,7 +53,7 @@ _MAPS: dict[Op, Callable[[float], tuple[float, ...]]] = {
     Op.TRANSLATE_Y: lambda value: (1, 0, 0, 0, 1, value),
 }
 _PILLOW: dict[Op, Callable[[Image.Image, float], Image.Image]] = {
-    Op.NOTHING: lambda image, value: image,
+    Op.IDENTITY: lambda image, value: image,
     Op.AUTOCONTRAST: lambda image, value: ImageOps.autocontrast(image),
     Op.EQUALIZE: lambda image, value: ImageOps.equalize(image),
     Op.INVERT: lambda image, value: ImageOps.invert(image),

@@ -32,7 +32,7 @@ def test_curves_equal_those_computed_patch_by_patch(multilabel, temperature):
     maps = patches.reshape(3, 4, 4)  # the true map: brighter patches are evidence for the second class
     to_probabilities = Classifier(net, card_of(net, multilabel, temperature)).probabilities
     found = deletion_insertion(net, pixels, maps, [1, 1, 1], to_probabilities=to_probabilities, steps=8)
-    assert np.allclose(found.shares, np.arange(9) / 8)
+    assert np.allclose(found.fractions, np.arange(9) / 8)
     for image in range(3):
         order, grey = np.argsort(-patches[image]), patches[image].mean()
         for point, count in enumerate(range(0, 17, 2)):

@@ -20,19 +20,19 @@ MIN_GAIN = 0.01  # smaller differences of a probability are reported as no clear
 class FaithfulnessCurves:
     """Probability of the explained class, (images, points), while patches are deleted or inserted."""
 
-    shares: np.ndarray  # (points,): fraction of patches deleted or inserted
+    fractions: np.ndarray  # (points,): fraction of patches deleted or inserted
     deletion: np.ndarray
     insertion: np.ndarray
 
     @property
     def deletion_area(self) -> np.ndarray:
         """(images,): area under the deletion curve; lower is better."""
-        return np.trapezoid(self.deletion, self.shares, axis=1)
+        return np.trapezoid(self.deletion, self.fractions, axis=1)
 
     @property
     def insertion_area(self) -> np.ndarray:
         """(images,): area under the insertion curve; higher is better."""
-        return np.trapezoid(self.insertion, self.shares, axis=1)
+        return np.trapezoid(self.insertion, self.fractions, axis=1)
 
 
 @torch.no_grad()

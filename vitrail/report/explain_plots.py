@@ -128,7 +128,7 @@ def draw_faithfulness_curves(curves: Mapping[str, FaithfulnessCurves]) -> Plot:
                 colour, dashes, marker = LINE_STYLES[name]
                 values = getattr(curve, kind).mean(0)
                 style = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4.5, "label": name}
-                axes.plot(curve.shares, values, linewidth=1.8, **style)
+                axes.plot(curve.fractions, values, linewidth=1.8, **style)
             axes.set_xlim(-0.03, 1.06)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(PercentFormatter(xmax=1, symbol="\u202f%", decimals=0))

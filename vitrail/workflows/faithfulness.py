@@ -107,7 +107,7 @@ def _concat_curves(parts: list[FaithfulnessCurves]) -> FaithfulnessCurves:
     deletion, insertion = (
         np.concatenate([getattr(part, kind) for part in parts]) for kind in ("deletion", "insertion")
     )
-    return FaithfulnessCurves(parts[0].shares, deletion, insertion)
+    return FaithfulnessCurves(parts[0].fractions, deletion, insertion)
 
 
 def _pasted(

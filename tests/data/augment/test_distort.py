@@ -203,7 +203,7 @@ TIMM = {
 def test_magnitudes_equal_timm(magnitude):
     config = AugmentConfig(randaugment_layers=1, randaugment_magnitude=magnitude, randaugment_style="timm")
     found = strengths(config)
-    assert set(found) == {*RANDAUGMENT.tolist(), Op.NOTHING} - {Op.CUTOUT}
+    assert set(found) == {*RANDAUGMENT.tolist(), Op.IDENTITY} - {Op.CUTOUT}
     for op, name in TIMM.items():
         scale = {Op.TRANSLATE_X: 192, Op.TRANSLATE_Y: 224}.get(op, 1)
         expected = {round(auto_augment.LEVEL_TO_ARG[name](magnitude, {})[0] * scale, 9) for _ in range(60)}
@@ -213,7 +213,7 @@ def test_magnitudes_equal_timm(magnitude):
 def test_magnitude_std_and_layer_probability():
     config = AugmentConfig(randaugment_layers=1, randaugment_magnitude=5, randaugment_std=0.5, randaugment_style="timm")
     (layer,) = layers_for(config, 0, np.zeros(40_000, np.int64), np.arange(40_000), (224, 224))
-    assert (layer.op != Op.NOTHING).mean() == pytest.approx(0.5, abs=0.01)
+    assert (layer.op != Op.IDENTITY).mean() == pytest.approx(0.5, abs=0.01)
     turned = np.abs(layer.value[layer.op == Op.ROTATE]) / 3
     assert stats.kstest(turned, "norm", (5, 0.5)).pvalue > 1e-3
 

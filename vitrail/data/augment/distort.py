@@ -231,7 +231,7 @@ def cutout(x: Tensor, args: KernelArguments) -> Tensor:
 
 
 _KERNELS: list[tuple[Kernel, tuple[Op, ...]]] = [
-    (lambda x, _: x, (Op.NOTHING,)),
+    (lambda x, _: x, (Op.IDENTITY,)),
     (autocontrast, (Op.AUTOCONTRAST,)),
     (equalize, (Op.EQUALIZE,)),
     (look_up, (Op.INVERT, Op.POSTERIZE, Op.SOLARIZE, Op.SOLARIZE_ADD, Op.BRIGHTNESS)),

@@ -32,18 +32,20 @@ def mix(
     """
     ratio, cut, boxes = mixing_ratios(config, seed, steps, positions, (pixels.shape[-2], pixels.shape[-1]))
     columns = np.column_stack([ratio, 1 - ratio, cut, boxes]).astype(np.float32).reshape(len(steps), -1, 7)
-    own, other, cuts, *edges = on_device(columns, pixels.device)[..., None].unbind(2)  # each (steps, rows or 1, 1)
+    ratios, other_ratios, cuts, *edges = on_device(columns, pixels.device)[..., None].unbind(
+        2
+    )  # each (steps, rows or 1, 1)
     pixels, targets, weights = (tensor.unflatten(0, (len(steps), -1)) for tensor in (pixels, targets, weights))
-    keep, paste = own[..., None, None], other[..., None, None]
+    keep, paste = ratios[..., None, None], other_ratios[..., None, None]
     if cut.any():
         inside = _inside(edges, pixels)  # (steps, rows or 1, 1, H, W)
         is_cut = cuts[..., None, None] > 0
         keep, paste = torch.where(is_cut, 1 - inside, keep), torch.where(is_cut, inside, paste)
     previous = weights.roll(1, dims=1)
-    own_weight, previous_weight = own[..., 0] * weights, other[..., 0] * previous  # (steps, rows)
+    own_weight, previous_weight = ratios[..., 0] * weights, other_ratios[..., 0] * previous  # (steps, rows)
     total = own_weight + previous_weight
     part = torch.where(total > 0, own_weight / total.clamp(min=1e-30), torch.ones_like(total))[..., None]
-    part = torch.where((weights == previous)[..., None], own, part)  # equal weights: exactly the ratios
+    part = torch.where((weights == previous)[..., None], ratios, part)  # equal weights: exactly the ratios
     mixed = (
         keep * pixels + paste * pixels.roll(1, dims=1),
         part * targets + (1 - part) * targets.roll(1, dims=1),

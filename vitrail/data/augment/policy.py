@@ -18,7 +18,7 @@ from vitrail.data.randomness import Stream, uniform
 class Op(IntEnum):
     """Image operations; comments state their value. From ROTATE on they are geometric and apply to all channels."""
 
-    NOTHING = 0
+    IDENTITY = 0
     AUTOCONTRAST = 1
     EQUALIZE = 2
     INVERT = 3
@@ -100,7 +100,7 @@ def randaugment(config: AugmentConfig, seed: int, epochs: np.ndarray, samples: n
         level = np.clip(magnitude, 0, MAX_MAGNITUDE[config.randaugment_style]) / 10
         value = _values(op, level, np.where(sign < 0.5, -1.0, 1.0), size, TIMM if timm else BIG_VISION)
         if timm:
-            op = np.where(coin < TIMM_PROBABILITY, op, Op.NOTHING)
+            op = np.where(coin < TIMM_PROBABILITY, op, Op.IDENTITY)
         layers.append(Layer(op, value, np.stack([down, right], axis=-1)))
     return layers
 
