@@ -89,11 +89,11 @@ def test_the_result_of_tuning_is_in_the_card() -> None:
     assert rows[1][:2] == [percent(1.0), percent(found.coverage.accuracy[-1])]
     shares = [float(row[0].split("\u202f")[0]) for row in rows[1:]]
     assert shares == sorted(shares, reverse=True) and min(shares) * 4 >= 30
-    assert found.abstention is not None and f"from a probability of {found.abstention.threshold:.3f}" in text
+    assert found.abstention is not None and f"a threshold of {found.abstention.threshold:.3f}" in text
     assert "* 7 of 400 labels" in text
 
 
 def test_multilabel() -> None:
     text = model_card(tags())
-    assert "It says of each of 3 labels whether an image has it." in text
+    assert "for each of 3 labels whether an image has it" in text
     assert "mean average precision" in text and "top-1" not in text

@@ -19,7 +19,7 @@ from vitrail.metrics.selective import risk_coverage_curve
 from vitrail.metrics.tuning import tune, tune_multilabel
 from vitrail.report import page
 from vitrail.report.page import ReportFacts, ReportImage, label_error_sentence, render_report, write_report
-from vitrail.tasks.classification import verdict
+from vitrail.tasks.classification import classification_verdict
 from vitrail.tasks.result import coverage_rows, percent
 from vitrail.tasks.table import prediction_task
 
@@ -81,10 +81,10 @@ def test_a_multilabel_report_has_average_precision_and_no_confusion_matrix() -> 
     words = " ".join("\u202f".join(part.split()) for part in Reader(render_report(facts)).words if part.strip())
     words = words.replace("\u202f", " ").replace(" %", "\u202f%")
     assert f"{percent(scores.mean_ap)} mean average precision" in words
-    assert f"would score {percent(scores.chance)}" in words
+    assert f"score {percent(scores.chance)}" in words
     assert "average precision recall precision" in words and "Confusion matrix" not in words
-    assert f"would go from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
-    assert "at a probability of one half" in words
+    assert f"would increase from {percent(scores.tuned.macro_f1_before)} to {percent(scores.tuned.macro_f1)}" in words
+    assert "at a threshold of 0.5" in words
     for one in scores.per_class:
         assert f"{one.name} {percent(one.average_precision)} {percent(one.recall)}" in words
 
@@ -96,11 +96,11 @@ def test_thresholds_in_use_are_reported_and_worse_ones_are_not() -> None:
     worse = replace(scores.tuned, macro_f1=0.3, macro_f1_before=0.5)
     result = MULTI.result(replace(scores, per_class=own, tuned=worse))
     words = " ".join(Reader(render_report(replace(facts, result=result))).words)
-    assert "each label at its own threshold" in words and "one half" not in words
-    assert "so few the interval is too narrow" not in words
+    assert "at the threshold of each label" in words and "at a threshold of 0.5" not in words
+    assert "interval is too narrow" not in words
     rare = [replace(one, count=4) for one in own]
     words = " ".join(MULTI.result(replace(scores, per_class=rare)).verdict)
-    assert "A label has 4 images on average: with so few the interval is too narrow." in words
+    assert "4 images per label" in words and "interval is too narrow" in words
     assert "mean F1" not in words
 
 
@@ -200,25 +200,25 @@ def test_the_result_of_tuning_is_shown() -> None:
     facts = tuned(600, 0.9)
     words = " ".join(" ".join(Reader(render_report(facts)).words).split())
     found = facts.result.scores.tuned
-    assert f"A temperature of {found.temperature:.3g} would take the calibration error from" in words
-    assert "Selective prediction" in words and f"from a probability of {found.abstention.threshold:.3f} on" in words
+    assert f"temperature of {found.temperature:.3g} would reduce the calibration error" in words
+    assert "Selective prediction" in words and f"a threshold of {found.abstention.threshold:.3f} on" in words
     assert f"lowest accepted probability, at temperature {found.temperature:.3g}." in words
     low, high = facts.result.scores.balanced_interval
     assert f"balanced accuracy, {percent(low)} to {percent(high)}".replace("\u202f", " ") in words
     low, high = facts.result.scores.nll_interval
     assert f"log-loss in nats, {low:.3f} to {high:.3f}" in words
-    assert "No threshold makes" in " ".join(Reader(render_report(tuned(600, 0.9999))).words)
+    assert "No threshold gives" in " ".join(Reader(render_report(tuned(600, 0.9999))).words)
     assert "Selective prediction" not in render_report(tuned(20))  # too few to say anything
 
 
 def test_rows_of_selective_prediction_lie_on_the_curve() -> None:
     confidence, correct = np.linspace(1, 0, 200, endpoint=False), np.arange(200) < 120
     rows = coverage_rows(risk_coverage_curve(confidence, correct), 200)
-    assert [row.share for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
-    np.testing.assert_allclose([row.right for row in rows], [0.6, 120 / 180, 0.8, 1, 1])
-    assert all(row.at_least < row.right for row in rows)
+    assert [row.coverage for row in rows] == [1.0, 0.9, 0.75, 0.5, 0.25]  # a tenth are 20 answers, which say nothing
+    np.testing.assert_allclose([row.accuracy for row in rows], [0.6, 120 / 180, 0.8, 1, 1])
+    assert all(row.accuracy_lower_bound < row.accuracy for row in rows)
     for row in rows:
-        assert (confidence >= row.threshold).mean() == pytest.approx(row.share)
+        assert (confidence >= row.threshold).mean() == pytest.approx(row.coverage)
 
 
 def test_many_possible_label_errors_are_not_to_be_relied_on() -> None:
@@ -265,12 +265,15 @@ def test_the_verdict_follows_the_intervals() -> None:
     classes = [f"class {i}" for i in range(4)]
     facts = bare(classes, n=200, strength=2.0)
     low, high = facts.result.scores.top1_interval
-    words = [" ".join(verdict(facts.result.scores, ("a guess", level))) for level in (low - 0.2, low, high + 0.01)]
-    assert "% fewer mistakes" in words[0]
-    assert "within the uncertainty" in words[1]
+    words = [
+        " ".join(classification_verdict(facts.result.scores, ("a guess", level)))
+        for level in (low - 0.2, low, high + 0.01)
+    ]
+    assert "% fewer errors" in words[0]
+    assert "within the confidence interval" in words[1]
     assert "this model is worse" in words[2]
     commonest = max(facts.result.scores.per_class, key=lambda one: one.count)
-    assert f"Always answering “{commonest.name}” would score {percent(commonest.count / 200)}." in words[0]
+    assert f"Always predicting “{commonest.name}” would score {percent(commonest.count / 200)}." in words[0]
     low, high = bare(["cat", "dog"], n=100, strength=60).result.scores.top1_interval
     assert high == 1 and 0.95 < low < 0.97  # no mistake in 100 images does not mean that there are none
 
@@ -278,7 +281,9 @@ def test_the_verdict_follows_the_intervals() -> None:
 def test_a_balanced_test_set_is_compared_with_guessing() -> None:
     labels = np.arange(8) % 4
     logits = 3 * np.eye(4)[labels]
-    assert f"Guessing would score {percent(0.25)}." in verdict(score_classification(logits, labels, list("abcd")), None)
+    assert f"Guessing would score {percent(0.25)}." in classification_verdict(
+        score_classification(logits, labels, list("abcd")), None
+    )
 
 
 def test_an_error_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

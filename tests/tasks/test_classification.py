@@ -165,8 +165,8 @@ def test_weights_by_name_and_none():
     ("setting", "counts", "words"),
     [
         ({"dgo": 2.0}, [1, 1], "no class 'dgo'; did you mean 'dog'?"),
-        ({"dog": 0.0, "cat": 0.0}, [1, 1], "every class weighs 0"),
-        ("balanced", [0, 0], "every class weighs 0"),
+        ({"dog": 0.0, "cat": 0.0}, [1, 1], "all weights are 0"),
+        ("balanced", [0, 0], "all weights are 0"),
     ],
 )
 def test_weights_that_cannot_be_used_are_one_sentence(setting, counts, words):

@@ -151,9 +151,9 @@ def test_classes_come_in_the_students_order():
 @pytest.mark.parametrize(
     ("teacher", "classes", "words"),
     [
-        ({"mean": (0.5,), "std": (0.5,)}, ["cat", "dog"], "1 channels and the student with 3"),
-        ({}, ["cat", "cow", "dog"], "only the teacher has the class 'cow'"),
-        ({}, ["cat"], "only the student has the class 'dog'"),
+        ({"mean": (0.5,), "std": (0.5,)}, ["cat", "dog"], "1 channels.*student.* 3"),
+        ({}, ["cat", "cow", "dog"], "only the teacher has 'cow'"),
+        ({}, ["cat"], "only the student has 'dog'"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(teacher, classes, words):

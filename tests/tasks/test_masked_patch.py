@@ -219,7 +219,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(target):
 
 def test_a_batch_without_keys_is_refused():
     batch = a_batch()
-    with pytest.raises(ValueError, match="epochs and samples"):
+    with pytest.raises(ValueError, match="epoch and sample"):
         objective(size=(32, 32), patch=(8, 8)).loss(
             a_network("color"), Batch(batch.pixels, batch.targets, batch.weights)
         )

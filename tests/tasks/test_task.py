@@ -149,9 +149,9 @@ def test_a_report_shows_what_a_task_of_another_kind_gives():
     scores = Area(n=10, per_class=[AreaOfClass()], reliability=bin_confidence(np.full(10, 0.7), right))
     result = Result(
         scores,
-        line="mIoU 70 %",
+        summary="mIoU 70 %",
         cells=[("mIoU", "70 %")],
-        what="mean intersection over union",
+        metric="mean intersection over union",
         levels=[Level("this model", 0.7, (0.6, 0.8))],
         verdict=["It outlines most of it."],
         stats=[("12", "regions")],
@@ -159,7 +159,7 @@ def test_a_report_shows_what_a_task_of_another_kind_gives():
         calibration="Its probabilities are right.",
         tuning=[],
         columns=[Column("overlap", "iou")],
-        about_columns="Overlap: of outlines.",
+        column_notes="Overlap: of outlines.",
     )
     facts = ReportFacts("title", "subtitle", result, "Measured on 10 images.", history=[{"step": 3, "val_iou": 0.5}])
     page, card = " ".join(Reader(render_report(facts)).words), model_card(facts)

@@ -53,13 +53,16 @@ def _evaluation(facts: ReportFacts) -> Iterator[str]:
     scores, selective = result.scores, result.selective
     yield _plain(facts.split_used)
     low, high = map(percent, scores.interval)
-    headline = (f"{result.what}, {low} to {high}", percent(scores.headline))
+    headline = (f"{result.metric}, {low} to {high}", percent(scores.headline))
     yield _table(
         ("metric, with 95 % confidence interval", "value"), [headline, *((what, value) for value, what in result.stats)]
     )
     yield _plain(" ".join([*result.verdict, result.calibration]))
     if selective is not None and len(selective.rows) > 1:
-        rows = [(*map(percent, (row.share, row.right, row.at_least)), f"{row.threshold:.3f}") for row in selective.rows]
+        rows = [
+            (*map(percent, (row.coverage, row.accuracy, row.accuracy_lower_bound)), f"{row.threshold:.3f}")
+            for row in selective.rows
+        ]
         yield _table(("coverage", "accuracy", "lower bound (95 %)", "threshold"), rows)
         yield (
             "Coverage: fraction of images with a prediction. Threshold: lowest accepted probability, at temperature "

@@ -1,4 +1,4 @@
-"""Cross-entropy over soft targets, with a weight for each image and each class: what tasks with labels share."""
+"""Cross-entropy with soft targets, image weights and class weights: the base of the tasks with labels."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class CrossEntropy(ABC):
         return cls(config.objective, len(names), weights)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B,), or zeros and ones (B, K) for any number of them, as smoothed targets (B, K).
+        """Convert labels, (B,) or multi-hot (B, K), to targets (B, K) with label smoothing s.
 
-        Sigmoid: 1-s and s, as in the paper's code; softmax: s spread.
+        For sigmoid, 1 and 0 become 1 - s and s, as in the paper's code. For softmax, s is spread over all classes.
         """
         smooth = self.config.label_smoothing
         one_hot = labels.float() if labels.ndim == 2 else F.one_hot(labels, self.num_classes).float()
@@ -53,16 +53,19 @@ class CrossEntropy(ABC):
         return self.loss_of_logits(model(batch.pixels), batch.targets, batch.weights)
 
     def loss_of_logits(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Loss:
-        """Logits and targets are (B, K), weights (B,)."""
+        """The loss of logits (B, K) with targets (B, K) and image weights (B,)."""
         total = (self.per_image(logits, targets) * weights).sum()
         return Loss(total, (self.correct(logits, targets) * weights).sum())
 
     def per_image(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each image, float32 (B,). A class's weight multiplies its term: softmax -w t log p, sigmoid
-        -w (t log p + (1-t) log(1-p))."""
+        """The loss of each image, float32 (B,).
+
+        With class weights w, softmax: sum of -w t log p; sigmoid: sum of -w (t log p + (1-t) log(1-p)).
+        """
         logits, weights = logits.float(), self._weights_on(logits.device)
         if self.config.loss == "sigmoid":
-            # Not torch's own: it takes 10 from 10.0000454, and has 1 % too much left for each class at the start.
+            # Not F.binary_cross_entropy_with_logits: it subtracts 10 from 10.0000454, so that with the paper's initial
+            # head bias of -10 the loss of each class is 1 % too large.
             terms = -targets * F.logsigmoid(logits) - (1 - targets) * F.logsigmoid(-logits)
         else:
             terms = -targets * F.log_softmax(logits, dim=-1)
@@ -70,50 +73,56 @@ class CrossEntropy(ABC):
 
     @abstractmethod
     def correct(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """How far each image is got right, from 0 to 1; float32 (B,)."""
+        """How correct the prediction for each image is, from 0 to 1; float32 (B,)."""
 
     @abstractmethod
     def hard_targets(self, logits: Tensor, probabilities: Tensor) -> Tensor:
-        """What a teacher with these outputs chooses, as zeros and ones; all (B, K)."""
+        """The decisions of a teacher with these outputs, as zeros and ones; all (B, K)."""
 
     @abstractmethod
     def validation(self) -> Validation: ...
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
         if self._class_weights is not None and self._class_weights.device != device:
-            self._class_weights = self._class_weights.to(device)  # once
+            self._class_weights = self._class_weights.to(device)
         return self._class_weights
 
 
 class LabelValidation:
-    """Loss, and what was right, over the validation images."""
+    """Validation loss and accuracy."""
 
     def __init__(self, task: CrossEntropy, name: str):
         self.task, self.name, self.sums = task, name, LossSums()
 
     def update(self, model: nn.Module, batch: Batch) -> None:
         logits, readable = model(batch.pixels).float(), batch.weights > 0
-        self.keep(logits[readable], batch.targets[readable])
+        self.add(logits[readable], batch.targets[readable])
 
-    def keep(self, logits: Tensor, targets: Tensor) -> None:
-        found = self.task.loss_of_logits(logits, targets, torch.ones(len(logits), device=logits.device))
-        self.sums.update(found, found.total.new_tensor(len(logits)))
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        loss = self.task.loss_of_logits(logits, targets, torch.ones(len(logits), device=logits.device))
+        self.sums.update(loss, loss.total.new_tensor(len(logits)))
 
     def compute(self, ranks: Ranks) -> dict[str, float]:
         loss, correct, count = self.sums.compute(ranks)
         if not count:
-            gone = "none of the images held out to measure on can be read any more"
-            raise UserError(f"{gone}; put them back and go on with --resume")
+            raise UserError("no validation image can be read any more: restore the files, then resume with --resume")
         return {"val_loss": loss / count, self.name: correct / count}
 
 
 def class_weights(
     setting: Literal["none", "balanced"] | Mapping[str, float], names: Sequence[str], counts: Sequence[int]
 ) -> list[float] | None:
-    """What `objective.class_weights` asks for, in the order of `names`; `counts` are training images of each class.
+    """The weight of each class, from the setting `objective.class_weights`; None for equal weights.
 
-    Balanced: n / (K n_k) over the K classes that have images, so that each counts as much as any other, and an image
-    counts 1 on average. A class without images counts nothing. By name: classes not named count 1.
+    Parameters
+    ----------
+    setting
+        "none"; "balanced": n / (K n_k) for the K classes with images, as in scikit-learn, and 0 for classes without; or
+        weights by class name, with 1 for the others.
+    names
+        The classes, in order.
+    counts
+        The number of training images of each class.
     """
     if setting == "none":
         return None
@@ -126,5 +135,5 @@ def class_weights(
         present = sum(count > 0 for count in counts)
         weights = [float(sum(counts) / (present * count)) if count else 0.0 for count in counts]
     if not any(weights):
-        raise UserError("objective.class_weights: every class weighs 0, so nothing could be learned; raise one of them")
+        raise UserError("objective.class_weights: all weights are 0, so nothing can be learned; increase at least one")
     return weights

@@ -1,4 +1,4 @@
-"""Knowledge distillation: part of the loss is measured against a teacher's answers instead of the labels."""
+"""Knowledge distillation: part of the loss uses the predictions of a teacher as targets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ Teacher = Callable[[Tensor], Tensor]  # normalised pixels (B, C, H, W) -> logits
 
 
 class Distillation:
-    """A task with labels, and a teacher: (1 - share) times the loss of the labels, and share times the same loss of the
-    teacher's answers, the same cross-entropy with the same class weights. All but the loss is the task's own.
+    """A task with labels and a teacher.
 
-    Soft answers are its probabilities, where logits of both are divided by the temperature T and the loss is multiplied
-    by T squared, so that gradients do not shrink with T (Hinton et al. 2015). Hard answers are its first choice, never
-    smoothed (DeiT); where images have any number of labels, each class that it finds likelier than not. Logits are
-    taken one by one, by sigmoid, only if both were trained so: those of softmax mean nothing alone.
+    The loss is (1 - teacher_weight) * loss(labels) + teacher_weight * loss(teacher's predictions), both with the loss
+    function and class weights of the task `labels`. Everything else is that of `labels`.
+
+    Soft targets are the teacher's probabilities. Then the logits of both networks are divided by the temperature T, and
+    the loss is multiplied by T squared, so that gradients do not shrink with T (Hinton et al. 2015). Hard targets are
+    the teacher's predicted class without smoothing (DeiT); for multilabel, all classes above a probability of 0.5.
+    Probabilities are sigmoids if both networks were trained with sigmoid, else a softmax.
     """
 
     name = "distillation"
@@ -33,14 +35,14 @@ class Distillation:
         self,
         labels: CrossEntropy,
         teacher: Teacher,
-        share: float,
-        answers: Literal["soft", "hard"],
+        teacher_weight: float,
+        teacher_targets: Literal["soft", "hard"],
         temperature: float,
         teacher_loss: Literal["softmax", "sigmoid"],
     ):
-        self.labels, self.teacher, self.share = labels, teacher, share
-        self.answers, self.temperature = answers, temperature
-        self.one_by_one = labels.config.loss == teacher_loss == "sigmoid"
+        self.labels, self.teacher, self.teacher_weight = labels, teacher, teacher_weight
+        self.teacher_targets, self.temperature = teacher_targets, temperature
+        self.use_sigmoid = labels.config.loss == teacher_loss == "sigmoid"
         self.graph_safe = labels.graph_safe
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -51,26 +53,27 @@ class Distillation:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         logits = model(batch.pixels)
-        own = self.labels.loss_of_logits(logits, batch.targets, batch.weights)
-        if self.share == 0:
-            return own
+        label_loss = self.labels.loss_of_logits(logits, batch.targets, batch.weights)
+        if self.teacher_weight == 0:
+            return label_loss
         with torch.no_grad():
-            taught = self.teacher(batch.pixels)
-        total = (self.per_image(logits, taught) * batch.weights).sum()
-        if self.share < 1:  # else the loss of the labels counts nothing, not even where it is infinite
-            total = (1 - self.share) * own.total + self.share * total
-        return Loss(total, own.correct)
+            teacher_logits = self.teacher(batch.pixels)
+        total = (self.per_image(logits, teacher_logits) * batch.weights).sum()
+        if self.teacher_weight < 1:  # not 0 * label_loss, which is NaN if label_loss is infinite
+            total = (1 - self.teacher_weight) * label_loss.total + self.teacher_weight * total
+        return Loss(total, label_loss.correct)
 
-    def per_image(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """The loss of each image against the teacher's logits, both (B, K): float32 (B,)."""
-        taught = taught.detach().float()
-        if self.answers == "hard":
-            return self.labels.per_image(logits, self.labels.hard_targets(taught, self._likely(taught)))
-        likely, logits = self._likely(taught / self.temperature), logits.float() / self.temperature
-        return self.labels.per_image(logits, likely) * self.temperature**2
+    def per_image(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """The loss of each image with the teacher's predictions as targets; logits (B, K) -> float32 (B,)."""
+        teacher_logits = teacher_logits.detach().float()
+        if self.teacher_targets == "hard":
+            targets = self.labels.hard_targets(teacher_logits, self._probabilities(teacher_logits))
+            return self.labels.per_image(logits, targets)
+        targets, logits = self._probabilities(teacher_logits / self.temperature), logits.float() / self.temperature
+        return self.labels.per_image(logits, targets) * self.temperature**2
 
-    def _likely(self, taught: Tensor) -> Tensor:
-        return taught.sigmoid() if self.one_by_one else taught.softmax(-1)
+    def _probabilities(self, teacher_logits: Tensor) -> Tensor:
+        return teacher_logits.sigmoid() if self.use_sigmoid else teacher_logits.softmax(-1)
 
 
 def matching_teacher(
@@ -80,20 +83,30 @@ def matching_teacher(
     teacher_classes: Sequence[str],
     student_classes: Sequence[str],
 ) -> Teacher:
-    """A teacher for pixels made for the student, with its classes in the student's order."""
+    """Adapt a teacher to the student: its preprocessing (normalisation, image size) and its order of classes.
+
+    Parameters
+    ----------
+    forward
+        The teacher's network.
+    teacher, student
+        Their preprocessing.
+    teacher_classes, student_classes
+        Their classes, which must be the same up to order.
+    """
     if teacher.channels != student.channels:
         raise UserError(
-            f"the teacher takes images with {teacher.channels} channels and the student with {student.channels}: "
-            "both must take the same"
+            f"the teacher needs images with {teacher.channels} channels, the student images with {student.channels}: "
+            "use a teacher with the same number of channels"
         )
-    _same_classes(teacher_classes, student_classes)
-    place = {name: index for index, name in enumerate(teacher_classes)}
-    order = torch.tensor([place[name] for name in student_classes])
+    _check_same_classes(teacher_classes, student_classes)
+    index_of = {name: index for index, name in enumerate(teacher_classes)}
+    order = torch.tensor([index_of[name] for name in student_classes])
     scales = [s / t for s, t in zip(student.std, teacher.std, strict=True)]
     shifts = [(s - t) / d for s, t, d in zip(student.mean, teacher.mean, teacher.std, strict=True)]
     scale, shift = (torch.tensor(values).view(1, -1, 1, 1) for values in (scales, shifts))
 
-    def answer(pixels: Tensor) -> Tensor:
+    def teacher_logits(pixels: Tensor) -> Tensor:
         nonlocal order, scale, shift
         order, scale, shift = (constant.to(pixels.device) for constant in (order, scale, shift))
         if (teacher.mean, teacher.std) != (student.mean, student.std):
@@ -102,14 +115,14 @@ def matching_teacher(
             pixels = F.interpolate(pixels, teacher.size, mode="bilinear", antialias=True)
         return forward(pixels)[:, order]
 
-    return answer
+    return teacher_logits
 
 
-def _same_classes(teacher: Sequence[str], student: Sequence[str]) -> None:
-    only = sorted(set(teacher) ^ set(student))
-    if only:
-        whose = "teacher" if only[0] in teacher else "student"
+def _check_same_classes(teacher: Sequence[str], student: Sequence[str]) -> None:
+    different = sorted(set(teacher) ^ set(student))
+    if different:
+        owner = "teacher" if different[0] in teacher else "student"
         raise UserError(
-            f"only the {whose} has the class '{only[0]}' (one of {len(only)} that differ): a teacher needs exactly the "
-            "classes of the data"
+            f"the teacher must have the classes of the data, but only the {owner} has '{different[0]}' "
+            f"(different classes: {len(different)})"
         )

@@ -1,4 +1,4 @@
-"""Masked-patch prediction: what the corrupted patches of an image show, from what the network makes of the rest."""
+"""Masked-patch prediction, the self-supervised task of the paper: predict the content of corrupted patches."""
 
 from __future__ import annotations
 
@@ -20,29 +20,34 @@ from vitrail.tasks.task import Batch, Loss, LossSums
 
 
 class MaskedPatch:
-    """The paper's self-supervision, for a MaskedPatchNetwork. `patch`: image pixels that one token stands for.
+    """The masked-patch task, for a MaskedPatchNetwork.
 
-    Of the N patches of each image exactly floor(share * N) are corrupted. A tenth of these, rounded, look like another
-    patch of the image, a tenth like themselves, and the rest like [mask]: 78, 10 and 10 of the 98 in 14x14 patches.
-    Which ones is a function of (seed, epoch, sample), whatever else is in the batch.
+    Exactly floor(mask_ratio * N) of the N patches of an image are corrupted. A tenth of them (rounded) are replaced by
+    another patch of the image, a tenth are kept, and the others become [mask]: with 14x14 patches 10, 10 and 78 of 98.
+    Which ones is a function of (seed, epoch, sample), and does not depend on the batch.
+
+    Parameters
+    ----------
+    patch
+        Height and width in pixels of the image area of a token.
     """
 
     name = "masked_patch"
-    graph_safe = False  # corrupted patches are drawn by the host anew in each step
+    graph_safe = False  # the host draws the corrupted patches of each step
 
     def __init__(self, config: MaskedConfig, preprocess: Preprocess, patch: Size, seed: int):
         self.target, self.patch, self.seed = config.target, patch, seed
         self.patches = (preprocess.size[0] // patch[0]) * (preprocess.size[1] // patch[1])
-        self.corrupted = math.floor(config.mask_ratio * self.patches + 1e-9)  # the nudge: 0.29 of 100 are 29
+        self.corrupted = math.floor(config.mask_ratio * self.patches + 1e-9)  # rounding: 0.29 of 100 is 29
         if not self.corrupted:
             raise UserError(
-                f"masked.mask_ratio {config.mask_ratio:g} of {self.patches} patches is 0 patches: "
-                "raise it, or use smaller patches"
+                f"masked.mask_ratio={config.mask_ratio:g} masks none of the {self.patches} patches: increase it, "
+                "or use smaller patches"
             )
         if preprocess.channels != 3 and self.target != "pixels":
             raise UserError(
-                f"masked.target '{self.target}' needs images with 3 channels, not {preprocess.channels}: "
-                "use masked.target='pixels'"
+                f"masked.target={self.target} needs images with 3 channels, not {preprocess.channels}: "
+                "use masked.target=pixels"
             )
         self._tenth = (self.corrupted + 5) // 10
         self._masks = self.corrupted - 2 * self._tenth
@@ -53,11 +58,11 @@ class MaskedPatch:
 
     @classmethod
     def from_run(cls, config: RunConfig, model: NetworkConfig, preprocess: Preprocess, dataset: Dataset) -> Self:
-        assert isinstance(model, ModelConfig)  # the settings of a run refuse others
+        assert isinstance(model, ModelConfig)  # ensured by the validation of the config
         return cls(config.masked, preprocess, model.cell, config.train.seed)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """None: what is to be predicted is the pixels themselves."""
+        """Empty: the targets are computed from the pixels."""
         return torch.empty(len(labels), 0, device=labels.device)
 
     def validation(self) -> MaskedValidation:
@@ -65,40 +70,40 @@ class MaskedPatch:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         if batch.epoch is None or batch.sample is None:
-            raise ValueError("corruption is drawn for each image: a batch needs its epochs and samples")
+            raise ValueError("the batch has no epoch and sample, from which the corrupted patches are drawn")
         corruption = self.corruption(batch.epoch, batch.sample, batch.pixels.device)
         predicted = model(batch.pixels, corruption)
         return self.loss_of_patches(predicted, self.patch_targets(batch.pixels, corruption.where), batch.weights)
 
     def loss_of_patches(self, predicted: Tensor, targets: Tensor, weights: Tensor) -> Loss:
-        """Predictions (B, M, outputs) against the targets: each image's mean over its patches, times its weight."""
+        """The loss of predictions (B, M, outputs): the mean over the patches of each image, times its weight."""
         predicted = predicted.float()
         if self.target == "pixels":
             errors = (predicted - targets).square().mean((1, 2))
-            return Loss((errors * weights).sum(), torch.full_like(weights, torch.nan).sum())  # no pixel is just right
+            return Loss((errors * weights).sum(), torch.full_like(weights, torch.nan).sum())  # accuracy is undefined
         logits = predicted.unflatten(-1, (-1, COLORS))  # (B, M, parts, 512)
         errors = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
         correct = (logits.argmax(-1) == targets).float()
         return Loss((errors.mean((1, 2)) * weights).sum(), (correct.mean((1, 2)) * weights).sum())
 
     def corruption(self, epoch: Tensor, sample: Tensor, device: torch.device) -> Corruption:
-        """What happens to each image, from its keys, int64 (B,) on the CPU; all on `device`."""
-        words = bits(self.seed, Stream.MASKED, epoch.numpy(), sample.numpy(), self.patches + self._tenth)
-        drawn = torch.from_numpy(words.astype(np.int64))
-        if device.type == "cuda":  # from memory that a GPU reads by itself, so that nobody waits
+        """Draw the corruption of each image, on `device`, from its keys `epoch` and `sample`, int64 (B,) on the CPU."""
+        random_bits = bits(self.seed, Stream.MASKED, epoch.numpy(), sample.numpy(), self.patches + self._tenth)
+        drawn = torch.from_numpy(random_bits.astype(np.int64))
+        if device.type == "cuda":  # pinned, so that the copy does not block
             drawn = drawn.pin_memory()
         drawn = drawn.to(device, non_blocking=True)
         self._kinds = self._kinds.to(device)
-        # A random order of the patches; the kinds stand in a row, and their places are as random.
+        # A random order of the patches. The kinds have a fixed order, since the patches have a random one.
         where = drawn[:, : self.patches].argsort(dim=1, stable=True)[:, : self.corrupted]  # (B, M)
         masked, replaced, kept = where.split([self._masks, self._tenth, self._tenth], dim=1)
-        other = (drawn[:, self.patches :] * (self.patches - 1)) >> 32  # one of all patches but one,
-        source = torch.cat([masked, other + (other >= replaced), kept], dim=1)  # and that one is the patch itself
+        other = (drawn[:, self.patches :] * (self.patches - 1)) >> 32  # one of all patches but one:
+        source = torch.cat([masked, other + (other >= replaced), kept], dim=1)  # skip the patch itself
         return Corruption(where, self._kinds.expand(len(where), -1), source)
 
     def patch_targets(self, pixels: Tensor, where: Tensor) -> Tensor:
-        """What to predict of the patches `where` (B, M) of normalised pixels: colours int64 (B, M, parts), or the
-        pixels themselves, (B, M, C * height * width)."""
+        """The targets of the patches `where` (B, M) of normalised pixels: colours, int64 (B, M, parts), or pixels,
+        (B, M, C * height * width)."""
         batch, channels = pixels.shape[:2]
         height, width = self.patch
         cut = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height)).permute(0, 2, 4, 1, 3, 5)
@@ -110,11 +115,11 @@ class MaskedPatch:
         return self._colors(chosen, 1 if self.target == "color" else GRID).view(*where.shape, -1)
 
     def _colors(self, patches: Tensor, side: int) -> Tensor:
-        """The mean colour of side x side parts of normalised patches, 64 red + 8 green + blue of 0..7 each:
+        """The mean colour of side x side parts of normalised patches, as 64 red + 8 green + blue with 0..7 each:
         (n, 3, height, width) -> int64 (n, side, side).
 
-        The bytes that were normalised are made again, and their sums are whole numbers: a mean of exactly 32 does not
-        fall to the colour below by a rounding error.
+        Restores the bytes and sums them as integers, so that no rounding error moves a mean of exactly 32 to the next
+        lower colour.
         """
         self._mean, self._std = self._mean.to(patches.device), self._std.to(patches.device)
         values = (patches * self._std + self._mean).round().clamp(0, 255)
@@ -125,7 +130,7 @@ class MaskedPatch:
 
 
 class MaskedValidation:
-    """Loss, and the share of corrupted patches that are predicted correctly; the same patches each time."""
+    """Validation loss and the fraction of correctly predicted patches. The corrupted patches are always the same."""
 
     def __init__(self, task: MaskedPatch):
         self.task, self.sums = task, LossSums()
@@ -140,6 +145,6 @@ class MaskedValidation:
 
 
 def _lengths(length: int, parts: int, device: torch.device) -> Tensor:
-    """How long each part of adaptive pooling is: those of an uneven length overlap. Int64 (parts,)."""
+    """Length of each part in adaptive pooling, int64 (parts,). They overlap unless `parts` divides `length`."""
     index = torch.arange(parts, device=device)
     return ((index + 1) * length + parts - 1) // parts - index * length // parts

@@ -1,5 +1,4 @@
-"""Final scores as plain data: what a report shows of them, whatever the task. A page, a card and the terminal only
-render it."""
+"""The final scores of any task as plain data, with the text about them. Reports, cards and the terminal render it."""
 
 from __future__ import annotations
 
@@ -13,21 +12,22 @@ from vitrail.metrics.calibration import Reliability
 from vitrail.metrics.scores import Interval, Scores
 from vitrail.metrics.selective import MIN_ANSWERED, RiskCoverageCurve, clopper_pearson_lower
 
-THIN_SPACE = "\u202f"  # does not break
-WORTH = 0.005  # of a calibration error or of F1, that tuning has to change to be worth a line
-MISTAKES, UNCERTAIN, SUSPECTS = 12, 6, 12  # examples in a report, at most
-SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # of the images, that a table tells of
+THIN_SPACE = "\u202f"  # narrow no-break space
+MIN_IMPROVEMENT = 0.005  # of the calibration error or of F1: tuning that improves less is not mentioned
+MAX_MISTAKES, MAX_UNCERTAIN, MAX_SUSPECTS = 12, 6, 12  # examples in a report
+COVERAGES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # rows of the table of selective prediction
 
 RECALL_AND_PRECISION = (
-    "Recall: share of a class's images that were found. Precision: share of the answers naming it that were right."
+    "Recall: fraction of the images of a class that are predicted as it. "
+    "Precision: fraction of the predictions of a class that are correct."
 )
 
-Baseline = tuple[str, float]  # what it is, and its value of the headline number on the same images
+Baseline = tuple[str, float]  # its name, and its headline score on the same images
 
 
 @dataclass(frozen=True)
 class Level:
-    """One line of the headline's scale."""
+    """A score to compare the headline score with."""
 
     name: str
     value: float
@@ -36,7 +36,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Column:
-    """A number of every class; `key` names it in `Scores.per_class`."""
+    """A column of the table of classes. `key` is an attribute of the items of `Scores.per_class`."""
 
     heading: str
     key: str
@@ -45,108 +45,103 @@ class Column:
 
 @dataclass(frozen=True)
 class CoverageRow:
-    """What answering only the surest images gives."""
+    """Accuracy if only the images with a probability of at least `threshold` get a prediction."""
 
-    share: float
-    right: float
-    at_least: float  # with 95 % confidence
+    coverage: float  # fraction of the images
+    accuracy: float
+    accuracy_lower_bound: float  # 95 % confidence, one-sided
     threshold: float
 
 
 @dataclass(frozen=True, eq=False)
 class SelectivePrediction:
-    """Accuracy against the share of images that get a prediction."""
+    """Selective prediction (abstention): accuracy against the fraction of images with a prediction."""
 
     coverage: RiskCoverageCurve
     rows: Sequence[CoverageRow]
     temperature: float
-    accuracy: float | None  # that was asked for
-    sentence: str  # what came of it
+    accuracy: float | None  # the target, if there is one
+    sentence: str  # how the target was met
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The scores of a network, and what there is to say of them."""
+    """The scores of a network, and their description."""
 
     scores: Scores
-    line: str  # of the terminal, with the headline in bold
-    cells: Sequence[tuple[str, str]]  # (heading, number) of a table that compares networks
-    what: str  # the headline is
-    levels: Sequence[Level]  # to see the headline against; the network itself comes last
+    summary: str  # one line for the terminal, with the headline score in bold
+    cells: Sequence[tuple[str, str]]  # (heading, value) in a table that compares networks
+    metric: str  # name of the headline score
+    levels: Sequence[Level]  # for comparison with the headline score; the network itself comes last
     verdict: Sequence[str]  # sentences
-    stats: Sequence[tuple[str, str]]  # (value, what it is)
-    purpose: str  # what the network predicts, and what it does not
+    stats: Sequence[tuple[str, str]]  # (value, name)
+    purpose: str  # what the network predicts and what it does not, in sentences
     calibration: str  # sentences
-    tuning: Sequence[str]  # sentences on what temperature and thresholds would change
-    columns: Sequence[Column]  # of the table of classes, which is sorted by the first
-    about_columns: str  # what they mean, in sentences
-    about_maps: str = "the answer"  # what a map of the network's reasons speaks for
+    tuning: Sequence[str]  # sentences on the effect of tuned temperature and thresholds
+    columns: Sequence[Column]  # of the table of classes, sorted by the first
+    column_notes: str  # definitions of the columns, in sentences
+    map_target: str = "the prediction"  # what a map of an example supports
     confusion: np.ndarray | None = None  # (K, K): rows are the truth, columns the prediction
     selective: SelectivePrediction | None = None
 
     @property
     def classes(self) -> list[Any]:
-        """The scores of every class, the weakest first."""
+        """The scores of every class, lowest first."""
         key = self.columns[0].key
 
-        def worst_first(one: Any) -> tuple[bool, float, str]:
-            value = getattr(one, key)
-            return value is None, value or 0.0, one.name
+        def sort_key(class_scores: Any) -> tuple[bool, float, str]:
+            value = getattr(class_scores, key)
+            return value is None, value or 0.0, class_scores.name
 
-        return sorted(self.scores.per_class, key=worst_first)
+        return sorted(self.scores.per_class, key=sort_key)
 
 
 @dataclass(frozen=True)
 class Example:
-    """An image to show, by its row of the logits."""
+    """An image to show."""
 
-    row: int
-    predicted: tuple[str, float]  # with its probability
+    row: int  # of the logits
+    predicted: tuple[str, float]  # label and its probability
     truth: tuple[str, float]
-    why: int  # the class whose map is wanted
-    rather: int | None = None  # and the one it is set against
+    map_class: int  # the class to draw a map for
+    contrast_class: int | None = None  # the class to contrast it with
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images to look at, of each kind as many as a report shows at most."""
+    """Images to show in a report."""
 
     mistakes: Sequence[Example]  # the most confident first
-    uncertain: Sequence[Example] = ()  # the least certain first, right or wrong
-    suspects: Sequence[Example] = ()  # whose label is doubted, with the likelier class; the most doubtful first
-    suggested: Mapping[int, int] = field(default_factory=dict)  # of all rows whose label is doubted, that class
+    uncertain: Sequence[Example] = ()  # the least confident first, correct or not
+    suspects: Sequence[Example] = ()  # likely label errors, the most likely first
+    suggested: Mapping[int, int] = field(default_factory=dict)  # row -> suggested class, for all likely label errors
 
 
 def coverage_rows(curve: RiskCoverageCurve, images: int) -> list[CoverageRow]:
-    """For round shares of the images, as long as enough of them are answered to say anything."""
-    places = [int(np.searchsorted(curve.coverage, share - 1e-9)) for share in SHARES]
-    kept = [place for place in dict.fromkeys(places) if curve.coverage[place] * images >= MIN_ANSWERED]
-    return [
-        CoverageRow(
-            float(curve.coverage[place]),
-            float(curve.accuracy[place]),
-            clopper_pearson_lower(round(curve.accuracy[place] * answered), answered),
-            float(curve.threshold[place]),
-        )
-        for place in kept
-        for answered in [round(curve.coverage[place] * images)]
-    ]
+    """The curve at round coverages, if at least MIN_ANSWERED images get a prediction."""
+    points = [int(np.searchsorted(curve.coverage, coverage - 1e-9)) for coverage in COVERAGES]
+    kept = [point for point in dict.fromkeys(points) if curve.coverage[point] * images >= MIN_ANSWERED]
+    rows = []
+    for point in kept:
+        answered = round(curve.coverage[point] * images)
+        lower_bound = clopper_pearson_lower(round(curve.accuracy[point] * answered), answered)
+        coverage, accuracy = float(curve.coverage[point]), float(curve.accuracy[point])
+        rows.append(CoverageRow(coverage, accuracy, lower_bound, float(curve.threshold[point])))
+    return rows
 
 
-def calibration_sentence(found: Reliability, rough: bool) -> str:
-    """How far stated probabilities are off; `rough`: images are few, and nothing else says so."""
-    if found.ece < 0.0005:
-        return "When it states a probability, that is off by less than 0.1 percentage points on average."
-    if abs(found.overconfidence) < found.ece / 2:
+def calibration_sentence(reliability: Reliability, few_images: bool) -> str:
+    """How far the probabilities are off. `few_images` adds that this is a rough estimate."""
+    if reliability.ece < 0.0005:
+        return "Its probabilities are off by less than 0.1 percentage points on average."
+    if abs(reliability.overconfidence) < reliability.ece / 2:
         direction = "sometimes too high and sometimes too low"
     else:
-        direction = "mostly too high" if found.overconfidence > 0 else "mostly too low"
-    more = " With so few images this number is rough." if rough else ""
-    return (
-        f"When it states a probability, that is off by {100 * found.ece:.1f} percentage points on average, "
-        f"{direction}.{more}"
-    )
+        direction = "mostly too high" if reliability.overconfidence > 0 else "mostly too low"
+    note = " With so few images this is a rough estimate." if few_images else ""
+    return f"Its probabilities are off by {100 * reliability.ece:.1f} percentage points on average, {direction}.{note}"
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}{THIN_SPACE}%"
+def percent(fraction: float | None) -> str:
+    """Format a fraction as a percentage; None as a dash."""
+    return "–" if fraction is None else f"{100 * fraction:.1f}{THIN_SPACE}%"

@@ -1,4 +1,4 @@
-"""Every kind of learning, by its name, and which one a run or a weights file has."""
+"""All tasks by name, and the task of a run or of a weights file."""
 
 from __future__ import annotations
 
@@ -16,37 +16,45 @@ from vitrail.tasks.multilabel import Multilabel
 from vitrail.tasks.task import PredictionTask, Task
 
 TASKS: dict[str, type[Any]] = {task.name: task for task in (Classification, Multilabel, MaskedPatch)}
-COLUMNS = [task.columns for task in TASKS.values() if hasattr(task, "columns")]  # of each table of predictions
+COLUMNS = [task.columns for task in TASKS.values() if hasattr(task, "columns")]  # of predictions.csv, for each task
 
 
 def task_name(config: RunConfig, dataset: Dataset) -> str:
-    """What a run on these images learns."""
+    """The name of the task of a run on a dataset."""
     if config.kind == "masked":
         return MaskedPatch.name
     return Multilabel.name if dataset.multilabel else Classification.name
 
 
-def make_task(
+def build_task(
     config: RunConfig,
     model: NetworkConfig,
     preprocess: Preprocess,
     dataset: Dataset,
     teacher: Callable[[], tuple[Teacher, Literal["softmax", "sigmoid"]]],
 ) -> Task:
-    """The task of a run. `teacher` gives the network to distil from, where the settings name one, and the loss that it
-    was trained with."""
+    """Build the task of a run.
+
+    Parameters
+    ----------
+    teacher
+        Called if `objective.teacher` is set. Returns the teacher and the loss it was trained with.
+    """
     task: Task = TASKS[task_name(config, dataset)].from_run(config, model, preprocess, dataset)
-    settings = config.objective
-    if not settings.teacher or not isinstance(task, CrossEntropy):
+    objective = config.objective
+    if not objective.teacher or not isinstance(task, CrossEntropy):
         return task
-    weight = 0.5 if settings.teacher_weight is None else settings.teacher_weight
+    weight = 0.5 if objective.teacher_weight is None else objective.teacher_weight
     network, loss = teacher()
-    return Distillation(task, network, weight, settings.teacher_targets, settings.temperature, loss)
+    return Distillation(task, network, weight, objective.teacher_targets, objective.temperature, loss)
 
 
 def prediction_task(name: str, classes: int) -> PredictionTask:
-    """The task of trained weights, to predict and to score with."""
+    """The task of trained weights, for prediction and evaluation."""
     if not hasattr(TASKS.get(name), "predictions"):
-        raise UserError(f"the weights are for a task '{name}', which this version of vitrail does not know: upgrade it")
-    found: PredictionTask = TASKS[name](ObjectiveConfig(), classes)
-    return found
+        raise UserError(
+            f"these weights are for the task '{name}', which this version of vitrail cannot predict with"
+            ": upgrade vitrail"
+        )
+    task: PredictionTask = TASKS[name](ObjectiveConfig(), classes)
+    return task

@@ -1,4 +1,4 @@
-"""What a task is: targets and a loss for training, numbers on the validation images, and the final scores."""
+"""The interface of tasks: targets, loss, validation metrics, predictions and final scores."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vitrail.tasks.result import Baseline, Examples, Result
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as the network takes it, on its device."""
+    """A batch of images for the network, on its device."""
 
     pixels: Tensor  # (B, C, H, W), normalised
     targets: Tensor  # (B, K)
-    weights: Tensor  # (B,): how much an image counts
-    epoch: Tensor | None = None  # int64 (B,) on the CPU: with the sample, the key of whatever is drawn for an image
+    weights: Tensor  # (B,): weight of each image in the loss; 0 for images that cannot be read
+    epoch: Tensor | None = None  # int64 (B,) on the CPU; (epoch, sample) seeds the random numbers of an image
     sample: Tensor | None = None
-    waited: float | None = None  # seconds until its images were there; none: all the time it took to come
+    waited: float | None = None  # seconds spent waiting for its images; None: the time that next() took
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def micro_batch(self, first: int, last: int) -> Batch:
-        """Rows `first` to `last`."""
+        """The images `first` to `last`."""
         rows = slice(first, last)
         epoch, sample = (None if key is None else key[rows] for key in (self.epoch, self.sample))
         return Batch(self.pixels[rows], self.targets[rows], self.weights[rows], epoch, sample)
@@ -40,27 +40,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over a batch, scalars on its device; whoever trains divides by the sum of the weights of the whole step."""
+    """Sums over a batch, scalars on its device. The trainer divides them by the sum of the weights of the step."""
 
-    total: Tensor  # each image's loss times its weight
-    # The weights of the images that the network got right, or the mean share of an image's parts that it did; not a
-    # number where nothing is right or wrong
-    correct: Tensor
+    total: Tensor  # of the loss of each image times its weight
+    correct: Tensor  # of how correct each image is (0 to 1) times its weight; NaN if accuracy is undefined
 
 
-Ranking = list[tuple[int, float]]  # classes with their probabilities, the likeliest first
-LossFunction = Callable[[nn.Module, Any], Loss]  # it runs the network itself, on the batches of its kind
+Ranking = list[tuple[int, float]]  # (class, probability), most probable first
+LossFunction = Callable[[nn.Module, Any], Loss]  # (model, batch) -> loss; it calls the model
 
 
 class Validation(Protocol):
-    """Collects what a network makes of the validation images; each process sees a part of them. Images that cannot be
-    read have a weight of 0 and count nothing."""
+    """Accumulates validation metrics over batches. Each process sees a part of the images."""
 
     def update(self, model: nn.Module, batch: Batch) -> None:
-        """Called without gradients, in the precision that is measured in."""
+        """Add a batch. Called under no_grad, in the precision of the validation."""
 
     def compute(self, ranks: Ranks) -> dict[str, float]:
-        """Numbers by their name in metrics.jsonl, among them val_loss. All processes call this together."""
+        """The metrics by their name in metrics.jsonl, with val_loss. All processes must call this."""
 
 
 class TrainingTask(Protocol):
@@ -87,35 +84,34 @@ class Task(TrainingTask, Protocol):
 
 
 class PredictionTask(Task, Protocol):
-    """A task whose network predicts something of an image, which can be scored, tuned, compared and reported.
+    """A task whose network makes predictions, which can be scored, tuned, compared and reported.
 
-    Logits are (N, K), in arrays with the labels beside them as the data has them. Scores and tuning are of its own
-    kind; whoever calls hands them back and looks at no more of them than every kind has.
+    Logits are (N, K), and labels are as the data has them. Scores and tuning results have a type of the task; callers
+    only use what all `Scores` have, and pass them back to the task.
     """
 
-    columns: tuple[str, ...]  # of the table with the prediction for every image
-    abstains: bool  # whether a threshold can be found above which so many predictions are right
+    columns: tuple[str, ...]  # of predictions.csv
+    abstains: bool  # whether tuning can fit a threshold for a target accuracy
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(N, K), of logits that are divided by their temperature."""
+        """The probabilities (N, K) of logits that are already divided by the temperature."""
 
     def predictions(
         self, probabilities: Tensor, top: int, threshold: float | None, postprocess: Postprocess
     ) -> Iterator[tuple[Ranking, Ranking]]:
-        """For each image its `top` likeliest classes, and those that it is given; below the `threshold`, by default
-        that of the weights, none."""
+        """For each image, its `top` most probable classes and its predicted labels, which reach the `threshold`. If
+        None, the threshold is that of `postprocess`."""
 
     def labels_of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The labels to score against, where the data has more than the task can predict."""
+        """The labels to score with; reduces sets of labels if the task predicts one label per image."""
 
-    def score(
-        self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
-    ) -> Scores: ...
+    def score(self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess) -> Scores:
+        """Compute the final scores."""
 
     def examples(
         self, logits: np.ndarray, labels: np.ndarray, classes: Sequence[str], postprocess: Postprocess
     ) -> Examples:
-        """Images to look at."""
+        """Choose images to show in a report."""
 
     def tune(
         self,
@@ -125,13 +121,13 @@ class PredictionTask(Task, Protocol):
         accuracy: float | None,
         groups: np.ndarray | None,
     ) -> Any:
-        """What a temperature and thresholds would change; `accuracy`: that predictions shall have."""
+        """Fit a temperature and thresholds, for a target `accuracy` if given. Cross-fits within `groups` of images."""
 
     def to_postprocess(self, tuning: Any, before: Postprocess) -> tuple[dict[str, Any], list[str]]:
-        """What of the tuning to write into the weights, and in words."""
+        """The fields of `Postprocess` to change, and messages about them."""
 
     def compare(self, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> PairedComparison:
-        """Two networks on the same images."""
+        """Compare the logits of two networks on the same images."""
 
     def rows(
         self,
@@ -141,14 +137,14 @@ class PredictionTask(Task, Protocol):
         postprocess: Postprocess,
         examples: Examples,
     ) -> Iterator[tuple[str, ...]]:
-        """The table with the prediction for every image, but for its first column, the name."""
+        """The rows of predictions.csv without the first column, the image name."""
 
     def result(self, scores: Any, baseline: Baseline | None = None) -> Result:
-        """The scores in words and tables; `baseline`: what else scores how much on these images."""
+        """Describe the scores for reports. `baseline` is the score of another method on the same images."""
 
 
 class LossSums:
-    """Loss and what was right over all validation images: the logits of a million images would not fit in memory."""
+    """Running sums of loss, correct predictions and images. Logits are not kept, to save memory."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)
@@ -157,6 +153,6 @@ class LossSums:
         self.sums += torch.stack([loss.total, loss.correct, images]).double().cpu()
 
     def compute(self, ranks: Ranks) -> tuple[float, float, float]:
-        """Loss, correct and images of all processes, which call this together."""
+        """The sums (loss, correct, images) over all processes, which must all call this."""
         loss, correct, images = torch.stack(ranks.all_gather(self.sums)).sum(0).tolist()
         return loss, correct, images

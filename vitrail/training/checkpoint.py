@@ -127,21 +127,14 @@ class CheckpointManager:
         path = self.folder / f"step_{state.step:09d}.safetensors"
         if count > 1:
             path = path.with_suffix(f".part_{self.ranks.rank + 1}_of_{count}.safetensors")
-        if self.ranks.rank < count:
-            # The first process also saves the tensors that are not sharded and the facts of the run.
+        if self.ranks.rank < count:  # the first process also saves what is not sharded, and the facts of the run
             part_tensors = {n: t for n, t in tensors.items() if n in sharded or self.ranks.is_first}
             part_facts = run_facts if self.ranks.is_first else {}
             arrays = {key: value for key, value in part_facts.items() if isinstance(value, np.ndarray)}
             part_tensors |= {f"{ARRAY_PREFIX}{key}": torch.from_numpy(value) for key, value in arrays.items()}
             facts = {key: value for key, value in part_facts.items() if key not in arrays}
-            facts |= {
-                "step": state.step,
-                "passed": state.skipped_batches,
-                "rollbacks": state.rollbacks,
-                "evaluated": state.validated_step,
-                "unfit": int(state.nonfinite_steps),
-                "rows": sharded,
-            }
+            facts |= {"step": state.step, "passed": state.skipped_batches, "rollbacks": state.rollbacks}
+            facts |= {"evaluated": state.validated_step, "unfit": int(state.nonfinite_steps), "rows": sharded}
             if count > 1:
                 facts["save"] = self.ranks.broadcast(lambda: secrets.token_hex(8))
             failure = self._write(path, part_tensors, facts)

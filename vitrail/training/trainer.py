@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import RunConfig
-from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.device import choose_device, deterministic
 from vitrail.interrupt import Interrupted
@@ -23,12 +22,10 @@ from vitrail.tasks.task import TrainingTask
 from vitrail.training.batches import BatchStream
 from vitrail.training.checkpoint import Checkpoint, CheckpointManager
 from vitrail.training.cuda_graph import GraphedStep
-from vitrail.training.ema import EMA
-from vitrail.training.optimizer import build_optimizer
-from vitrail.training.parallel import choose_parallel, compile_blocks, distribute, local_shard, reshard
+from vitrail.training.parallel import local_shard, reshard
 from vitrail.training.progress import TrainingProgress, open_progress
 from vitrail.training.run_context import RunContext
-from vitrail.training.state import TrainState
+from vitrail.training.state import build_train_state
 from vitrail.training.step import TrainStep
 from vitrail.training.throughput import Throughput
 
@@ -286,19 +283,3 @@ class Trainer:
             f"training diverged: NaN or Inf in the loss, gradients or weights at step {self.state.step}{after}. "
             "Start again with a lower learning rate (--set optimizer.lr=...)"
         )
-
-
-def build_train_state(model: nn.Module, config: RunConfig, device: torch.device, ranks: Ranks) -> TrainState:
-    """Distribute and compile the model as configured, and build its optimizer and moving average."""
-    train, parallel = config.train, choose_parallel(model, config.train, ranks, device)
-    # FSDP works block by block. A network small enough for CUDA graphs would gain 5 % if compiled as a whole, but
-    # compiling that takes longer than most of its runs win back.
-    by_blocks = train.compile in ("blocks", "graphs") or parallel == "fsdp"
-    if train.compile != "off" and by_blocks:
-        compile_blocks(model)
-    wrapped = distribute(model, parallel, config.precision, device)
-    if train.compile != "off" and not by_blocks:
-        wrapped = torch.compile(wrapped)  # type: ignore[assignment]
-    optimizer = build_optimizer(model, config.optimizer)
-    ema = EMA(model, train.ema, train.ema_warmup) if train.ema else None
-    return TrainState(model, optimizer, ema, wrapped=wrapped)

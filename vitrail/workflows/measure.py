@@ -25,7 +25,7 @@ from vitrail.interrupt import Interrupts
 from vitrail.metrics.scores import Scores
 from vitrail.report.page import ReportFacts, ReportImage
 from vitrail.spreadsheet import csv_bytes
-from vitrail.tasks.result import MISTAKES, UNCERTAIN, Baseline, Examples, Result
+from vitrail.tasks.result import MAX_MISTAKES, MAX_UNCERTAIN, Baseline, Examples, Result
 from vitrail.tasks.task import PredictionTask
 from vitrail.terminal import escape
 from vitrail.workflows.report_images import ReportImages
@@ -118,15 +118,15 @@ def score_outputs(
         out,
         task.score(*measured),
         examples,
-        images.explained(examples.mistakes[: images.most(MISTAKES)]),
-        images.explained(examples.uncertain[: images.most(UNCERTAIN)]),
+        images.explained(examples.mistakes[: images.most(MAX_MISTAKES)]),
+        images.explained(examples.uncertain[: images.most(MAX_UNCERTAIN)]),
         images.plain(examples.suspects),
     )
 
 
 def show_scores(console: Console, measurement: Measurement) -> None:
     """Print the scores and which images they were measured on."""
-    console.print(measurement.result.line)
+    console.print(measurement.result.summary)
     console.print(f"[dim]{escape(measurement.sentence)}[/]")
 
 

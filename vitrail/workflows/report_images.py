@@ -70,8 +70,8 @@ class ReportImages:
 
     def _with_maps(self, net: VisionTransformer, images: Sequence[tuple[Example, ReportImage]]) -> list[ReportImage]:
         seen = torch.stack([eval_transform(image.image, self.spec) for _, image in images])
-        why = [example.why for example, _ in images]
-        against = [example.rather for example, _ in images if example.rather is not None]
+        why = [example.map_class for example, _ in images]
+        against = [example.contrast_class for example, _ in images if example.contrast_class is not None]
         device = device_of(net)
         with deterministic(device):
             maps = np.nan_to_num(class_map(net, normalise(seen.to(device), self.spec), why, against or None))
@@ -83,4 +83,6 @@ class ReportImages:
 
     def _caption(self, example: Example) -> str:
         classes = self.samples.classes
-        return classes[example.why] + ("" if example.rather is None else f" rather than {classes[example.rather]}")
+        return classes[example.map_class] + (
+            "" if example.contrast_class is None else f" rather than {classes[example.contrast_class]}"
+        )

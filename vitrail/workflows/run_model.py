@@ -49,7 +49,7 @@ def build_starting_network(plan: Plan, console: Console) -> Network:
 
 def task_of_plan(plan: Plan) -> Task:
     """What is learned: the task of the plan, with its teacher if there is one."""
-    return tasks.make_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
+    return tasks.build_task(plan.config, plan.model, plan.preprocess, plan.dataset, lambda: _teacher(plan))
 
 
 def _teacher(plan: Plan) -> tuple[Teacher, Literal["softmax", "sigmoid"]]:
