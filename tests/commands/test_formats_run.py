@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.folders import fill, image_bytes, numbered
-from tests.data.test_formats import CR2, NOISE, PICTURES_NOT_READ, cases_of
+from tests.data.test_formats import CR2, NOISE, UNSUPPORTED, cases_of
 from tests.small import SMALL
 from vitrail.commands.check import check
 
@@ -97,7 +97,7 @@ def test_train_reports_excluded_files(tmp_path: Path, typed: Typed) -> None:
 
 def test_check_reports_them_on_its_page(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", numbered({"a": 6, "b": 6}))
-    fill(root, {name: CR2 if name.endswith("CR2") else b"<svg/>" for name in PICTURES_NOT_READ if "." in name})
+    fill(root, {name: CR2 if name.endswith("CR2") else b"<svg/>" for name in UNSUPPORTED if "." in name})
     (root / "a/gone.png").symlink_to("nowhere.png")
     found = check(root, out=tmp_path / "out")
     page = (tmp_path / "out/report.html").read_text()
