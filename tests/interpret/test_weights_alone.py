@@ -28,7 +28,7 @@ def test_the_filters_of_a_hybrid_are_those_of_its_stem():
     net = random_net(**KINDS["hybrid"])
     found = embedding_filters(net)
     assert found.components.shape == (28, 7, 7, 3) and "stem" in found.layer
-    rows = net.patch_embed.stem.root.standardised().permute(0, 2, 3, 1).flatten(1).double().numpy()
+    rows = net.patch_embed.stem.root.standardized_weight().permute(0, 2, 3, 1).flatten(1).double().numpy()
     assert np.allclose(found.components.reshape(28, -1), PCA(28, svd_solver="full").fit(rows).components_, atol=1e-7)
 
 

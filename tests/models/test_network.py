@@ -192,7 +192,7 @@ def test_the_paper_s_own_names():
         "BiT-R152x4": "R152x4",
     }.items():
         assert config_from_name(name, 10) == config_from_name(same, 10)
-    for name, hint in {"ViT-b/32": "'S/32'", "BiT-B/16": "no model", "R50x2+B/16": "no model"}.items():
+    for name, hint in {"ViT-b/32": "'S/32'", "BiT-B/16": "unknown model", "R50x2+B/16": "unknown model"}.items():
         with pytest.raises(UserError, match=hint):
             config_from_name(name, 10)
     with pytest.raises(UserError, match="unknown key 'pool'"):

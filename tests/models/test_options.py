@@ -63,7 +63,7 @@ def test_registers_do_not_start_equal():
 def test_stochastic_depth_rates_grow_from_zero():
     net = build_model(ModelConfig(**SMALL, drop_path=0.4))
     net.to(torch.bfloat16)  # as precision.parameters has it, which must not round them
-    kept = [getattr(block.drop_path, "kept", DROP_PATH_STEPS) / DROP_PATH_STEPS for block in net.blocks]
+    kept = [getattr(block.drop_path, "keep_steps", DROP_PATH_STEPS) / DROP_PATH_STEPS for block in net.blocks]
     kept = [float(share) for share in kept]
     assert kept == pytest.approx([1.0, 0.8, 0.6], abs=1e-7)
 

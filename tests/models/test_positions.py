@@ -194,10 +194,10 @@ def test_offsets_keep_their_direction_on_another_grid():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"positions": "relative", "positions_at": "layers"}, "leave positions_at at 'stem'"),
-        ({"positions": "none", "positions_at": "shared"}, "leave positions_at at 'stem'"),
+        ({"positions": "relative", "positions_at": "layers"}, "positions_at must be 'stem'"),
+        ({"positions": "none", "positions_at": "shared"}, "positions_at must be 'stem'"),
         ({"positions": "sincos", "positions_at": "layers"}, "'stem' or 'shared'"),
-        ({"positions": "sincos", "width": 18, "heads": 3}, "divides by 4"),
+        ({"positions": "sincos", "width": 18, "heads": 3}, "divisible by 4"),
         ({"positions": "3d"}, "'positions'"),
     ],
 )

@@ -139,7 +139,7 @@ def test_nothing_stays_behind():
         net(pixels)
         raise RuntimeError("stopped")
     net.trace(pixels)
-    assert not any(block.watchers for block in net.blocks)
+    assert not any(block.hooks for block in net.blocks)
 
 
 def test_what_other_threads_compute_is_not_seen():

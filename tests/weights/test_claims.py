@@ -35,19 +35,19 @@ def folder(tmp_path, convert, ours):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_hidden_layers": 100_000}, "says num_hidden_layers 100000, and its tensors show 2"),
-        ({"hidden_size": 96}, "says hidden_size 96, and its tensors show 48"),
-        ({"intermediate_size": 10**9}, "says intermediate_size 1000000000, and its tensors show 96"),
-        ({"patch_size": 4}, "says patch_size 4, and its tensors show 8x8"),
-        ({"num_channels": 1}, "says num_channels 1, and its tensors show 3"),
-        ({"image_size": 64}, "says image_size 64, and its tensors show 32x32"),
-        ({"num_labels": 10**9}, "says num_labels 1000000000, and its tensors show 5"),
-        ({"id2label": {"0": "a"}}, "names 1 classes, and its tensors show 5"),
+        ({"num_hidden_layers": 100_000}, "says num_hidden_layers 100000, and its tensors have 2"),
+        ({"hidden_size": 96}, "says hidden_size 96, and its tensors have 48"),
+        ({"intermediate_size": 10**9}, "says intermediate_size 1000000000, and its tensors have 96"),
+        ({"patch_size": 4}, "says patch_size 4, and its tensors have 8x8"),
+        ({"num_channels": 1}, "says num_channels 1, and its tensors have 3"),
+        ({"image_size": 64}, "says image_size 64, and its tensors have 32x32"),
+        ({"num_labels": 10**9}, "says num_labels 1000000000, and its tensors have 5"),
+        ({"id2label": {"0": "a"}}, "names 1 classes, and its tensors have 5"),
         ({"id2label": ["a"]}, "an id2label that is no mapping"),
         ({"num_attention_heads": "3"}, "says num_attention_heads '3', which is no whole number"),
         ({"num_attention_heads": True}, "says num_attention_heads True, which is no whole number"),
         ({"layer_norm_eps": "small"}, "says layer_norm_eps 'small', which is no number"),
-        ({"qkv_bias": False}, "says qkv_bias False, and its tensors show True"),
+        ({"qkv_bias": False}, "says qkv_bias False, and its tensors have True"),
     ],
     ids=str,
 )
@@ -62,13 +62,13 @@ def test_what_transformers_would_build(tmp_path, convert, folder, change, words)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"depth": 100_000}, "says model_args.depth 100000, and its tensors show 2"),
-        ({"embed_dim": 96}, "says model_args.embed_dim 96, and its tensors show 48"),
-        ({"mlp_ratio": 10**6}, "says model_args.mlp_ratio 1000000, and its tensors show 2.0"),
-        ({"qk_norm": True}, "says model_args.qk_norm True, and its tensors show False"),
-        ({"pos_embed": "none"}, "says model_args.pos_embed 'none', and its tensors show 'learn'"),
-        ({"num_classes": "5"}, "says model_args.num_classes '5', and its tensors show 5"),
-        ({"img_size": 64}, "says model_args.img_size 64, and its tensors show 32x32"),
+        ({"depth": 100_000}, "says model_args.depth 100000, and its tensors have 2"),
+        ({"embed_dim": 96}, "says model_args.embed_dim 96, and its tensors have 48"),
+        ({"mlp_ratio": 10**6}, "says model_args.mlp_ratio 1000000, and its tensors have 2.0"),
+        ({"qk_norm": True}, "says model_args.qk_norm True, and its tensors have False"),
+        ({"pos_embed": "none"}, "says model_args.pos_embed 'none', and its tensors have 'learn'"),
+        ({"num_classes": "5"}, "says model_args.num_classes '5', and its tensors have 5"),
+        ({"img_size": 64}, "says model_args.img_size 64, and its tensors have 32x32"),
         ({"window_size": 7}, "has model_args.window_size, which vitrail does not know"),
         ({"num_heads": True}, "says num_heads True, which is no whole number"),
         ({"num_heads": 0}, "says num_heads 0, which is no whole number"),
@@ -103,7 +103,7 @@ def test_resnets(tmp_path, convert, folder):
     folder("huggingface", kind="resnet", blocks=(1, 1), width=32, image_size=(32, 32), num_classes=3,
            pool_padding="zeros", norm_eps=1e-5, weight_eps=1e-8, weight_eps_in="variance")  # fmt: skip
     edit(tmp_path / "huggingface" / "config.json", {"depths": [1, 10**6]})
-    with pytest.raises(UserError, match=r"says depths \[1, 1000000\], and its tensors show \[1, 1\]"):
+    with pytest.raises(UserError, match=r"says depths \[1, 1000000\], and its tensors have \[1, 1\]"):
         read_weights(str(tmp_path / "huggingface"))
 
 
@@ -143,7 +143,7 @@ def test_images_too_large_to_compare_on(tmp_path, convert, ours, size, patch):
 def test_the_kind_of_a_foreign_network(tmp_path):
     save_file({"convnext.layers.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "convnext"}))
-    with pytest.raises(UserError, match="is a 'convnext' model of transformers, and vitrail reads vit, dinov2"):
+    with pytest.raises(UserError, match="transformers model of type 'convnext', and vitrail reads vit, dinov2"):
         read_weights(str(tmp_path))
 
 

@@ -64,8 +64,8 @@ def test_what_it_says(tmp_path, convert, ours):
         "as written: timm (reading Google's file) gives the same outputs, within X (the largest output is 2.3)",
         "read back: every tensor is bit-identical",
         "not written, since Google's layout does not support it: "
-        "preprocessing, class names, the licence, the record of training "
-        "(evaluate can then no longer leave out the images it was trained on)",
+        "preprocessing, class names, the licence, the training record "
+        "(vitrail evaluate can then no longer exclude the training images)",
         f"wrote {tmp_path / 'vit.npz'}",
     ]
 
@@ -102,7 +102,7 @@ def test_constants_that_differ_are_taken_only_when_asked(tmp_path, convert, ours
     code, said, _ = convert(source, tmp_path / "vit.npz", "--to", "google", "--adopt-constants")
     assert code == 0 and "changed to the fixed values of Google's code: model.gelu erf -> tanh\n" in said
     assert float(re.search(r"effect of the changed constants: outputs differ by up to (\S+)\s", said)[1]) > 1e-4
-    assert "has other constants than Google's code, and differs by" in said
+    assert "has other constants than Google's code and differs by" in said
 
 
 def test_preprocessing_that_the_target_cannot_do(tmp_path, convert):
@@ -117,7 +117,7 @@ def test_a_hybrid_from_google_to_timm(tmp_path, convert):
     """Named stems alone: the fixture's is refused, with what timm has."""
     source = FIXTURES / "google_hybrid_stem_only.npz"
     code, _, error = convert(source, tmp_path / "t", "--to", "timm", "--adopt-constants")
-    assert code == 2 and "timm cannot express this network: it has a stem of 32 channels with blocks ()" in error
+    assert code == 2 and "timm cannot represent this network: it has a stem of 32 channels with blocks ()" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -173,7 +173,7 @@ def test_without_the_other_library(tmp_path, convert, ours, monkeypatch, to):
 def test_resnets_from_vitrail_to_transformers_and_on_to_google(tmp_path, convert, ours):
     source = ours(kind="resnet", blocks=(1, 2), width=32, image_size=(32, 40), num_classes=3)
     code, _, error = convert(source, tmp_path / "bit", "--to", "huggingface")
-    assert code == 2 and "(model.weight_eps 1e-10 -> 1e-08): add --adopt-constants" in error
+    assert code == 2 and "(model.weight_eps 1e-10 -> 1e-08); pass --adopt-constants" in error
     code, said, _ = convert(source, tmp_path / "bit", "--to", "huggingface", "--adopt-constants")
     assert (
         code == 0
@@ -219,7 +219,7 @@ def test_a_size_for_files_that_do_not_tell(tmp_path, convert):
         assert convert(FIXTURES / "google_vit_token.npz", target, "--to", "vitrail", "--image-size", text)[0] == 0
         assert read_weights(str(target)).card.model.image_size == size
     code, _, error = convert(FIXTURES / "google_vit_token.npz", tmp_path / "x.safetensors", "--to", "vitrail")
-    assert code == 2 and "give the size with --image-size HxW" in error
+    assert code == 2 and "pass --image-size HxW" in error
 
 
 @pytest.mark.slow

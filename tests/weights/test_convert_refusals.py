@@ -67,16 +67,16 @@ def broken(folder: Path, case: str) -> Path:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("unknown", "holds no network that vitrail can read"),
+        ("unknown", "holds no known layout"),
         ("text", "is not a safetensors file"),
         ("truncated", "is damaged"),
-        ("truncated npz", "cut short or damaged"),
+        ("truncated npz", "truncated zip archive"),
         ("long header", "is not a safetensors file, or it was cut short"),
-        ("pickle", "is a pickle, which can run any code"),
+        ("pickle", "is a pickle, which can run code"),
         ("pickle in an npz", "an array of Python objects, which is a pickle"),
         ("zip bomb", "would unpack to 200,000,128 bytes, far more than weights of its size do"),
         ("picture", "is not a safetensors file, or it was cut short"),
-        ("folder", "has no weights: no model.safetensors"),
+        ("folder", "has no weights file"),
         ("missing", "no weights at"),
     ],
 )

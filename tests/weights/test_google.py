@@ -65,7 +65,7 @@ def test_what_a_file_tells(name, told):
     assert weights.card.preprocess == preprocess
     assert preprocess.mean == preprocess.std == (0.5, 0.5, 0.5)  # pixels in [-1, 1]
     assert weights.card.source.startswith(f"fixtures/{name}.npz")
-    assert ("images of 224x224" in weights.assumed) == ("bit" in name)
+    assert ("224x224 images" in weights.assumed) == ("bit" in name)
 
 
 def test_a_config_beside_it_that_is_of_another_network(tmp_path):
@@ -73,13 +73,13 @@ def test_a_config_beside_it_that_is_of_another_network(tmp_path):
     (tmp_path / "vit.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
     assert read_weights(tmp_path / "vit.npz", image_size=(16, 16)).layout == "google"
     np.savez(tmp_path / "vit.npz", other=np.zeros(3, "f"))
-    with pytest.raises(UserError, match="is a 'convnext' model of transformers"):
+    with pytest.raises(UserError, match="transformers model of type 'convnext'"):
         read_weights(tmp_path / "vit.npz")
 
 
 def test_waves_need_a_size_that_no_tensor_shows():
     path = str(FIXTURES / "bigvision_gap_sincos.npz")
-    with pytest.raises(UserError, match=r"no table of positions.*--image-size HxW, or image_size=\(height, width\)"):
+    with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size=\(height, width\)"):
         read_weights(path)
     assert read_weights(path, image_size=(16, 24)).card.model.positions == "sincos"
 
@@ -157,11 +157,9 @@ def test_bfloat16_which_numpy_cannot_name(tmp_path):
 
 def test_a_size_that_is_not_square_must_be_given():
     path = str(FIXTURES / "google_vit_token.npz")
-    with pytest.raises(
-        UserError, match=r"positions for 24 patches, which is not a square: .*--image-size.*image_size="
-    ):
+    with pytest.raises(UserError, match=r"24 patches, which is not a square.*--image-size.*image_size="):
         read_weights(path)
-    with pytest.raises(UserError, match="positions for 24 patches of 4x4, which is not an image of 16x16"):
+    with pytest.raises(UserError, match=r"24 patches of 4x4 .* 16x16"):
         read_weights(path, image_size=(16, 16))
     assert read_weights(path, image_size=(16, 24)).card.model.grid == (4, 6)
 
@@ -178,16 +176,16 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
         ),
         ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, "stem|positions for 4 patches|gn_root"),
         ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 is not divisible by 32 groups"),
-        ({"Transformer/posembed_input/pos_embedding": None}, "no table of positions"),
+        ({"Transformer/posembed_input/pos_embedding": None}, "no position embedding"),
         ({"Transformer/posembed_input/pos_embedding": np.zeros((5, 48), "f")}, r"has shape \(5, 48\), not"),
         ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer/encoderblock_1/LayerNorm_0/bias'"),
         ({f"{BLOCK.format(0)}/query/kernel": None}, "encoderblock_0/.*query/kernel' is missing"),
-        ({f"{BLOCK.format(1)}/key/bias": None}, "without bias"),
-        ({f"{BLOCK.format(1)}/query/kernel": np.zeros((48, 4, 12), "f")}, "layers of different numbers of heads"),
+        ({f"{BLOCK.format(1)}/key/bias": None}, "no bias for query"),
+        ({f"{BLOCK.format(1)}/query/kernel": np.zeros((48, 4, 12), "f")}, "different numbers of heads"),
         ({"embedding/kernel": np.zeros((48, 48), "f")}, r"'embedding/kernel' has shape \(48, 48\)"),
         ({"head/kernel": np.zeros((40, 5), "f")}, r"'head.weight' has shape \(5, 40\)"),
         ({"head/bias": np.zeros((), "f")}, r"'head/bias' has shape \(\)"),
-        ({"head/bias": np.zeros(5, "i4")}, "int32 numbers"),
+        ({"head/bias": np.zeros(5, "i4")}, "int32 tensors"),
         ({"head/bias": np.array(["x"], dtype=object)}, "cannot read .* Python objects, which is a pickle"),
         ({"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(48, "f")}, "is missing"),
     ],
@@ -205,5 +203,5 @@ def test_what_is_refused(tmp_path, change, words):
 def test_an_archive_cut_short(tmp_path, share):
     content = (FIXTURES / "google_vit_gap.npz").read_bytes()
     (tmp_path / "vit.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="truncated zip archive"):
         read_weights(str(tmp_path / "vit.npz"))

@@ -101,8 +101,8 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
         ("config.json", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding True, and vitrail's has False"),
         ("config.json", {"output_stride": 4}, "output_stride 4: its last stages do not halve the map"),
         ("config.json", {"output_stride": "8"}, "output_stride '8'"),
-        ("preprocessor_config.json", {"crop_size": None, "do_center_crop": False}, "makes no images of one size, but"),
-        ("preprocessor_config.json", {"crop_size": {"height": 0, "width": 0}}, "makes no images of one size, but"),
+        ("preprocessor_config.json", {"crop_size": None, "do_center_crop": False}, "has no fixed output size:"),
+        ("preprocessor_config.json", {"crop_size": {"height": 0, "width": 0}}, "has no fixed output size:"),
         ("preprocessor_config.json", {"size": {"shortest_edge": 8}}, "cannot express its resizing"),
         ("preprocessor_config.json", {"crop_size": {"height": 50, "width": 72}}, "and cropping to 50x72"),
     ],
@@ -118,7 +118,7 @@ def test_what_is_refused(tmp_path, randomise, file, change, words):
 def test_a_width_factor_that_transformers_itself_cannot_run(tmp_path, randomise):
     """It leaves the factor out of the last norm, which then does not fit the map."""
     written(tmp_path, randomise, width_factor=2)
-    with pytest.raises(UserError, match=r"config.json says width_factor 2, and its tensors show 1|says hidden_sizes"):
+    with pytest.raises(UserError, match=r"config.json says width_factor 2, and its tensors have 1|says hidden_sizes"):
         read_weights(str(tmp_path))
 
 
@@ -177,4 +177,4 @@ def test_constants_that_transformers_fixes():
     assert huggingface.adopt_constants(card_of(model)).model == resnet()
     narrow = card_of(resnet()).preprocess.model_copy(update={"resize": "short_side"})
     card = card_of(resnet()).model_copy(update={"preprocess": narrow})
-    assert "takes 50x72 images cut from pictures that keep their aspect" in huggingface.unsupported_reason(card)
+    assert "crops 50x72 images after a resize that keeps the aspect ratio" in huggingface.unsupported_reason(card)

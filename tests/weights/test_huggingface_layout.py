@@ -82,7 +82,7 @@ def test_shards(tmp_path, randomise, logits):
 
 def test_an_index_may_not_point_out_of_its_folder(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../b.safetensors"}}))
-    with pytest.raises(UserError, match="not an index of safetensors files"):
+    with pytest.raises(UserError, match="not an index of safetensors shards"):
         read_weights(str(tmp_path))
 
 
@@ -137,16 +137,16 @@ def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("config.json", {"model_type": "deit"}, "is a 'deit' model of transformers, and vitrail reads vit, dinov2"),
+        ("config.json", {"model_type": "deit"}, "transformers model of type 'deit'; vitrail reads vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
         ("config.json", {"num_attention_heads": 5}, "48 is not divisible by 5 heads"),
-        ("config.json", {"image_size": "big"}, "'big' is not a size"),
-        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "does not scale pixels by 1/255"),
-        ("preprocessor_config.json", {"do_rescale": False}, "does not scale pixels by 1/255"),
+        ("config.json", {"image_size": "big"}, "'big' is not an image size"),
+        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "does not rescale pixels by 1/255"),
+        ("preprocessor_config.json", {"do_rescale": False}, "does not rescale pixels by 1/255"),
         ("preprocessor_config.json", {"resample": 1}, "resampling '1'"),
-        ("preprocessor_config.json", {"size": {"height": 40, "width": 40}, "do_center_crop": True}, "cannot express"),
-        ("preprocessor_config.json", {"size": {"shortest_edge": 40}}, "cannot express"),
-        ("preprocessor_config.json", {"image_mean": "grey"}, "'grey' is not a value for each channel"),
+        ("preprocessor_config.json", {"size": {"height": 40, "width": 40}, "do_center_crop": True}, "cannot reproduce"),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 40}}, "cannot reproduce"),
+        ("preprocessor_config.json", {"image_mean": "grey"}, "one number per channel, not 'grey'"),
     ],
     ids=str,
 )
@@ -161,8 +161,8 @@ def test_what_is_refused(tmp_path, randomise, file, change, words):
 @pytest.mark.parametrize(
     ("kind", "config", "words"),
     [
-        ("ViTForImageClassification", {"qkv_bias": False}, "queries, keys and values without bias"),
-        ("ViTModel", {"pooler_act": "relu"}, "pooler with 'relu'"),
+        ("ViTForImageClassification", {"qkv_bias": False}, "no bias for query"),
+        ("ViTModel", {"pooler_act": "relu"}, "pooler_act 'relu'"),
         ("ViTForMaskedImageModeling", {}, "has a (mask token|decoder)"),
     ],
 )
@@ -175,7 +175,7 @@ def test_networks_that_are_refused(tmp_path, randomise, kind, config, words):
 def test_the_file_alone_does_not_tell_enough(tmp_path, randomise):
     written(tmp_path, randomise)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match=r"needs its config\.json beside it"):
+    with pytest.raises(UserError, match=r"its config\.json must be in the same folder"):
         read_weights(str(tmp_path / "model.safetensors"))
 
 
@@ -212,10 +212,10 @@ def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, told, nam
 @pytest.mark.parametrize(
     ("kind", "config", "words"),
     [
-        ("Dinov2ForImageClassification", {}, "by the class token beside the mean of the patches"),
-        ("Dinov2WithRegistersForImageClassification", {}, "by the class token beside the mean of the patches"),
+        ("Dinov2ForImageClassification", {}, "DINOv2 classifier"),
+        ("Dinov2WithRegistersForImageClassification", {}, "DINOv2 classifier"),
         ("Dinov2Model", {"use_swiglu_ffn": True}, "has a gated MLP"),
-        ("Dinov2Model", {"qkv_bias": False}, "without bias"),
+        ("Dinov2Model", {"qkv_bias": False}, "no bias for query"),
     ],
 )
 def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, words):

@@ -53,20 +53,20 @@ def test_there_and_back():
     "name", ["block1/unit1/conv.weight", "block0/unit01/conv.weight", "block01/unit01/conv.weight"]
 )
 def test_numbers_written_otherwise_are_other_names(name):
-    assert TABLE.place(name) is None
-    with pytest.raises(UserError, match=f"it has a tensor '{name}'"):
+    assert TABLE.slot(name) is None
+    with pytest.raises(UserError, match=f"it has an unknown tensor .'{name}'"):
         read({name: torch.zeros(1)})
 
 
 def test_parts_that_are_missing_or_do_not_fit():
     with pytest.raises(UserError, match="it: tensor 'v3' is missing"):
         read({"q3": torch.zeros(1), "k3": torch.zeros(1)})
-    with pytest.raises(UserError, match=r"it: tensor 'q3' has shape \(1, 2\), which does not fit"):
+    with pytest.raises(UserError, match=r"it: tensor 'q3' has shape \(1, 2\)"):
         read({"q3": torch.zeros(1, 2), "k3": torch.zeros(1), "v3": torch.zeros(1)})
 
 
 def test_what_has_no_place():
-    with pytest.raises(UserError, match=r"no place for 'pos_embed.rows'"):
+    with pytest.raises(UserError, match=r"'pos_embed.rows' has no equivalent"):
         TABLE.write({"pos_embed.rows": torch.zeros(1)})
 
 
@@ -75,5 +75,5 @@ def test_every_layout_is_a_module_and_a_name_in_one_list():
     modules = [path for path in Path(formats.__file__).parent.glob("*.py") if "\nFORMAT = " in path.read_text()]
     assert {path.stem for path in modules} == set(formats.FORMATS) == set(get_args(formats.FormatName))
     assert list(formats.formats()) == list(formats.FORMATS)
-    with pytest.raises(UserError, match=r"no layout 'tim': .*did you mean 'timm'"):
+    with pytest.raises(UserError, match=r"unknown layout 'tim'.*did you mean 'timm'"):
         formats.format_named("tim")

@@ -72,7 +72,7 @@ def test_vision_transformers(to, data):
     try:
         format_named(to).check_expressible(card, adopt=True)
     except UserError as error:
-        assert "cannot express this network" in str(error) and "\n" not in str(error)
+        assert "cannot represent this network" in str(error) and "\n" not in str(error)
         return
     state = random_state(model, seed)
     weights = back(card, state, to)

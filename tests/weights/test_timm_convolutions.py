@@ -66,11 +66,11 @@ def test_a_resnet_of_any_size(tmp_path, randomise, logits):
     assert (weights.card.model.blocks, weights.card.model.width) == ((1, 2), 32)
     assert_same_logits(model, weights, logits)
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetv2_50"}))
-    with pytest.raises(UserError, match="timm's 'resnetv2_50', and of its ResNets vitrail reads those of BiT"):
+    with pytest.raises(UserError, match="timm's 'resnetv2_50'; of timm's ResNets, vitrail reads only BiT"):
         read_weights(str(tmp_path))
 
 
 def test_a_resnet_with_batch_norms(tmp_path):
     save_file(timm.create_model("resnetv2_50").state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="has batch norms"):
+    with pytest.raises(UserError, match="has batch normalization"):
         read_weights(str(tmp_path))

@@ -143,7 +143,7 @@ def test_a_file_without_config(tmp_path, randomise, logits):
 
 def test_heads_that_nothing_tells(tmp_path, randomise):
     save_file(randomise(timm.create_model("test_vit")).state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(UserError, match=r"how many attention heads.*model_args.num_heads"):
+    with pytest.raises(UserError, match=r"number of attention heads.*model_args.num_heads"):
         read_weights(str(tmp_path / "vit.safetensors"))
 
 
@@ -158,15 +158,15 @@ def test_a_non_square_file_without_config(tmp_path, randomise, logits):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"qk_norm": True}, "has normalised queries and keys"),
-        ({"qkv_bias": False}, "queries, keys and values without bias"),
+        ({"qk_norm": True}, "has query and key normalization"),
+        ({"qkv_bias": False}, "no bias for query"),
         ({"pre_norm": True}, "has a norm before the encoder"),
-        ({"global_pool": "map"}, "leaves class token and registers out of attention pooling"),
-        ({"global_pool": "avg", "pool_include_prefix": True}, "pools the class token with the patches"),
-        ({"global_pool": "max"}, "has pooling 'max', and vitrail knows token, avg"),
-        ({"act_layer": "quick_gelu"}, "has activation 'quick_gelu', and vitrail knows gelu, gelu_tanh"),
-        ({"norm_layer": "rmsnorm"}, "norm layers 'rmsnorm'"),
-        ({"final_norm": False}, "model_args.final_norm False, and its tensors show True"),
+        ({"global_pool": "map"}, "attention pooling without class token and registers"),
+        ({"global_pool": "avg", "pool_include_prefix": True}, "pool_include_prefix with global_pool=avg"),
+        ({"global_pool": "max"}, "has pooling 'max', and vitrail supports token, avg"),
+        ({"act_layer": "quick_gelu"}, "has activation 'quick_gelu', and vitrail supports gelu, gelu_tanh"),
+        ({"norm_layer": "rmsnorm"}, "norm_layer 'rmsnorm'"),
+        ({"final_norm": False}, "model_args.final_norm False, and its tensors have True"),
     ],
     ids=str,
 )
@@ -179,18 +179,18 @@ def test_what_a_plain_network_cannot_express(tmp_path, randomise, args, words):
 @pytest.mark.parametrize(
     ("section", "change", "words"),
     [
-        ("pretrained_cfg", {"crop_mode": "border"}, "crop mode 'border'"),
-        ("pretrained_cfg", {"crop_mode": "squash", "crop_pct": 0.9}, "crop mode 'squash' and crop_pct 0.9"),
+        ("pretrained_cfg", {"crop_mode": "border"}, "crop_mode 'border'"),
+        ("pretrained_cfg", {"crop_mode": "squash", "crop_pct": 0.9}, "crop_mode 'squash' with crop_pct 0.9"),
         ("pretrained_cfg", {"interpolation": "lanczos"}, "preprocessing: 'interpolation'"),
-        ("pretrained_cfg", {"mean": 3}, "3 is not a value for each channel"),
-        ("pretrained_cfg", {"mean": [0.1, 0.2]}, "2 channels and its network 3"),
-        ("model_args", {"img_size": "large"}, "'large' is not a size"),
+        ("pretrained_cfg", {"mean": 3}, "one number per channel, not 3"),
+        ("pretrained_cfg", {"mean": [0.1, 0.2]}, "2 channels, and the network has 3"),
+        ("model_args", {"img_size": "large"}, "'large' is not an image size"),
         ("model_args", {"num_heads": 5}, "48 is not divisible by 5 heads"),
-        ("", {"model_args": 3}, "not as timm writes it"),
+        ("", {"model_args": 3}, "does not have timm's format"),
         (
             "",
             {"architecture": "vit_new", "model_args": {"num_heads": 3}},
-            "the settings of timm's 'vit_new'",
+            "timm's 'vit_new'",
         ),
     ],
     ids=str,

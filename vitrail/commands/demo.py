@@ -192,7 +192,7 @@ def _facts(
 ) -> DemoFacts:
     backbone = bundled()
     starting_weights = {
-        PRETRAINED: f"the bundled weights, trained on {backbone.learned}",
+        PRETRAINED: f"the bundled weights, trained on {backbone.pretrained_on}",
         SCRATCH: "random weights",
     }
     both = [(PRETRAINED, pretrained), (SCRATCH, scratch)]

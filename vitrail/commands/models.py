@@ -68,6 +68,6 @@ def show_models(console: Console) -> None:
 def _show_backbone(console: Console, backbone: Backbone) -> None:
     console.print(f"  {backbone.spec}", soft_wrap=True)
     facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
-    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, learned from {escape(backbone.learned)}[/]")
-    if backbone.measured:
-        console.print(f"  [dim]{escape(backbone.measured)}[/]")
+    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, learned from {escape(backbone.pretrained_on)}[/]")
+    if backbone.result:
+        console.print(f"  [dim]{escape(backbone.result)}[/]")

@@ -31,7 +31,7 @@ def embedding_filters(net: VisionTransformer, count: int = COMPONENTS) -> Filter
     if stem is None:
         weight, layer = net.patch_embed.proj.weight, "the patch embedding"
     else:
-        weight, layer = stem.root.standardised(), "the first convolution of the stem"
+        weight, layer = stem.root.standardized_weight(), "the first convolution of the stem"
     kernel = weight.permute(0, 2, 3, 1)  # (filters, height, width, C)
     rows = kernel.flatten(1).double().cpu().numpy()
     _, singular, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)

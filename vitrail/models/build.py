@@ -1,4 +1,4 @@
-"""From a name or a config to a network."""
+"""Building networks from a name or a config."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Network = VisionTransformer | ResNet
 
 
 def build_model(config: NetworkConfig) -> Network:
-    """The network a config describes, with fresh weights."""
+    """Build the network that a config describes, with newly initialized weights."""
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
 
 
 def build_from_state_dict(config: NetworkConfig, state: Mapping[str, Tensor]) -> Network:
-    """The network with these weights, which it takes as they are: nothing is initialised or copied."""
+    """Build a network around existing tensors, without initializing or copying."""
     with torch.device("meta"):
         net = build_model(config)
     net.load_state_dict(state, assign=True)
@@ -30,19 +30,19 @@ def build_from_state_dict(config: NetworkConfig, state: Mapping[str, Tensor]) ->
 
 
 def create(name: str, num_classes: int = 1000, image_size: int | Size = 224, **options: Any) -> Network:
-    """Build a network with fresh weights, initialised as in the paper.
+    """Build a network with newly initialized weights, as in the paper.
 
     Parameters
     ----------
     name
-        A size and a patch, such as "S/16"; a hybrid, such as "R50+B/16"; a ResNet, such as "R50x1". `vitrail models`
-        lists them.
+        A Vision Transformer such as "S/16" (size, patch size), a hybrid such as "R50+B/16", or a ResNet such as
+        "R50x1". `vitrail models` lists all names.
     num_classes
-        How many logits the network has; 0 for none, so that it returns features.
+        Number of logits; 0 for a network without a classifier, which returns features.
     image_size
-        In pixels: a side, or (height, width).
+        Image size in pixels: one number for square images, or (height, width).
     options
-        Fields of the network's config by their names, such as pool="gap" or registers=4.
+        Further fields of the network config, such as pool="gap" or registers=4.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Layers and initial distributions that networks share."""
+"""Layers and initializers that the networks share."""
 
 from __future__ import annotations
 
@@ -6,78 +6,76 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# A standard normal cut at two deviations has this deviation; flax divides by it so that the cut keeps the variance.
+# Standard deviation of a standard normal truncated at 2 sigma; flax divides by it to keep the variance.
 TRUNCATED_NORMAL_STD = 0.87962566103423978
-DROP_PATH_STEPS = 2**24  # the parts of 1 that a float32 tells apart
+DROP_PATH_STEPS = 2**24  # resolution of keep probabilities, exact in float32
 
 
 def lecun_normal_(weight: Tensor, fan_in: int) -> None:
-    """flax's default kernel initialisation: normal, variance 1/fan_in, truncated at two deviations."""
+    """flax's default initializer: normal with variance 1/fan_in, truncated at 2 sigma."""
     std = fan_in**-0.5 / TRUNCATED_NORMAL_STD
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def normal_(weight: Tensor, std: float) -> None:
-    """A normal distribution. On the meta device there is nothing to fill, and torch would import its compiler first,
-    which would double the time that loading weights takes."""
+    """nn.init.normal_ that skips meta tensors, for which torch imports its compiler (which doubles load time)."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
 
 
 class ClassifierHead(nn.Linear):
-    """Zero weights at the start: the first prediction is the bias alone.
+    """A linear classifier with zero initial weights, so the first logits are the bias.
 
-    Runs in the precision of its weights even under autocast: near the sigmoid head's -10, bfloat16 logits would be
-    1/16 apart.
+    It ignores autocast: near the sigmoid head's bias of -10, bfloat16 logits would be 1/16 apart.
     """
 
-    def __init__(self, width: int, num_classes: int, initial_bias: float):
-        self.initial_bias = initial_bias
+    def __init__(self, width: int, num_classes: int, bias_init: float):
+        self.bias_init = bias_init
         super().__init__(width, num_classes)
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
-        nn.init.constant_(self.bias, self.initial_bias)
+        nn.init.constant_(self.bias, self.bias_init)
 
     def forward(self, vector: Tensor) -> Tensor:
-        if vector.is_meta:  # where there is no autocast to leave
+        if vector.is_meta:  # the meta device has no autocast
             return super().forward(vector)
         with torch.autocast(vector.device.type, enabled=False):
             return super().forward(vector.to(self.weight.dtype))
 
 
 class LayerScale(nn.Module):
-    """A learned gain for each channel of a branch (Touvron et al. 2021)."""
+    """A learned scale per channel of a residual branch (Touvron et al. 2021)."""
 
-    def __init__(self, width: int, initial: float):
+    def __init__(self, width: int, init_value: float):
         super().__init__()
-        self.initial = initial
+        self.init_value = init_value
         self.gamma = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.gamma, self.initial)
+        nn.init.constant_(self.gamma, self.init_value)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, leave the branch out for some images, and scale the others to make up for it."""
+    """Stochastic depth: in training, drop the residual branch of random images and rescale the others."""
 
-    kept: Tensor
+    keep_steps: Tensor
 
     def __init__(self, rate: float):
         super().__init__()
-        # A tensor: blocks that differ in a plain number would be compiled one by one. Of integers: no change of the
-        # weights' type makes the rate another.
+        # A tensor, since blocks that differ in a Python number would each be compiled. An integer, so that casting the
+        # network to another dtype does not change the rate.
         self.register_buffer(
-            "kept", torch.from_numpy(np.array(round((1 - rate) * DROP_PATH_STEPS), np.int64)), persistent=False
+            "keep_steps", torch.from_numpy(np.array(round((1 - rate) * DROP_PATH_STEPS), np.int64)), persistent=False
         )
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        chance = self.kept / DROP_PATH_STEPS
-        kept = torch.rand(x.shape[0], 1, 1, device=x.device) < chance
-        return x * (kept / chance).to(x.dtype)
+        keep_prob = self.keep_steps / DROP_PATH_STEPS
+        kept = torch.rand(x.shape[0], 1, 1, device=x.device) < keep_prob
+        return x * (kept / keep_prob).to(x.dtype)

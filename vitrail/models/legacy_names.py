@@ -1,11 +1,11 @@
-"""What parameters were called before they had timm's names: files written then are read by this table."""
+"""Parameter names of files before format 3, and their current (timm's) names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# (old, new): those that begin with a dot stand within blocks, the others where a parameter's name begins.
+# (old, new): names with a leading dot occur inside blocks, the others at the start of a parameter name.
 TABLE = [
     ("tokens.class_token", "cls_token"),
     ("tokens.registers", "reg_token"),
@@ -32,21 +32,21 @@ TABLE = [
     (".mlp.down", ".mlp.fc2"),
 ]
 NEW = {old.lstrip("."): new.lstrip(".") for old, new in TABLE}
-# Whole words. Before them stand the kind of tensor in a checkpoint ("model/", "optimizer/exp_avg/") and what a network
-# is called within another.
+# Whole components. Prefixes are the kind of tensor in a checkpoint ("model/", "optimizer/exp_avg/") and the name of a
+# network within another.
 OLD_WORDS = re.compile(rf"(?<![^./])({'|'.join(map(re.escape, NEW))})(?![^.])")
 
 
 def new_name(old: str) -> str:
-    """What a parameter is called now; a name of now stays as it is."""
+    """The current name of a parameter. Current names do not change."""
     return OLD_WORDS.sub(lambda match: NEW[match[1]], old)
 
 
 def old_name(new: str) -> str:
-    """What a parameter of a Vision Transformer was called, also within the network for masked patches."""
-    start = re.match(r"(?:.*/)?(?:net\.)?", new)
-    prefix = start[0] if start else ""
-    name = new.removeprefix(prefix) + "."  # so that whole words are found
+    """The old name of a parameter of a Vision Transformer, also inside MaskedPatchNetwork."""
+    match = re.match(r"(?:.*/)?(?:net\.)?", new)
+    prefix = match[0] if match else ""
+    name = new.removeprefix(prefix) + "."  # the dot ends the last component
     for before, after in TABLE:
         if after.startswith("."):
             name = name.replace(f"{after}.", f"{before}.")
@@ -56,7 +56,7 @@ def old_name(new: str) -> str:
 
 
 def new_names(stored: Iterable[str]) -> dict[str, str]:
-    """For each tensor of a file, what it is called now -> what the file calls it."""
+    """Current name -> name in the file, for each tensor of a file."""
     names = list(stored)
-    found = {new_name(name): name for name in names}
-    return found if len(found) == len(names) else {name: name for name in names}  # of neither time
+    renamed = {new_name(name): name for name in names}
+    return renamed if len(renamed) == len(names) else {name: name for name in names}  # names collide: not an old file

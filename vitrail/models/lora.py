@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): low-rank updates beside frozen matrices, merged into them in the end."""
+"""LoRA (Hu et al. 2021): trainable low-rank updates of frozen linear layers, merged into them after training."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from vitrail.models.vit import Block
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer W with a trained update B A: y = W x + bias + alpha/rank B (A x).
+    """A frozen linear layer with a trainable low-rank update: y = W x + bias + alpha/rank B (A x).
 
-    The update is applied to the input and never to W: then a step computes no gradient as large as W. A fused qkv
-    has one A for all three, and a B for each. B starts at zero, and the layer as it was.
+    B A is never materialized, so no gradient has the size of W. A fused qkv layer shares one A; its B has rows for each
+    of query, key and value. B starts at zero, so the initial output is that of the frozen layer.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.scale = alpha / rank
-        where = layer.weight.device
-        self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features, dtype=torch.float32, device=where))
-        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=torch.float32, device=where))
-        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as nn.Linear starts: up to 1 / sqrt(inputs), either way
+        device = layer.weight.device
+        self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features, dtype=torch.float32, device=device))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=torch.float32, device=device))
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as nn.Linear: uniform up to 1 / sqrt(in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(x, self.lora_a.to(x.dtype)) * self.scale  # (..., rank)
@@ -35,7 +35,7 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """The plain layer that computes the same, with this one's weights changed in place."""
+        """The equivalent nn.Linear. The update is added to this layer's weight in place."""
         layer = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         self.weight.copy_(self.weight.float() + self.scale * (self.lora_b @ self.lora_a))
         layer.weight, layer.bias = self.weight, self.bias
@@ -43,15 +43,15 @@ class LoraLinear(nn.Linear):
 
 
 def add_lora(net: nn.Module, config: LoraConfig) -> None:
-    """Freeze all but the head, and put updates of low rank beside matrices of the blocks. Rank 0: change nothing."""
+    """Replace linear layers of the blocks by LoraLinear and freeze the rest except the head. Rank 0 changes nothing."""
     if not config.rank:
         return
     chosen = list(_layers(net, mlp=config.target_modules == "all"))
     if not chosen:
-        raise UserError("LoRA is for Transformer blocks, and this network has none: use --set lora.rank=0")
+        raise UserError("lora.rank has no effect without Transformer blocks, and this network has none; remove it")
     largest = min(min(layer.weight.shape) for _, _, layer in chosen)
     if config.rank > largest:
-        raise UserError(f"lora.rank is {config.rank}, but the matrices of this network have rank {largest} at most")
+        raise UserError(f"lora.rank={config.rank} is too large: the largest rank for this network is {largest}")
     for name, parameter in net.named_parameters():
         if "head" not in name.split("."):
             parameter.requires_grad_(False)
@@ -60,14 +60,14 @@ def add_lora(net: nn.Module, config: LoraConfig) -> None:
 
 
 def merge_lora(net: nn.Module) -> None:
-    """Add the updates to the matrices they are beside: plain layers again, with the names and shapes of before."""
+    """Merge all updates: LoraLinear layers become nn.Linear again, with the original names and shapes."""
     for parent, name, layer in list(_layers(net, mlp=True)):
         if isinstance(layer, LoraLinear):
             setattr(parent, name, layer.merged())
 
 
 def _layers(net: nn.Module, mlp: bool) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Linear layers of all blocks, each with what holds it and the name it has there."""
+    """Yield the linear layers of all blocks, as (parent module, attribute name, layer)."""
     for block in net.modules():
         if isinstance(block, Block):
             for parent in (block.attn, block.mlp) if mlp else (block.attn,):

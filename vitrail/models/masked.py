@@ -1,4 +1,4 @@
-"""A Vision Transformer that predicts patches it does not see (section 4.6 and appendix B.1.2 of the paper)."""
+"""Masked patch prediction (section 4.6 and appendix B.1.2 of the paper)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from vitrail.models.vit import Block, VisionTransformer
 
 Target = Literal["color", "grid", "pixels"]
 COLORS = 512  # three bits for each of red, green and blue
-GRID = 4  # the "grid" target tells the colours of 4x4 parts of a patch
-# What a patch that is to be predicted looks like: the learned [mask] embedding, another patch, or itself
+GRID = 4  # the "grid" target has the mean colors of 4x4 cells of a patch
+# What the embedding of a patch to predict is replaced by: the learned [mask] embedding, another patch, or nothing
 MASK, OTHER, KEPT = 1, 2, 3
 
 
 class Corruption(NamedTuple):
-    """The patches that are to be predicted, as many of each image: all int64 (B, M), numbered in raster order.
+    """The patches to predict, M per image. All int64 (B, M); patch indices are in raster order.
 
-    A tuple of tensors, which whatever wraps a network (compiler, processes) knows how to pass on.
+    A tuple of tensors, so that torch.compile and DistributedDataParallel can pass it on.
     """
 
-    where: Tensor  # which patches, none twice
+    where: Tensor  # patch indices, no duplicates
     kind: Tensor  # MASK, OTHER or KEPT
-    source: Tensor  # the patch whose embedding one of kind OTHER has
+    source: Tensor  # the patch whose embedding replaces one of kind OTHER
 
 
 class PredictionHead(nn.Linear):
-    """Zero weights at the start, as the classifier has them: every colour is as likely as any other."""
+    """A linear layer with zero initial weights: all colors are equally likely at first."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -41,32 +41,34 @@ class PredictionHead(nn.Linear):
 
 
 class MaskedPatchNetwork(nn.Module):
-    """Embeddings of some patches are replaced before positions are added; what the encoder makes of each is read.
+    """A Vision Transformer whose encoder predicts corrupted patches.
 
-    Class token and registers stay, and nothing reads them. In a hybrid a patch is what one token stands for, and the
-    convolutions before it have seen beyond its border.
+    Patch embeddings are replaced before position embeddings are added. Class token and registers stay and have no loss.
+    In a hybrid, a patch is the area of one token; the stem's receptive field extends beyond it.
     """
 
     def __init__(self, net: Network, target: Target):
         super().__init__()
         if not isinstance(net, VisionTransformer):
-            raise UserError("a ResNet has no patches to mask: choose a Vision Transformer for masked-patch prediction")
+            raise UserError("a ResNet has no patches to mask; choose a Vision Transformer, such as --model S/16")
         if net.config.axial:
-            raise UserError("an axial network cannot predict masked patches: choose one with full attention")
+            raise UserError(
+                "masked patch prediction needs full attention; choose a network without Axial-, such as --model S/16"
+            )
         if net.config.num_classes:
-            raise ValueError("masked patches are predicted by a network without classifier: num_classes is 0")
+            raise ValueError("net must have no classifier: create it with num_classes=0")
         self.net = net
         self.mask = nn.Parameter(torch.empty(net.config.width))
         self.head = PredictionHead(net.config.width, output_size(net.config, target))
-        # What only a whole image needs learns nothing here; processes that wait for its gradients would wait for ever.
+        # These get no gradients here, and DistributedDataParallel would wait for them.
         net.pre_logits.requires_grad_(False)
         if net.attn_pool is not None:
             net.attn_pool.requires_grad_(False)
-        net.read_every_token()
+        net.compute_all_tokens()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        normal_(self.mask, std=0.02)  # as BERT's
+        normal_(self.mask, std=0.02)  # as in BERT
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -80,8 +82,8 @@ class MaskedPatchNetwork(nn.Module):
     def hidden_matrices(self, name: str) -> int:
         return self.net.hidden_matrices(name.removeprefix("net.")) if name.startswith("net.") else 0
 
-    def set_grad_checkpointing(self, recompute: bool) -> None:
-        self.net.set_grad_checkpointing(recompute)
+    def set_grad_checkpointing(self, enable: bool) -> None:
+        self.net.set_grad_checkpointing(enable)
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         self.net.set_residual_dtype(dtype)
@@ -93,27 +95,29 @@ class MaskedPatchNetwork(nn.Module):
         x = net.add_positions(net.add_prefix_tokens(x))  # (B, T, D)
         for block in net.blocks:
             x = block(x)
-        read = _rows(net.norm(x), corruption.where + net.config.prefix)  # (B, M, D)
-        return self.head(net.fc_norm(read))  # the last norm, wherever the network has it
+        corrupted = _rows(net.norm(x), corruption.where + net.config.prefix)  # (B, M, D)
+        return self.head(net.fc_norm(corrupted))  # either norm or fc_norm is the identity
 
     def corrupt(self, patches: Tensor, corruption: Corruption) -> Tensor:
-        """Patch embeddings (B, N, D) with those of the corruption replaced."""
+        """Replace the embeddings of corrupted patches: (B, N, D) -> (B, N, D)."""
         where, kind, source = corruption
-        own = torch.arange(patches.shape[1], device=patches.device).expand(len(patches), -1)  # (B, N)
-        taken = own.scatter(1, where, torch.where(kind == OTHER, source, where))
-        masked = torch.zeros_like(own, dtype=torch.bool).scatter(1, where, kind == MASK)
-        return torch.where(masked[..., None], self.mask.to(patches.dtype), _rows(patches, taken))
+        indices = torch.arange(patches.shape[1], device=patches.device).expand(len(patches), -1)  # (B, N)
+        sources = indices.scatter(1, where, torch.where(kind == OTHER, source, where))
+        masked = torch.zeros_like(indices, dtype=torch.bool).scatter(1, where, kind == MASK)
+        return torch.where(masked[..., None], self.mask.to(patches.dtype), _rows(patches, sources))
 
 
 def output_size(config: ModelConfig, target: Target) -> int:
-    """How many numbers tell of one patch; pixels are in the order (C, height, width)."""
+    """Number of outputs per patch; pixels are ordered (C, height, width)."""
     if target == "pixels":
         return config.cell[0] * config.cell[1] * config.channels
     return COLORS if target == "color" else GRID * GRID * COLORS
 
 
 def _rows(tokens: Tensor, index: Tensor) -> Tensor:
-    """Of tokens (B, T, D) those that `index` (B, M) names. By whole rows: gathered number by number, their gradients
-    would be sorted number by number wherever they have to repeat bit for bit."""
+    """Select tokens by index: (B, T, D) and (B, M) -> (B, M, D).
+
+    Row indexing instead of torch.gather, whose backward pass is slow in deterministic mode.
+    """
     first = torch.arange(len(tokens), device=tokens.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1)[(first + index).flatten()].unflatten(0, index.shape)

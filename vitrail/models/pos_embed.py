@@ -1,4 +1,4 @@
-"""Positions, so that attention can tell patches apart: added to the tokens (Eq. 1), or to the scores of attention."""
+"""Position embeddings: added to the tokens (Eq. 1), or relative ones, added to the attention scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitrail.models.layers import normal_
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector per token in raster order; class token and registers have rows of their own, or none."""
+    """Learned 1-D embedding: one vector per patch in raster order, and optionally per class token and register."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -22,14 +22,16 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        normal_(self.table, std=0.02 if self.every_token else self.table.shape[-1] ** -0.5)  # the latter in big_vision
+        normal_(
+            self.table, std=0.02 if self.every_token else self.table.shape[-1] ** -0.5
+        )  # big_vision's value without prefix rows
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + (F.pad(self.table, (0, 0, self.skip, 0)) if self.skip else self.table)  # (B, T, D)
 
 
 class AxisPositions(nn.Module):
-    """Learned 2-D: half of each vector is learned for the column, half for the row of the patch."""
+    """Learned 2-D embedding: one half of the vector for the patch's column, the other for its row."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -51,14 +53,14 @@ class AxisPositions(nn.Module):
 
 
 class SinCosPositions(nn.Module):
-    """Fixed 2-D waves, as big_vision has them: nothing to learn, nothing to store."""
+    """Fixed 2-D sine-cosine embedding, as in big_vision. It has no parameters and is not in the state dict."""
 
     waves: Tensor
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.grid, self.prefix = config.grid, config.prefix
-        # from_numpy makes a real tensor even while a network without storage is built.
+        # from_numpy, since it allocates storage even while a network is built on the meta device.
         empty = torch.from_numpy(np.zeros((config.sequence, config.width), np.float32))
         self.register_buffer("waves", empty, persistent=False)
         self.reset_parameters()
@@ -71,18 +73,20 @@ class SinCosPositions(nn.Module):
 
 
 def sincos(grid: Size, width: int) -> np.ndarray:
-    """[sin x, cos x, sin y, cos y] at width/4 frequencies from 1 to 1/10000, for every patch in raster order."""
+    """[sin x, cos x, sin y, cos y] at width/4 frequencies from 1 to 1/10000; (h*w, width) in raster order."""
     y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
     quarter = width // 4
     frequencies = 10_000.0 ** -(np.arange(quarter) / max(quarter - 1, 1))
-    waves = [wave(place * frequencies) for place in (x, y) for wave in (np.sin, np.cos)]
+    waves = [wave(coordinate * frequencies) for coordinate in (x, y) for wave in (np.sin, np.cos)]
     return np.concatenate(waves, axis=1)
 
 
 class RelativePositions(nn.Module):
-    """1-D relative attention: a learned vector for each offset between two patches in raster order, shared by the heads
-    of a layer. Class token and registers have no place in the raster: three more vectors stand for the pairs from
-    them, to them and among them."""
+    """1-D relative position embedding: one learned vector per offset between patches in raster order.
+
+    All heads of a layer share it. Class token and registers are not in the raster: three more vectors are for pairs
+    from them, to them and among them.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -95,7 +99,7 @@ class RelativePositions(nn.Module):
         normal_(self.table, std=0.02)
 
     def forward(self, queries: Tensor) -> Tensor:
-        """What to add to the scores: (B, heads, queries, D/heads) -> (B, heads, queries, T)."""
+        """The bias of the attention scores: (B, heads, queries, D/heads) -> (B, heads, queries, T)."""
         queries = queries / queries.shape[-1] ** 0.5
         offsets = 2 * self.patches - 1
         inside = self._slide(queries[:, :, self.prefix :] @ self.table[:offsets].flip(0).T)
@@ -108,10 +112,11 @@ class RelativePositions(nn.Module):
         return torch.cat([torch.cat(first, dim=-1), torch.cat(rest, dim=-1)], dim=2)
 
     def _slide(self, scores: Tensor) -> Tensor:
-        """Of the scores of patch i, one for each offset from +(N-1) to -(N-1), those that its N keys stand at.
+        """Select the scores of the N keys of patch i from its scores for all offsets +(N-1) to -(N-1).
 
-        Row i needs the columns N-1-i to 2N-2-i. With one column more, rows of 2N, read on as rows of 2N-1, begin one
-        column further left each time. Looking each pair up would be simpler, and in deterministic mode far slower.
+        Row i needs columns N-1-i to 2N-2-i. With one padding column, the rows of length 2N are reread as rows of length
+        2N-1, so each row starts one column further left. An index lookup would be simpler, but far slower in
+        deterministic mode.
         """
         count = self.patches
         flat = F.pad(scores, (0, 1)).flatten(2)
@@ -125,20 +130,20 @@ ADDED = {"1d": LearnedPositions, "2d": AxisPositions, "sincos": SinCosPositions}
 
 
 def build_pos_embed(config: ModelConfig) -> nn.Module:
-    """What is added to the tokens: once, at every block (a list of modules), or nothing."""
+    """The module that adds the position embedding to tokens; a ModuleList if every block has its own."""
     if config.positions not in ADDED:
         return nn.Identity()
-    kind = ADDED[config.positions]
+    module = ADDED[config.positions]
     if config.positions_at == "layers":
-        return nn.ModuleList(kind(config) for _ in range(config.blocks))
-    return kind(config)
+        return nn.ModuleList(module(config) for _ in range(config.blocks))
+    return module(config)
 
 
 def resample_pos_embed(table: Tensor, old: Size, new: Size, how: Resampling = "paper") -> Tensor:
-    """A (1, T, D) table for another grid; the rows of class token and registers stay as they are.
+    """Interpolate a (1, T, D) position table to another grid; rows of class token and registers do not change.
 
-    The paper's way is bilinear with aligned corners. DeiT and MAE take bicubic, timm bicubic with antialiasing; both
-    keep the corners of the outer patches in place instead of their centres.
+    "paper" is bilinear with aligned corners. "bicubic" (DeiT, MAE) and "bicubic_antialias" (timm) align the outer edges
+    of patches instead of their centers.
     """
     if old == new:
         return table
@@ -149,7 +154,7 @@ def resample_pos_embed(table: Tensor, old: Size, new: Size, how: Resampling = "p
 
 
 def resample_axis(table: Tensor, new: int, how: Resampling = "paper") -> Tensor:
-    """An (n, D) table along one line - rows, columns or offsets - for a line of another length."""
+    """Interpolate an (n, D) table of rows or columns to another length."""
     if len(table) == new:
         return table
     line = table.T[None, :, :, None]  # (1, D, n, 1)
@@ -157,8 +162,11 @@ def resample_axis(table: Tensor, new: int, how: Resampling = "paper") -> Tensor:
 
 
 def resample_offsets(table: Tensor, old: Size, new: Size) -> Tensor:
-    """A (2N-1, D) table of raster offsets for another grid: each is taken as the step of rows and columns it mostly is,
-    the step is scaled with the grid, and the vectors of the four nearest steps there are mixed."""
+    """Interpolate a (2N-1, D) table of relative offsets to another grid.
+
+    Each raster offset is treated as the row and column offset that it most often stands for. That is scaled with the
+    grid, and the vectors of the four nearest offsets are mixed bilinearly.
+    """
     if old == new:
         return table
     last = new[0] * new[1] - 1
@@ -168,10 +176,13 @@ def resample_offsets(table: Tensor, old: Size, new: Size) -> Tensor:
     rows, columns = (step * ((before - 1) / (after - 1) if after > 1 else 0.0) for step, before, after in steps)
     first_row, first_column = rows.floor(), columns.floor()
     mixed = torch.zeros(len(offsets), table.shape[1])
-    for row, row_share in ((first_row, 1 - (rows - first_row)), (first_row + 1, rows - first_row)):
-        for column, share in ((first_column, 1 - (columns - first_column)), (first_column + 1, columns - first_column)):
-            place = (row * old[1] + column).long() + old[0] * old[1] - 1
-            mixed += (row_share * share)[:, None] * table[place.clamp(0, len(table) - 1)].float()
+    for row, row_weight in ((first_row, 1 - (rows - first_row)), (first_row + 1, rows - first_row)):
+        for column, weight in (
+            (first_column, 1 - (columns - first_column)),
+            (first_column + 1, columns - first_column),
+        ):
+            index = (row * old[1] + column).long() + old[0] * old[1] - 1
+            mixed += (row_weight * weight)[:, None] * table[index.clamp(0, len(table) - 1)].float()
     return mixed.to(table.dtype)
 
 

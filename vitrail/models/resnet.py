@@ -1,7 +1,7 @@
-"""The convolutional networks of the paper: the stem of the hybrids, and the BiT ResNets it compares with.
+"""The convolutional networks of the paper: the stem of the hybrids, and the BiT ResNets that it compares with.
 
-Both use GroupNorm and standardise the weights of their convolutions. They differ in where the activation is (after the
-norm that follows a convolution in the stem, before the convolution in BiT), in padding and in constants.
+Both use GroupNorm and weight standardization. The stem is post-activation (convolution, norm, ReLU), BiT pre-activation
+(norm, ReLU, convolution). Padding and constants differ too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from vitrail.models.layers import ClassifierHead, lecun_normal_
 
 
 class StandardConv(nn.Conv2d):
-    """A convolution whose filters are standardised to mean 0 and deviation 1 before use.
+    """A convolution with weight standardization (filters have mean 0 and standard deviation 1).
 
-    `same` pads as TensorFlow does: as little as covers the image, the odd pixel at the end.
+    `same` is TensorFlow's SAME padding, with the odd pixel at the end.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, config: Any, *, stride: int = 1, same: bool = False):
@@ -31,7 +31,7 @@ class StandardConv(nn.Conv2d):
     def reset_parameters(self) -> None:
         lecun_normal_(self.weight, fan_in=self.weight[0].numel())
 
-    def standardised(self) -> Tensor:
+    def standardized_weight(self) -> Tensor:
         flat = self.weight.flatten(1)
         if self.eps_in == "variance":
             flat = F.layer_norm(flat, flat.shape[1:], eps=self.eps)
@@ -46,18 +46,20 @@ class StandardConv(nn.Conv2d):
             rows, columns = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])
             x = F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
         elif kernel == 1 and stride > 1:
-            # On a CPU, torch takes twice as long for the gradient of this convolution if it has a stride itself.
+            # On CPUs, the backward pass of a strided 1x1 convolution takes twice as long.
             x, stride = x[..., ::stride, ::stride], 1
-        return F.conv2d(x, self.standardised(), None, stride, self.padding)
+        return F.conv2d(x, self.standardized_weight(), None, stride, self.padding)
 
 
 class NormRelu(nn.GroupNorm):
+    """GroupNorm followed by ReLU."""
+
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(super().forward(x), inplace=True)
 
 
 class ZeroNorm(nn.GroupNorm):
-    """Starts at zero, and with it the branch that it ends."""
+    """GroupNorm with zero initial weight, so its residual branch starts at zero."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -65,7 +67,7 @@ class ZeroNorm(nn.GroupNorm):
 
 
 class PostActivation(nn.Module):
-    """A bottleneck of the hybrid stem: convolution, norm, ReLU."""
+    """Bottleneck block of the hybrid stem: convolution, norm, ReLU."""
 
     def __init__(self, inputs: int, width: int, stride: int, config: StemConfig):
         super().__init__()
@@ -89,7 +91,7 @@ class PostActivation(nn.Module):
 
 
 class HybridStem(nn.Module):
-    """Image -> feature map at a quarter of its size, halved again by every stage after the first."""
+    """Image -> feature map at 1/4 resolution, halved by every stage after the first."""
 
     def __init__(self, config: StemConfig, channels: int):
         super().__init__()
@@ -99,13 +101,13 @@ class HybridStem(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.norm(self.root(pixels))
-        # As TensorFlow pads: an even side has one row more at its end, which ceil_mode stands for.
+        # TensorFlow's SAME padding: ceil_mode adds the row that an even side needs at its end.
         x = _max_pool(x, padding=(x.shape[-2] % 2, x.shape[-1] % 2), ceil_mode=True)
-        return self.stages(F.relu(x, inplace=True))  # the same before or after the maximum; here on a quarter
+        return self.stages(F.relu(x, inplace=True))  # ReLU and max pooling commute; here on a quarter of the pixels
 
 
 class PreActivation(nn.Module):
-    """A bottleneck of BiT: norm, ReLU, convolution; a changed shape is projected from the activated input."""
+    """Bottleneck block of BiT: norm, ReLU, convolution. The shortcut projects the activated input."""
 
     def __init__(self, inputs: int, width: int, stride: int, config: ResNetConfig):
         super().__init__()
@@ -127,7 +129,9 @@ class PreActivation(nn.Module):
 
 
 class ResNet(nn.Module):
-    trace: Never  # it has none; this lets type checkers pass `create(...).trace(...)`, which is for Vision Transformers
+    """A BiT ResNet."""
+
+    trace: Never  # does not exist; lets type checkers accept create(...).trace(...)
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
@@ -143,9 +147,9 @@ class ResNet(nn.Module):
         return self.head(self.forward_features(pixels))
 
     def forward_features(self, pixels: Tensor) -> Tensor:
-        """The vector before the classifier, (B, features)."""
+        """The input of the classifier, (B, features)."""
         x = self.root(pixels)
-        if self.config.pool_padding == "zeros":  # which win over negative values beside them
+        if self.config.pool_padding == "zeros":  # zeros exceed negative values at the border
             x = _max_pool(F.pad(x, (1, 1, 1, 1)), padding=0)
         else:
             x = _max_pool(x, padding=1)
@@ -154,15 +158,15 @@ class ResNet(nn.Module):
 
 
 def _max_pool(x: Tensor, padding: int | tuple[int, int], ceil_mode: bool = False) -> Tensor:
-    """The maximum of 3 x 3 at every other pixel. On a CPU, torch finds it ten times as fast with the channels last,
-    which pays for moving them; but its backward pass is slower so."""
+    """3x3 max pooling with stride 2. On CPUs, channels_last makes the forward pass ten times faster, but the backward
+    pass slower."""
     if x.device.type == "cpu" and not x.requires_grad:
         x = x.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(x, 3, stride=2, padding=padding, ceil_mode=ceil_mode).contiguous()
 
 
 def _stages(block: type[nn.Module], config: StemConfig | ResNetConfig) -> nn.Sequential:
-    """Stage i has bottlenecks of 2^i times the root's width; all but the first halve the map."""
+    """Stage i has bottlenecks of 2^i times the root's width; every stage but the first halves the resolution."""
     inputs, stages = config.width, []
     for stage, count in enumerate(config.blocks):
         width = config.width * 2**stage

@@ -1,4 +1,5 @@
-"""What blocks attend to, computed beside the fused path from the inputs that they had: the output does not change."""
+"""Recording attention weights and tokens of blocks. The attention is recomputed from the inputs of each block, so the
+fused forward pass and its output do not change."""
 
 from __future__ import annotations
 
@@ -14,54 +15,53 @@ from vitrail.models.vit import VisionTransformer
 
 @dataclass(frozen=True)
 class Trace:
-    """What `trace` saw. Tokens are those that come out of a block: `[class token, registers,] patches` in raster
-    order."""
+    """The result of `trace`. Token order is `[class token, registers,] patches`, patches in raster order."""
 
-    logits: Tensor  # (B, num_classes), bit for bit those of the plain call
-    attention: dict[int, Tensor]  # block: (B, heads, T, T); row i says where token i looked
-    tokens: dict[int, Tensor]  # block: (B, T, D)
+    logits: Tensor  # (B, num_classes), bit-identical to a plain call
+    attention: dict[int, Tensor]  # block -> (B, heads, T, T); row i: the attention of token i to every token
+    tokens: dict[int, Tensor]  # block -> output tokens (B, T, D)
 
 
 def trace(net: VisionTransformer, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
-    """Attention and tokens of chosen blocks; only these cost more."""
+    """Record attention and tokens of the given blocks (all if None); the other blocks cost nothing extra."""
     count = len(net.blocks)
     if layers is not None and not all(isinstance(index, int) for index in layers):
-        raise TypeError("layers are numbers of blocks, such as [0, -1]")
+        raise TypeError("layers must be block indices, such as [0, -1]")
     wrong = [index for index in layers or () if not -count <= index < count]
     if wrong:
-        raise ValueError(f"there is no block {wrong[0]}: this network has blocks 0 to {count - 1}")
+        raise ValueError(f"layers has {wrong[0]}, but this network has blocks 0 to {count - 1}")
     chosen = set(range(count) if layers is None else (index % count for index in layers))
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    recorded: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def see(index: int, x: Tensor, output: Tensor) -> None:
-        seen[index] = x, output
+    def record(index: int, x: Tensor, output: Tensor) -> None:
+        recorded[index] = x, output
 
-    with block_hooks(net, see, chosen):
+    with block_hooks(net, record, chosen):
         logits = net(pixels)
     attention, tokens = {}, {}
-    for index, (x, output) in seen.items():
+    for index, (x, output) in recorded.items():
         block = net.blocks[index]
         attention[index] = block.attn.weights(block.norm1(x))
-        whole = output.shape[1] == x.shape[1]  # the last block may have computed only what is read
-        tokens[index] = output if whole else block.forward(x)
+        complete = output.shape[1] == x.shape[1]  # the last block may compute only the pooled token
+        tokens[index] = output if complete else block.forward(x)
     return Trace(logits, attention, tokens)
 
 
 @contextmanager
 def block_hooks(
-    net: VisionTransformer, see: Callable[[int, Tensor, Tensor], None], chosen: Collection[int] | None = None
+    net: VisionTransformer, hook: Callable[[int, Tensor, Tensor], None], chosen: Collection[int] | None = None
 ) -> Iterator[None]:
-    """Show `see` the number, input and output of every block, or of those chosen, as this thread computes them."""
+    """Call `hook(index, input, output)` after every block, or after the `chosen` ones, that this thread runs."""
     thread = threading.get_ident()
 
-    def watcher(index: int) -> Callable[[Tensor, Tensor], None]:
-        return lambda x, output: see(index, x, output) if threading.get_ident() == thread else None
+    def block_hook(index: int) -> Callable[[Tensor, Tensor], None]:
+        return lambda x, output: hook(index, x, output) if threading.get_ident() == thread else None
 
-    watched = [(block, watcher(index)) for index, block in enumerate(net.blocks) if chosen is None or index in chosen]
-    for block, watch in watched:
-        block.watchers.append(watch)
+    hooks = [(block, block_hook(index)) for index, block in enumerate(net.blocks) if chosen is None or index in chosen]
+    for block, registered in hooks:
+        block.hooks.append(registered)
     try:
         yield
     finally:
-        for block, watch in watched:
-            block.watchers.remove(watch)
+        for block, registered in hooks:
+            block.hooks.remove(registered)

@@ -1,7 +1,7 @@
-"""The Vision Transformer, as Figure 1 of the paper draws it. Read from `VisionTransformer.forward` on.
+"""The Vision Transformer of the paper's Figure 1. Start reading at `VisionTransformer.forward`.
 
-Shapes in comments: B images, N patches, T tokens (class token, registers and patches), D the width. Parameters have
-timm's names where timm has the part.
+Shapes in comments: B images, N patches, T tokens (class token, registers, patches), D embedding width. Parameters have
+timm's names where timm has the same part.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 
 class VisionTransformer(nn.Module):
-    blocks: Sequence[Block]  # a ModuleList, which does not tell what it holds
+    """A Vision Transformer, also with the convolutional stem or the axial attention of the paper's variants."""
+
+    blocks: Sequence[Block]  # a ModuleList; annotated for type checkers
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        width, kinds = config.width, _attention_kinds(config)
+        width, attention = config.width, _attention_types(config)
         rates = [config.drop_path * index / max(config.blocks - 1, 1) for index in range(config.blocks)]
         after_pool = config.norm == "after_pool"
 
@@ -42,7 +44,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = build_pos_embed(config)
         self.pos_drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
-            Block(config, rate, kinds[index % len(kinds)]) for index, rate in enumerate(rates)
+            Block(config, rate, attention[index % len(attention)]) for index, rate in enumerate(rates)
         )
         self.norm = nn.Identity() if after_pool else nn.LayerNorm(width, eps=config.norm_eps)
         self.fc_norm = nn.LayerNorm(width, eps=config.norm_eps) if after_pool else nn.Identity()
@@ -54,28 +56,29 @@ class VisionTransformer(nn.Module):
         )
 
         self.num_prefix_tokens = config.prefix
-        self.reads_class_token = config.pool == "token"
+        self.pools_class_token = config.pool == "token"
         self.positions_at_blocks = config.positions_at != "stem"
-        if self.reads_class_token:
+        if self.pools_class_token:
             self.blocks[-1].keep = 1
         if self.positions_at_blocks:
-            each = self.pos_embed if isinstance(self.pos_embed, nn.ModuleList) else [self.pos_embed] * len(self.blocks)
-            for block, positions in zip(self.blocks, each, strict=True):
+            per_block = isinstance(self.pos_embed, nn.ModuleList)
+            modules = self.pos_embed if per_block else [self.pos_embed] * len(self.blocks)
+            for block, positions in zip(self.blocks, modules, strict=True):
                 block.positions = [positions]
 
     def reset_parameters(self) -> None:
-        """Of the tokens; every other part starts its own."""
+        """Initialize class token and registers; submodules initialize themselves."""
         if self.cls_token is not None:
             nn.init.zeros_(self.cls_token)
         if self.reg_token is not None:
-            normal_(self.reg_token, std=0.02)  # registers that start equal would stay equal
+            normal_(self.reg_token, std=0.02)  # equal registers would get equal gradients and stay equal
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) normalised pixels -> (B, num_classes) logits."""
         return self.head(self.forward_features(pixels))
 
     def forward_features(self, pixels: Tensor) -> Tensor:
-        """Compute the features of images: the vector that the classifier reads.
+        """Compute the features that the classifier takes as input.
 
         Parameters
         ----------
@@ -85,7 +88,7 @@ class VisionTransformer(nn.Module):
         Returns
         -------
         Tensor
-            (B, D), where D is the width of the network, or of its representation layer.
+            (B, D), where D is the width of the network or of its representation layer.
 
         Examples
         --------
@@ -99,42 +102,42 @@ class VisionTransformer(nn.Module):
         return self.pre_logits(self.pool(self.norm(x)))
 
     def add_prefix_tokens(self, patches: Tensor) -> Tensor:
-        """(B, N, D) -> (B, T, D): class token, registers and patches, as far as the network has them."""
+        """Prepend class token and registers, if any: (B, N, D) -> (B, T, D)."""
         count = patches.shape[0]
         prefix = [part.expand(count, -1, -1) for part in (self.cls_token, self.reg_token) if part is not None]
-        # In one piece: sums keep the layout of their first term, so the whole stream would stay transposed in memory.
+        # Contiguous: sums keep the memory layout of their first term, so all later activations would be transposed.
         return torch.cat([*prefix, patches], dim=1) if prefix else patches.contiguous()
 
     def add_positions(self, x: Tensor) -> Tensor:
-        """Here, once, unless they are added at every block."""
+        """Add the position embedding, unless every block adds it."""
         if not self.positions_at_blocks:
             x = self.pos_embed(x)
         return self.pos_drop(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Tokens (B, T, D) -> one vector for each image, (B, D) (Eq. 4)."""
+        """Pool tokens (B, T, D) to one vector per image, (B, D) (Eq. 4)."""
         if self.attn_pool is not None:
             x = self.attn_pool(x)
         else:
-            x = x[:, 0] if self.reads_class_token else x[:, self.num_prefix_tokens :].mean(dim=1)
+            x = x[:, 0] if self.pools_class_token else x[:, self.num_prefix_tokens :].mean(dim=1)
         return self.fc_norm(x)
 
     def trace(self, pixels: Tensor, layers: Sequence[int] | None = None) -> Trace:
-        """Run the network and record the attention and the tokens of chosen blocks.
+        """Run the network and record attention weights and output tokens of blocks.
 
         Parameters
         ----------
         pixels
             Normalised pixels (B, C, H, W).
         layers
-            Numbers of blocks, from 0; -1 is the last one. If None, all blocks.
+            Block indices from 0; -1 is the last block. None means all blocks.
 
         Returns
         -------
         Trace
-            `logits`, the same to the bit as without a trace; `attention`, by block (B, heads, T, T), where row i says
-            how much token i takes from each token; `tokens`, by block (B, T, D). Tokens are the class token, registers
-            and patches in raster order.
+            `logits`, bit-identical to a plain call; `attention`, block -> (B, heads, T, T), where row i has the weights
+            with which token i attends to every token; `tokens`, block -> (B, T, D). The order of tokens is class
+            token, registers, patches in raster order.
 
         Examples
         --------
@@ -144,37 +147,37 @@ class VisionTransformer(nn.Module):
 
         return trace(self, pixels, layers)
 
-    def read_every_token(self) -> None:
-        """For whoever reads other tokens than `pool` does: the last block computes all."""
+    def compute_all_tokens(self) -> None:
+        """Let the last block compute all tokens, not only those that `pool` needs."""
         self.blocks[-1].keep = None
 
-    # What training asks of a network, whichever it is.
+    # Methods that training calls on any network that has them.
 
     def param_depth(self, name: str) -> int:
-        """Where a parameter is: 0 before the blocks, i + 1 in block i, one more than there are blocks after all."""
+        """Depth of a parameter, for layer decay: 0 before the blocks, i + 1 in block i, blocks + 1 after them."""
         if match := re.match(r"(?:blocks|pos_embed)\.(\d+)\.", name):
             return int(match[1]) + 1
-        before = name.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed."))
-        return 0 if before else len(self.blocks) + 1
+        is_embedding = name.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed."))
+        return 0 if is_embedding else len(self.blocks) + 1
 
     def hidden_matrices(self, name: str) -> int:
-        """How many matrices between hidden layers a parameter is made of; 0: it is no such matrix."""
+        """Number of hidden matrices stacked in a parameter (for Muon); 0 if it is not a hidden matrix."""
         match = re.match(r"(?:blocks\.\d+|attn_pool)\.(?:\w+\.)*(qkv|kv|q|proj|fc1|fc2)\.weight$", name)
         return {"qkv": 3, "kv": 2}.get(match[1], 1) if match else 0
 
-    def set_grad_checkpointing(self, recompute: bool) -> None:
-        """In training, let blocks forget what the backward pass needs, and compute it again."""
+    def set_grad_checkpointing(self, enable: bool) -> None:
+        """Recompute the activations of blocks in the backward pass instead of storing them."""
         for block in self.blocks:
-            block.grad_checkpointing = recompute
+            block.grad_checkpointing = enable
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
-        """The type of the stream that blocks add to; none: as it comes."""
+        """Set the dtype of the residual stream; None keeps that of the input."""
         for block in self.blocks:
             block.residual_dtype = dtype
 
 
-def _attention_kinds(config: ModelConfig) -> Sequence[type[Attention]]:
-    """The kinds of attention that follow one another in the blocks."""
+def _attention_types(config: ModelConfig) -> Sequence[type[Attention]]:
+    """The attention classes that the blocks alternate between."""
     if not config.axial:
         return (Attention,)
     from vitrail.models.axial import ColumnAttention, RowAttention
@@ -183,15 +186,15 @@ def _attention_kinds(config: ModelConfig) -> Sequence[type[Attention]]:
 
 
 class PatchEmbed(nn.Module):
-    """Pixels -> patches -> one token each (Eq. 1). A hybrid cuts up the feature map of a convolutional stem instead."""
+    """Cut images into patches and project each to a token (Eq. 1). A hybrid cuts the feature map of its stem."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.image_size = config.image_size
         self.stem = HybridStem(config.stem, config.channels) if config.stem else None
         channels = config.stem.features if config.stem else config.channels
-        # The linear map E, applied to every patch in raster order. It is stored as the convolution that it also is, and
-        # computed as a product, which is faster: on CPUs up to 2.4 times.
+        # The linear map E of Eq. 1. Stored as a convolution, as in timm, but computed as a matrix product, which is up
+        # to 2.4 times faster on CPUs.
         self.proj = nn.Conv2d(channels, config.width, config.patch, stride=config.patch)
         self.reset_parameters()
 
@@ -203,21 +206,21 @@ class PatchEmbed(nn.Module):
         """(B, C, H, W) -> (B, N, D)."""
         if tuple(pixels.shape[-2:]) != self.image_size:
             raise ValueError(
-                f"this network takes {self.image_size[0]}x{self.image_size[1]} images, "
+                f"the network takes {self.image_size[0]}x{self.image_size[1]} images, "
                 f"not {pixels.shape[-2]}x{pixels.shape[-1]}"
             )
         features = pixels if self.stem is None else self.stem(pixels)
         height, width = self.proj.kernel_size
-        cut = features.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, height, w, width)
-        flat = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N = h*w, C*height*width)
+        patches = features.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, height, w, width)
+        flat = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N = h*w, C*height*width)
         tokens = F.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
-        return tokens.to(self.proj.weight.dtype)  # under autocast, too, the stream of residuals is float32
+        return tokens.to(self.proj.weight.dtype)  # keeps the residual stream in float32 under autocast
 
 
 class Block(nn.Module):
-    """Self-attention and MLP, each after a norm and with a residual (Eq. 2 and 3).
+    """Pre-norm self-attention and MLP, each with a residual connection (Eq. 2 and 3).
 
-    `rate` is the chance that a branch is left out in training.
+    `rate` is the probability of dropping a residual branch in training (stochastic depth).
     """
 
     def __init__(self, config: ModelConfig, rate: float, attention: type[Attention]):
@@ -231,22 +234,23 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if gamma is None else LayerScale(width, gamma)
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(rate) if rate else nn.Identity()
-        # What stands around the block; see __call__.
-        self.keep: int | None = None
-        self.positions: list[nn.Module] = []  # one or none, in a list: it belongs to the network
+        # Used in __call__.
+        self.keep: int | None = None  # number of leading tokens to compute; None: all
+        self.positions: list[nn.Module] = []  # a list, so that it is not registered as a submodule
         self.residual_dtype: torch.dtype | None = None
         self.grad_checkpointing = False
-        self.watchers: list[Callable[[Tensor, Tensor], None]] = []  # shown each input and output
+        self.hooks: list[Callable[[Tensor, Tensor], None]] = []  # called with input and output
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D); `keep`: only so many leading tokens."""
+        """(B, T, D) -> (B, T, D), or (B, keep, D): only the first `keep` tokens."""
         x = x[:, :keep] + self.drop_path(self.ls1(self.dropout(self.attn(self.norm1(x), keep))))
         return x + self.drop_path(self.ls2(self.dropout(self.mlp(self.norm2(x)))))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The block as the network calls it: with positions, where every block adds them; with a stream of another
-        type, or activations that are computed again, where a run has it so; and watched, where it is traced. The last
-        block computes only the tokens that are read. All this is outside of what `compile` compiles."""
+        """Run `forward` with per-block positions, residual dtype, gradient checkpointing and hooks, if set.
+
+        This wrapper is not part of what torch.compile compiles.
+        """
         for positions in self.positions:
             x = positions(x)
         if self.residual_dtype is not None:
@@ -255,13 +259,13 @@ class Block(nn.Module):
             output: Tensor = checkpoint(super().__call__, x, self.keep, use_reentrant=False)
         else:
             output = super().__call__(x, self.keep)
-        for watch in self.watchers:
-            watch(x, output)
+        for hook in self.hooks:
+            hook(x, output)
         return output
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Eq. 5-8); the three input projections are stored as one matrix."""
+    """Multi-head self-attention (Eq. 5-8). Query, key and value projections are stored as one matrix."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -273,7 +277,7 @@ class Attention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # Xavier for each D x D matrix: computed on the stacked 3D x D one, it would be 0.707 times too small.
+        # Xavier for each D x D matrix; for the stacked 3D x D matrix it would be smaller by a factor of 0.707.
         limit = (3.0 / self.proj.in_features) ** 0.5
         nn.init.uniform_(self.qkv.weight, -limit, limit)
         nn.init.uniform_(self.proj.weight, -limit, limit)
@@ -281,7 +285,7 @@ class Attention(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
-        """New tokens, mixed from all of `x`; `keep`: only for that many leading ones."""
+        """Attend to all tokens of `x`: (B, T, D) -> (B, T, D), or (B, keep, D)."""
         qkv = self.qkv(x)  # (B, T, 3 D)
         if keep is None and self.relative is None and supports_short_attention(qkv, self.heads):
             return self.proj(short_attention(qkv, self.heads))
@@ -292,20 +296,22 @@ class Attention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        """(B, T, 3 D) -> queries, keys and values, each (B, heads, T, D/heads)."""
+        """(B, T, 3 D) -> query, key, value, each (B, heads, T, D/heads)."""
         batch, tokens, width = qkv.shape
         qkv = qkv.view(batch, tokens, 3, self.heads, width // (3 * self.heads))
-        # Apart first, then transposed: their gradients then come together as the projection wants them, uncopied.
+        # unbind before transpose: the gradients then have the layout of the projection and are not copied.
         return tuple(part.transpose(1, 2) for part in qkv.unbind(2))
 
     def weights(self, x: Tensor) -> Tensor:
-        """The share of each token (last axis) in each new token, (B, heads, T, T): what the fused path never forms."""
+        """The attention matrix (B, heads, T, T), which the fused path never materializes."""
         q, k, _ = self.split(self.qkv(x))
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         return (scores if self.relative is None else scores + self.relative(q)).softmax(-1)
 
 
 class MLP(nn.Module):
+    """Two linear layers with GELU between them."""
+
     def __init__(self, config: ModelConfig, dropout: float | None = None):
         super().__init__()
         self.fc1 = nn.Linear(config.width, config.mlp_dim)
@@ -324,7 +330,7 @@ class MLP(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """big_vision's MAP head: one learned query attends to all tokens, and an MLP refines what it gathered."""
+    """big_vision's MAP head: a learned query attends to all tokens, followed by a residual MLP."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -339,7 +345,7 @@ class AttentionPool(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # Xavier as flax has it: a (1, 1, D) tensor has one input and D outputs, where torch would count D of both.
+        # Xavier as in flax, where a (1, 1, D) tensor has fan-in 1 and fan-out D; torch would use D for both.
         limit = (6.0 / (1 + self.latent.shape[-1])) ** 0.5
         nn.init.uniform_(self.latent, -limit, limit)
         limit = (3.0 / self.proj.in_features) ** 0.5  # Xavier for each D x D matrix
@@ -354,7 +360,7 @@ class AttentionPool(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The one query (B, heads, 1, D/heads), and keys and values of the tokens (B, heads, T, D/heads)."""
+        """Query (B, heads, 1, D/heads), key and value (B, heads, T, D/heads)."""
         batch, count, width = x.shape
         size = width // self.heads
         q = self.q(self.latent).view(1, 1, self.heads, size).transpose(1, 2)
@@ -362,13 +368,13 @@ class AttentionPool(nn.Module):
         return q.expand(batch, -1, -1, -1), k, v
 
     def weights(self, x: Tensor) -> Tensor:
-        """The share of each token in what the query gathers, (B, heads, 1, T)."""
+        """The attention weights of the query, (B, heads, 1, T)."""
         q, k, _ = self.split(x)
         return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 
 
 class PreLogits(nn.Module):
-    """The hidden tanh layer that the paper's head has in pre-training and drops in fine-tuning."""
+    """The representation layer: a hidden tanh layer that the paper uses in pre-training and drops in fine-tuning."""
 
     def __init__(self, width: int, size: int):
         super().__init__()

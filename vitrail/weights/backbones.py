@@ -1,4 +1,4 @@
-"""Pre-trained networks that runs start from when nobody names one: plain, free, and at home in most pictures."""
+"""The pretrained networks from which `vitrail train` chooses when none is named."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from vitrail.weights.bundle import read_card
 from vitrail.weights.hub import is_cached
 from vitrail.weights.names import BUNDLED, HUB_PREFIX, bundled_file
 
-HUB_TIMEOUT = 3.0  # seconds for the Hub to answer whether it has a model
+HUB_TIMEOUT = 3.0  # seconds
 
 
 @dataclass(frozen=True)
 class Backbone:
+    """A pretrained network and the facts to choose it by."""
+
     spec: str
     network: str
     parameters: float  # millions, without the head
-    megabytes: int  # to fetch, or of the package; with the head
+    megabytes: int  # of the file, with the head
     licence: str
-    learned: str  # from
-    measured: str = ""  # here, on what
+    pretrained_on: str
+    result: str = ""  # measured accuracy, and on which data
 
     @property
     def repository(self) -> str:
-        """Of the Hub."""
+        """The name on the Hub."""
         return self.spec.removeprefix(HUB_PREFIX)
 
 
@@ -37,7 +39,7 @@ BACKBONES = (TINY, SMALL, BASE)
 
 
 def bundled() -> Backbone:
-    """The network of the package, by what its card says."""
+    """The bundled network, described by its card."""
     file = bundled_file()
     card = read_card(file)
     images, name = card.data.get("images", {}).get("train", 0), card.data.get("name", "unknown images")
@@ -54,8 +56,10 @@ def bundled() -> Backbone:
 
 
 def unavailable_reason(backbone: Backbone, fetching: Callable[[], None]) -> str:
-    """Why a backbone cannot be had here, in a few words; empty if it lies in the local cache or the Hub offers it, and
-    before the latter `fetching` is called."""
+    """Why a backbone is not available; empty if it is in the local cache or on the Hub.
+
+    `fetching` is called if it has to be downloaded.
+    """
     try:
         from huggingface_hub import HfApi, constants
     except ImportError:
@@ -66,7 +70,7 @@ def unavailable_reason(backbone: Backbone, fetching: Callable[[], None]) -> str:
         return f"{backbone.repository} is not in the local cache, and HF_HUB_OFFLINE is set"
     try:
         HfApi().model_info(backbone.repository, timeout=HUB_TIMEOUT)
-    except Exception:  # whatever keeps the Hub from answering, the run goes on without it
-        return f"{backbone.repository} is not in the local cache, and the Hub does not answer"
+    except Exception:  # training can use the bundled weights instead
+        return f"{backbone.repository} is not in the local cache, and the Hub does not respond"
     fetching()
     return ""

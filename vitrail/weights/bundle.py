@@ -1,6 +1,6 @@
-"""Our one artifact, `model.safetensors`: the weights, and one JSON document in the header that says what they are.
+"""vitrail's weights file: a safetensors file whose header carries one JSON document, the card.
 
-Importing this does not import torch, so that a command can read a card at once.
+Importing this does not import torch, so commands can read a card quickly.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from vitrail.weights.safetensors_file import Header, load_float_tensors, load_te
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 3  # from 2 on, a file has checksums; from 3 on, tensors of Vision Transformers have timm's names
+FORMAT = 3  # since 2: checksums; since 3: timm's tensor names for Vision Transformers
 METADATA_KEY = "vitrail"  # the only metadata key: safetensors writes several keys in no fixed order
-TRAINED_ON = "vitrail.trained_on"  # the tensor of the digests of training images, which no network has
-DIGEST = 8  # bytes of each
-FAR_MORE = 100  # times what a file holds: a network that large is not even built as shapes
+TRAINED_ON = "vitrail.trained_on"  # tensor with the digests of the training images; not a parameter
+DIGEST = 8  # bytes of a digest
+MAX_EXCESS = 100  # a network with this many times the parameters of the file is not built even on the meta device
 DTYPE_NAMES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float64": "F64"}
 DTYPE_NAMES |= {"torch.uint8": "U8"}
 
@@ -52,12 +52,12 @@ Digests = Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], Fail
 
 
 def _task(value: object) -> object:
-    """The name of a task. Earlier files only say whether an image can have several labels."""
+    """The name of the task. Older files store a bool: whether images are multilabel."""
     return {False: "classification", True: "multilabel"}[value] if isinstance(value, bool) else value
 
 
 class _Known(BaseModel):
-    """What commands read of the card's open sections; other keys may stand beside it."""
+    """The keys of an open section of the card that commands read; others are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -72,8 +72,8 @@ class _Data(_Known):
     split_seed: int = 0
     group_similar: bool = False
     max_pixels: int = Field(default=1, gt=0)
-    trained_on: Digests = []  # of files before format 2: those that sort first
-    trained_before: Annotated[list[Digests], FailFast()] = []  # likewise, of the weights that these came from
+    trained_on: Digests = []  # only in files before format 2: the smallest digests
+    trained_before: Annotated[list[Digests], FailFast()] = []  # likewise, for the weights that training started from
 
 
 class _Recipe(_Known):
@@ -97,24 +97,22 @@ def _like(known: type[_Known]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _stepped(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+def _with_steps(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     if not all("step" in row for row in rows):
-        raise ValueError("a row has no step")
+        raise ValueError("a row has no 'step'")
     return rows
 
 
 class Card(Schema):
-    """What a weights file says about itself: enough to use the weights rightly and to trace where they came from."""
+    """The metadata of a weights file: network, preprocessing, classes, and where the weights came from."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     format: int = FORMAT
     model: NetworkConfig
     preprocess: Preprocess
-    classes: Annotated[
-        tuple[str, ...], FailFast()
-    ] = ()  # in the order of the logits; empty: the weights came without names
-    # What the logits are, a name of `vitrail.tasks.table.TASKS`
+    classes: Annotated[tuple[str, ...], FailFast()] = ()  # in logit order; empty if the weights have no class names
+    # What the logits mean: a key of `vitrail.tasks.table.TASKS`
     task: Annotated[str, BeforeValidator(_task)] = Field(
         "classification", validation_alias=AliasChoices("task", "several")
     )
@@ -124,12 +122,12 @@ class Card(Schema):
     )  # the resolved run config
     data: Annotated[dict[str, Any], BeforeValidator(_current_data), _like(_Data)] = Field(
         default_factory=dict
-    )  # fingerprint, name, counts, split rule
+    )  # name, fingerprint, counts, split rule
     metrics: dict[str, Any] = Field(default_factory=dict)
-    curves: Annotated[list[dict[str, float]], AfterValidator(_stepped)] = Field(default_factory=list)  # in few points
-    source: str = ""  # where the starting weights came from
+    curves: Annotated[list[dict[str, float]], AfterValidator(_with_steps)] = Field(default_factory=list)  # downsampled
+    source: str = ""  # of the starting weights
     licence: str = ""  # of the data and of the starting weights
-    stored: Literal["float32", "float16"] = "float32"  # the numbers in the file; they are computed with in float32
+    stored: Literal["float32", "float16"] = "float32"  # dtype in the file; computation is in float32
     created_with: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -139,8 +137,8 @@ class Card(Schema):
         if self.postprocess.thresholds and len(self.postprocess.thresholds) != self.model.num_classes:
             raise ValueError(f"{len(self.postprocess.thresholds)} thresholds for {self.model.num_classes} logits")
         if self.preprocess.size != self.model.image_size:
-            made, taken = ("x".join(map(str, size)) for size in (self.preprocess.size, self.model.image_size))
-            raise ValueError(f"preprocessing makes {made} images, and the network takes {taken}")
+            output, taken = ("x".join(map(str, size)) for size in (self.preprocess.size, self.model.image_size))
+            raise ValueError(f"preprocessing makes {output} images, and the network takes {taken}")
         if self.preprocess.channels != self.model.channels:
             raise ValueError(
                 f"preprocessing for {self.preprocess.channels} channels, network for {self.model.channels}"
@@ -149,38 +147,41 @@ class Card(Schema):
 
 
 def created_with() -> str:
-    """The versions that make a file, such as `vitrail 0.1.0, torch 2.13.0`."""
+    """The versions of vitrail and torch, such as `vitrail 0.1.0, torch 2.13.0`."""
     return f"vitrail {vitrail.__version__}, torch {metadata.version('torch').partition('+')[0]}"
 
 
 def read_card(path: str | Path) -> Card:
-    """What a vitrail weights file says about itself, without reading the weights."""
+    """Read the card of a vitrail weights file without reading the weights."""
     return _document(read_header(path), path)[0]
 
 
 def _document(header: Header, path: str | Path) -> tuple[Card, Checksums | None]:
-    """The card, and the checksums beside it, which files of the first format do not have."""
+    """The card and the checksums, which files of format 1 may lack."""
     if METADATA_KEY not in header.metadata:
-        raise UserError(f"'{path}' was not written by vitrail: its header has no vitrail document")
+        raise UserError(
+            f"'{path}' was not written by vitrail: its header has no vitrail document; convert it with "
+            "vitrail convert --to vitrail"
+        )
     try:
         values = strict_json.loads(header.metadata[METADATA_KEY])
         version = values["format"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"'{path}' is damaged: its vitrail document cannot be read") from None
+        raise UserError(f"'{path}' is damaged: its vitrail document is not valid JSON; get the file again") from None
     if type(version) is not int or version < 1:
-        raise UserError(f"'{path}' is damaged: {reprlib.repr(version)} is not a format number")
+        raise UserError(f"'{path}' is damaged: its format version is {reprlib.repr(version)}; get the file again")
     if version > FORMAT:
         raise UserError(
-            f"'{path}' has format {version}, and this vitrail ({vitrail.__version__}) reads up to {FORMAT}: "
-            "upgrade with pip install --upgrade vitrail"
+            f"'{path}' has format {version}, and vitrail {vitrail.__version__} reads up to format {FORMAT}: "
+            "run pip install --upgrade vitrail"
         )
     if version == 1 and "checksums" not in values:
         return validate(Card, values, f"'{path}'"), None
     try:
         sums = Checksums.model_validate(values.pop("checksums", None))
     except ValidationError:
-        raise UserError(f"'{path}' is damaged: its checksums are missing or cannot be read") from None
-    if not header_matches(header.metadata[METADATA_KEY], header.kinds, sums):
+        raise UserError(f"'{path}' is damaged: its checksums are missing or invalid; get the file again") from None
+    if not header_matches(header.metadata[METADATA_KEY], header.dtypes_and_shapes, sums):
         raise _damaged(path, "header")
     return validate(Card, values, f"'{path}'"), sums
 
@@ -190,7 +191,7 @@ def _damaged(path: str | Path, part: str) -> UserError:
 
 
 def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
-    """The card and the weights, in float32, checked against the network the card describes and their checksum."""
+    """Read card and state dict (float32); names, shapes and checksum are verified."""
     header = read_header(path)
     card, sums = _document(header, path)
     stored = new_names(name for name in header.shapes if name != TRAINED_ON)
@@ -198,8 +199,8 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
     check_tensors(shapes, card.model, f"'{path}'")
     if sums is None:
         warnings.warn(
-            f"'{path}' is of an older format without a checksum, so damage to it cannot be seen; `vitrail convert "
-            "OLD NEW.safetensors --to vitrail` writes a file that has one",
+            f"'{path}' has an older format without checksums, so damage cannot be detected; `vitrail convert "
+            "OLD NEW.safetensors --to vitrail` adds them",
             Note,
             stacklevel=2,
         )
@@ -210,22 +211,26 @@ def read_bundle(path: str | Path) -> tuple[Card, dict[str, Tensor]]:
 
 
 def read_trained_on(path: str | Path) -> np.ndarray:
-    """The digests of the images that weights, and those that they came from, were trained on, (n,) uint64 in order;
-    none where a file does not tell, or tells in its header, as those of the first format do."""
+    """Read the sorted digests, (n,) uint64, of all images that the weights and their starting weights were trained on.
+
+    Empty if the file does not store them, or stores them in its header (format 1).
+    """
     header = read_header(path)
     sums = _document(header, path)[1]
     if TRAINED_ON not in header.shapes:
         return np.empty(0, np.uint64)
     if header.dtypes[TRAINED_ON] != "U8" or header.shapes[TRAINED_ON][1:] != (DIGEST,):
-        raise UserError(f"'{path}' is damaged: its tensor '{TRAINED_ON}' is not of digests")
-    found = load_tensors(path, {TRAINED_ON})
-    if sums is not None and tensors_checksum(found) != sums.trained_on:
+        raise UserError(
+            f"'{path}' is damaged: its tensor '{TRAINED_ON}' must be uint8 of shape (n, {DIGEST}); get the file again"
+        )
+    tensors = load_tensors(path, {TRAINED_ON})
+    if sums is not None and tensors_checksum(tensors) != sums.trained_on:
         raise _damaged(path, f"tensor '{TRAINED_ON}'")
-    return found[TRAINED_ON].numpy().view(">u8")[:, 0].astype(np.uint64)
+    return tensors[TRAINED_ON].numpy().view(">u8")[:, 0].astype(np.uint64)
 
 
 def digest_tensor(digests: np.ndarray) -> Tensor:
-    """Digests as the tensor TRAINED_ON holds them: each once, in order, eight bytes each with the highest first."""
+    """The tensor TRAINED_ON: unique sorted digests, (n, 8) big-endian bytes."""
     import torch
 
     rows = np.unique(digests.astype(np.uint64)).astype(">u8")[:, None]
@@ -236,11 +241,11 @@ def check_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     config: NetworkConfig,
     where: str,
-    called: Callable[[str], str] = str,
+    name_in_file: Callable[[str], str] = str,
 ) -> None:
-    """Names and shapes must be those of the network: otherwise one sentence says which tensor is wrong.
+    """Raise UserError, naming the tensor, unless names and shapes are those of the network.
 
-    `called`: what the file would call the tensor of ours that it lacks.
+    `name_in_file` maps the name of a missing tensor to the name it would have in the file.
     """
     import torch
 
@@ -248,25 +253,26 @@ def check_tensors(
     from vitrail.models.flops import count_parameters
 
     blocks = count_blocks(config)
-    if blocks > len(shapes):  # said before building: a network of a million blocks takes minutes even as shapes
-        raise UserError(f"{where}: {len(shapes)} tensors are too few for a network of {blocks} blocks")
-    held, needed = sum(math.prod(shape) for shape in shapes.values()), count_parameters(config)
-    if needed > FAR_MORE * held:
-        raise UserError(f"{where}: it holds {held:,} numbers, and the network it describes has {needed:,}")
+    if blocks > len(shapes):  # checked first: building a million blocks takes minutes even on the meta device
+        raise UserError(f"{where} has {len(shapes)} tensors, too few for a network of {blocks} blocks")
+    stored, needed = sum(math.prod(shape) for shape in shapes.values()), count_parameters(config)
+    if needed > MAX_EXCESS * stored:
+        raise UserError(f"{where} has {stored:,} parameters, and the network it describes has {needed:,}")
     with torch.device("meta"):
         network = build_model(config)
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name, shape in expected.items():
         if name not in shapes:
-            raise UserError(f"{where}: tensor '{called(name)}' is missing")
+            raise UserError(f"{where}: tensor '{name_in_file(name)}' is missing")
         if shapes[name] != shape:
             raise UserError(f"{where}: tensor '{name}' has shape {shapes[name]}, and the network needs {shape}")
     for name in shapes:
         if name not in expected:
-            raise UserError(f"{where}: tensor '{name}' is not part of the network it describes")
+            raise UserError(f"{where}: tensor '{name}' does not belong to the network it describes")
 
 
 def count_blocks(config: NetworkConfig) -> int:
+    """Number of blocks, those of a hybrid's stem included."""
     if isinstance(config, ResNetConfig):
         return sum(config.blocks)
     return config.blocks + sum(config.stem.blocks if config.stem else ())
@@ -285,12 +291,12 @@ def write_bundle(path: str | Path, state: Mapping[str, Tensor], card: Card) -> N
     check_tensors({name: tuple(tensor.shape) for name, tensor in weights.items()}, card.model, f"'{path}'")
     half = all(tensor.dtype == torch.float16 for tensor in weights.values())
     card = card.model_copy(update={"stored": "float16" if half else "float32", "format": FORMAT})
-    kinds = {name: (DTYPE_NAMES[str(tensor.dtype)], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    seen = {name: tensors[name] for name in tensors.keys() - weights.keys()}
-    sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(seen) if seen else "")
+    entries = {name: (DTYPE_NAMES[str(tensor.dtype)], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    digests = {name: tensors[name] for name in tensors.keys() - weights.keys()}
+    sums = Checksums(weights=tensors_checksum(weights), trained_on=tensors_checksum(digests) if digests else "")
     try:
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, metadata={METADATA_KEY: with_checksums(_json(card), kinds, sums)})
+            save_file(tensors, temporary, metadata={METADATA_KEY: with_checksums(_json(card), entries, sums)})
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot write '{path}': {error}") from error
 
@@ -300,16 +306,16 @@ def _json(card: Card) -> str:
 
 
 def replace_card(path: str | Path, card: Card) -> None:
-    """Give a weights file another card; its tensors stay as they are, to the byte."""
-    path = Path(path).resolve()  # through a link, what it leads to
+    """Replace the card of a weights file; the bytes of its tensors do not change."""
+    path = Path(path).resolve()  # the target of a link, not the link
     header = read_header(path)
     sums = _document(header, path)[1]
     if sums is None:
-        seen = header.shapes.keys() & {TRAINED_ON}
+        digests = header.shapes.keys() & {TRAINED_ON}
         checksum = {
             name: tensors_checksum(load_tensors(path, names)) if names else ""
-            for name, names in (("weights", header.shapes.keys() - seen), ("trained_on", seen))
+            for name, names in (("weights", header.shapes.keys() - digests), ("trained_on", digests))
         }
         sums = Checksums(**checksum)
-    document = with_checksums(_json(card.model_copy(update={"format": FORMAT})), header.kinds, sums)
+    document = with_checksums(_json(card.model_copy(update={"format": FORMAT})), header.dtypes_and_shapes, sums)
     replace_metadata(path, {METADATA_KEY: document})

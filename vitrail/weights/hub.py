@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: whether they are in the local cache, and fetching them. Nothing heavy is imported."""
+"""Downloading models from the Hugging Face Hub and looking them up in its local cache. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HUB_FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safe
 
 
 def is_cached(spec: str) -> bool:
-    """Whether the weights of a model of the Hub lie in the local cache."""
+    """Whether the weights of a Hub model are in the local cache."""
     from huggingface_hub import errors, snapshot_download
 
     name, _, revision = spec.removeprefix(HUB_PREFIX).partition("@")
@@ -26,8 +26,7 @@ def is_cached(spec: str) -> bool:
 
 
 def download(spec: str, more: Sequence[str] = ()) -> Path:
-    """The folder where a model of the Hub lies, after fetching what is not in the local cache. `more`: endings of files
-    to fetch besides those that hold weights safely and what describes them."""
+    """Return the folder of a Hub model; downloads what is not cached. `more`: suffixes of further files to download."""
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
@@ -38,22 +37,20 @@ def download(spec: str, more: Sequence[str] = ()) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except errors.HFValidationError:
         raise UserError(
-            f"'{spec}' is not a model of the Hub: write {HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision"
+            f"'{spec}' is not a valid Hub model: write {HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision"
         ) from None
     except errors.GatedRepoError:
-        raise UserError(
-            f"'{name}' is closed on the Hub: ask for access on its page and log in with hf auth login"
-        ) from None
+        raise UserError(f"'{name}' is a gated model: request access on its Hub page, then run hf auth login") from None
     except errors.RepositoryNotFoundError:
-        raise UserError(f"the Hub has no model '{name}', or it is private and you are not logged in") from None
+        raise UserError(f"the Hub has no model '{name}'; if it is private, run hf auth login") from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"the Hub's '{name}' has no revision '{revision}'") from None
-    except Exception as error:  # of the connection, of one file of many, of a full disk: the client has many kinds
+        raise UserError(f"Hub model '{name}' has no revision '{revision}'") from None
+    except Exception as error:  # connection, single files, full disk: the client raises many types
         away = isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled)
         answer = error.__cause__ if away else error
         if away and not isinstance(answer, errors.HfHubHTTPError):
             raise UserError(
-                f"'{name}' is not in the local cache, and the Hub cannot be reached from here{OFFLINE_HINT}"
+                f"'{name}' is not in the local cache, and the Hub cannot be reached{OFFLINE_HINT}"
             ) from None
         reason = " ".join(str(answer).split()).rstrip(".") or type(answer).__name__
-        raise UserError(f"'{name}' could not be fetched from the Hub: {reason}{OFFLINE_HINT}") from None
+        raise UserError(f"'{name}' could not be downloaded from the Hub: {reason}{OFFLINE_HINT}") from None

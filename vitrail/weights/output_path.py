@@ -1,4 +1,4 @@
-"""Where converted weights go: a place that is free, and is taken whole or not at all."""
+"""Output paths of `vitrail convert`: checked before the work, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.weights.formats import format_named
 from vitrail.weights.names import local_path
 
-# What a converted folder may hold, with the pages that `vitrail evaluate` puts beside the weights; a folder with
-# anything else in it is not ours to replace.
+# Files in a converted folder, with the pages that `vitrail evaluate` adds. --overwrite replaces no folder that has
+# other files.
 WRITTEN = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json|evaluation.*\.html")
 
 
 def free_output_path(source: str, target: str, to: str, overwrite: bool) -> Path:
-    """Where to write, once nothing stands there that should stay."""
+    """The output path; raises UserError if it is not usable, or exists and `overwrite` is not set."""
     path = user_path(target)
-    with os_errors_as(f"cannot write '{target}'"):  # such as a name that is too long
+    with os_errors_as(f"cannot write '{target}'"):  # such as a path that is too long
         _check_free(local_path(source), path, target, to, overwrite)
     return path
 
@@ -32,42 +32,42 @@ def _check_free(source: Path | None, path: Path, target: str, to: str, overwrite
     suffix = format_named(to).suffix
     folder = not suffix
     if not path.name or path.name == "..":
-        raise UserError(f"'{target}' is no name for what is written: give one")
+        raise UserError(f"'{target}' is not a valid output path; pass a file or folder name")
     if not folder and path.suffix != suffix:
-        raise UserError(f"--to {to} writes one file: give it a name that ends in {suffix}, not '{target}'")
+        raise UserError(f"--to {to} writes a file: pass a name that ends in {suffix}, not '{target}'")
     if folder and path.suffix in (".safetensors", ".npz", ".bin", ".pth", ".pt"):
-        raise UserError(f"--to {to} writes a folder: give the name of one, not '{target}'")
+        raise UserError(f"--to {to} writes a folder: pass a folder name, not '{target}'")
     if not path.absolute().parent.is_dir():
-        raise UserError(f"'{path.absolute().parent}' is not a folder: make it first")
+        raise UserError(f"the folder '{path.absolute().parent}' does not exist; create it first")
     if path.is_symlink():
-        raise UserError(f"'{target}' is a link: give another name, or the place that it leads to")
+        raise UserError(f"'{target}' is a symbolic link; pass its target or another name")
     _check_apart(source, path, target)
     if not path.exists():
         return
-    if path.is_dir() != folder or (folder and not all(map(_is_written, path.iterdir()))):
-        raise UserError(f"'{target}' is there and holds something else: give another name")
+    if path.is_dir() != folder or (folder and not all(map(_is_output, path.iterdir()))):
+        raise UserError(f"'{target}' exists and was not written by vitrail convert; pass another name")
     if not overwrite:
-        raise UserError(f"'{target}' is there already: give another name, or --overwrite")
+        raise UserError(f"'{target}' exists; pass another name or --overwrite")
 
 
-def _is_written(path: Path) -> bool:
+def _is_output(path: Path) -> bool:
     return WRITTEN.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
 def _check_apart(source: Path | None, path: Path, target: str) -> None:
-    """What is converted must stay as it is: the target is neither it, nor in it, nor around it."""
+    """Raise UserError if the output is the input, contains it, or is inside it."""
     if source is None or not source.exists():
-        return  # which reading will say
-    old, new = (Path(os.path.realpath(place)) for place in (source, path))  # which bears links that go in a circle
+        return  # reported when it is read
+    old, new = (Path(os.path.realpath(item)) for item in (source, path))  # unlike resolve(), accepts circular links
     if old == new or new in old.parents:
-        raise UserError(f"'{target}' {'is' if old == new else 'holds'} what is converted: give another name")
+        raise UserError(f"'{target}' {'is' if old == new else 'contains'} the input; pass another output path")
     if old in new.parents:
-        raise UserError(f"'{target}' is inside the folder that is converted: give a place outside it")
+        raise UserError(f"'{target}' is inside the input folder; pass a path outside it")
 
 
 @contextmanager
 def staged_output(path: Path, folder: bool) -> Iterator[Path]:
-    """Where to write for now; what is there when the block ends well takes the place of `path`, and else vanishes."""
+    """Yield a temporary path. It replaces `path` if the block succeeds, and is deleted if it raises."""
     if not folder:
         with atomic_write(path) as temporary:
             yield temporary

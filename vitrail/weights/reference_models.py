@@ -1,4 +1,4 @@
-"""The other libraries' own networks, to run beside ours where they are installed."""
+"""Networks of timm and transformers, if installed, to compare vitrail's outputs with."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features where there are no classes
+Run = Callable[[Tensor], Tensor]  # pixels -> logits, or features without a classifier
 
 
 class Reference(NamedTuple):
-    """A network of another library, whose outputs must be those of ours unless `expected_difference` says why not."""
+    """A network of another library. Its outputs must equal vitrail's unless `expected_difference` says why not."""
 
-    library: str  # that runs it
+    library: str
     run: Run
     expected_difference: str = ""
 
 
 class ReferenceUnavailable(Exception):
-    """Why the other library's network cannot be run here."""
+    """The other library's network cannot be run here; the message says why."""
 
 
 class LoadFailure(ReferenceUnavailable):
-    """The library is there, and does not take the weights."""
+    """The library is installed and fails to load the weights."""
 
 
 @contextmanager
 def loading(library: str, verb: str = "load") -> Iterator[None]:
+    """Turn errors of another library into ReferenceUnavailable and LoadFailure."""
     try:
         yield
-    except ImportError as error:  # some of a library's own imports come late
+    except ImportError as error:  # libraries import some of their parts late
         raise ReferenceUnavailable(f"{library} cannot be imported: {_first_line(error)}") from None
-    except Exception as error:  # config.json can make them fail in any way
-        raise LoadFailure(f"{library} does not {verb} these weights: {_first_line(error)}") from None
+    except Exception as error:  # a config.json can make them raise anything
+        raise LoadFailure(f"{library} cannot {verb} these weights: {_first_line(error)}") from None
 
 
 def import_library(name: str) -> ModuleType:
-    """A library that need not be there; one that is there and cannot be imported is as good as missing."""
+    """Import an optional library; raises ReferenceUnavailable if it is missing or its import fails."""
     logging.getLogger(name).setLevel(logging.ERROR)
     make_torchvision_importable()
     try:
@@ -55,29 +56,31 @@ def import_library(name: str) -> ModuleType:
         ) from None
 
 
-_operators: list[torch.library.Library] = []  # which live as long as this
+_operators: list[torch.library.Library] = []  # kept alive: definitions end with their Library
 
 
 def make_torchvision_importable() -> None:
-    """timm and transformers import torchvision, whose compiled part does not load beside a CPU-only torch: it then
-    stops at an operator that it cannot find, and takes both libraries with it. No network here calls its operators,
-    so to declare the two that it looks for is enough."""
+    """Declare the operators without which torchvision, and so timm and transformers, cannot be imported.
+
+    torchvision's compiled part does not load next to a CPU-only torch, and its import then fails at a missing operator.
+    No network here calls these operators.
+    """
     try:
         importlib.import_module("torchvision")
     except (ImportError, OSError):
-        return  # not there, or broken in a way of its own, of which the importing library will speak
+        return  # missing or broken otherwise: importing timm or transformers will report it
     except RuntimeError as error:
         if _operators or "torchvision::nms" not in str(error):
             return
-        library = torch.library.Library("torchvision", "FRAGMENT")  # others may declare operators there, too
+        library = torch.library.Library("torchvision", "FRAGMENT")  # FRAGMENT: others may declare operators there too
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _operators.append(library)
 
 
 def _first_line(error: Exception) -> str:
-    """What it says first that says something: no colours of a terminal, no heading, no empty line."""
+    """The first informative line of a message, without terminal colors, headings and empty lines."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.endswith(":")]
-    return (telling or lines or [type(error).__name__])[0]
+    informative = [line for line in lines if not line.endswith(":")]
+    return (informative or lines or [type(error).__name__])[0]

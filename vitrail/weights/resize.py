@@ -1,4 +1,4 @@
-"""Fit starting weights to a new network: another image size, other classes, no representation layer."""
+"""Adapting pretrained weights to a new image size, other classes, or no representation layer."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from vitrail.config import ModelConfig, NetworkConfig, Resampling
 from vitrail.errors import UserError
 from vitrail.models.pos_embed import resample_axis, resample_offsets, resample_pos_embed
 
-# What may differ between the network that was and the one to be; all else must be equal.
+# Settings that may differ between the pretrained network and the new one.
 FREE = {"image_size", "num_classes", "representation", "dropout", "drop_path", "head_bias"}
 
 
 def adapt_state_dict(
     state: Mapping[str, Tensor], old: NetworkConfig, new: NetworkConfig, how: Resampling = "paper"
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The part of `state` that the new network starts from, and a sentence for each change.
+    """Return the part of `state` that the new network loads, and a description of each change.
 
-    What is left out keeps the new network's own initialisation: the head starts at zero, as the paper fine-tunes.
+    Parameters that are missing from it keep the initialization of the new network.
     """
-    _check_same(old, new)
+    _check_compatible(old, new)
     adapted, changes = dict(state), []
     if isinstance(old, ModelConfig) and isinstance(new, ModelConfig):
         if old.grid != new.grid:
-            adapted = {name: _moved(name, tensor, old, new, how) for name, tensor in adapted.items()}
+            adapted = {name: _resampled(name, tensor, old, new, how) for name, tensor in adapted.items()}
             changes.append(f"{_positions(old, how)}: grid {_text(old.grid)} -> {_text(new.grid)}")
         if old.representation != new.representation:
             _drop(adapted, "pre_logits.")
-            fate = f"starts fresh with {new.representation} values" if new.representation else "left out"
-            changes.append(f"representation layer: {fate}")
+            what = f"new, {new.representation} values" if new.representation else "dropped"
+            changes.append(f"representation layer: {what}")
     _drop(adapted, "head.")
     if new.num_classes:
         before = f"{old.num_classes} -> " if old.num_classes not in (0, new.num_classes) else ""
         changes.append(f"head: new, {before}{new.num_classes} classes")
     elif old.num_classes:
-        changes.append("head: left out")
+        changes.append("head: dropped")
     return adapted, changes
 
 
-def _check_same(old: NetworkConfig, new: NetworkConfig) -> None:
+def _check_compatible(old: NetworkConfig, new: NetworkConfig) -> None:
     before, after = old.model_dump(), new.model_dump()
     for key in {**before, **after}:
         if key not in FREE and before.get(key) != after.get(key):
             raise UserError(
-                f"the starting weights have {key} {_text(before.get(key))}, "
-                f"and the network asked for has {_text(after.get(key))}"
+                f"{key} {_text(after.get(key))} does not fit the pretrained weights, which have {key} "
+                f"{_text(before.get(key))}; remove the setting or choose other weights"
             )
 
 
-def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: Resampling) -> Tensor:
-    """A tensor of positions for the new grid; any other as it is."""
+def _resampled(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: Resampling) -> Tensor:
+    """A position embedding resampled to the new grid; any other tensor unchanged."""
     if name.startswith("pos_embed.") and name.endswith("table"):
         return resample_pos_embed(tensor, old.grid, new.grid, how)
     if name.startswith("pos_embed.") and name.endswith("rows"):
@@ -67,14 +67,15 @@ def _moved(name: str, tensor: Tensor, old: ModelConfig, new: ModelConfig, how: R
 
 def _positions(config: ModelConfig, how: Resampling) -> str:
     if config.positions == "none":
-        return "no positions"
+        return "no position embedding"
     if config.positions == "sincos":
-        return "positions computed anew"
+        return "position embedding recomputed"
     if config.positions == "relative":
-        return "relative positions resampled by rows and columns of their steps"
-    return "positions resampled, " + {"paper": "bilinear as in the paper", "bicubic": "bicubic as in DeiT"}.get(
-        how, "bicubic as in timm"
-    )
+        return "relative position embedding resampled by row and column offset"
+    return "position embedding resampled, " + {
+        "paper": "bilinear as in the paper",
+        "bicubic": "bicubic as in DeiT",
+    }.get(how, "bicubic as in timm")
 
 
 def _drop(state: dict[str, Tensor], prefix: str) -> None:

@@ -66,14 +66,14 @@ def choose_start(facts: ChoiceInputs, message: Callable[[str], None]) -> tuple[W
         return _bundled(str(error).removesuffix(OFFLINE_HINT))
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
-    why = f"{backbone.network}, {reason}; pretrained on {backbone.learned}; --recipe scratch starts from random weights"
+    why = f"{backbone.network}, {reason}; pretrained on {backbone.pretrained_on}; --recipe scratch starts from random weights"
     return weights, spec, Decision(START, f"{backbone.repository} ({size})", why)
 
 
 def _bundled(missing: str) -> tuple[Weights, str, Decision]:
     backbone = bundled()
     why = (
-        f"because {missing}; pretrained on {backbone.learned}; pass --from WEIGHTS for other weights, "
+        f"because {missing}; pretrained on {backbone.pretrained_on}; pass --from WEIGHTS for other weights, "
         "--recipe scratch for random ones"
     )
     value = f"{backbone.spec} {backbone.network} ({backbone.megabytes} MB, {backbone.licence})"

@@ -1,4 +1,4 @@
-"""The layouts of weights files: one module for each, which reads and writes it. Importing this imports none of them."""
+"""The supported checkpoint layouts, one module each. Importing this package imports none of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from vitrail.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from vitrail.weights.formats.base import Format
 
-# The modules, each with a FORMAT, in the order in which files are tried.
+# Module names, in the order in which `read_weights` tries them. Each module defines FORMAT.
 FORMATS = ("vitrail", "timm", "huggingface", "google")
 if TYPE_CHECKING:
     FormatName = str
 else:
-    FormatName = Literal[FORMATS]  # what the command line takes
+    FormatName = Literal[FORMATS]  # the choices of the command line
 
 
 def format_named(name: FormatName) -> Format:
+    """Return the layout of this name."""
     if name not in FORMATS:
-        raise UserError(f"there is no layout '{name}': {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
-    found: Format = import_module(f"vitrail.weights.formats.{name}").FORMAT
-    return found
+        raise UserError(f"unknown layout '{name}'; choose from {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+    layout: Format = import_module(f"vitrail.weights.formats.{name}").FORMAT
+    return layout
 
 
 def formats() -> dict[str, Format]:
+    """Return all layouts by name."""
     return {name: format_named(name) for name in FORMATS}

@@ -1,4 +1,4 @@
-"""What a format of weights files is, and what several of them share."""
+"""The interface of a checkpoint layout, and helpers that the layouts share."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from vitrail.weights.formats.table import State, Table
 from vitrail.weights.reference_models import Reference
 from vitrail.weights.tensors import TensorSource
 
-Expressed = tuple[NetworkConfig, State]
+ConfigAndState = tuple[NetworkConfig, State]
 
 
 class ForeignWeights(NamedTuple):
-    """What a file of another library holds, in our terms."""
+    """The contents of another library's file, as a card and a vitrail state dict."""
 
     card: Card
     state: dict[str, Tensor]
-    assumed: str = ""  # what the file does not say and the reader had to take for granted
+    assumed: str = ""  # settings that the file does not store, so that defaults were used
 
 
-def make_card(model: NetworkConfig, preprocess: Preprocess, **told: Any) -> Card:
-    return Card(model=model, preprocess=preprocess, created_with=created_with(), **told)
+def make_card(model: NetworkConfig, preprocess: Preprocess, **fields: Any) -> Card:
+    """Build a card created by this version of vitrail."""
+    return Card(model=model, preprocess=preprocess, created_with=created_with(), **fields)
 
 
 def lost_information(card: Card) -> dict[str, object]:
-    """What no layout but ours has a place for, and whether there is any."""
+    """Information that only vitrail's layout can store -> whether this card has it."""
     return {
-        "the record of training (evaluate can then no longer leave out the images it was trained on)": (
+        "the training record (vitrail evaluate can then no longer exclude the training images)": (
             card.recipe or card.data or card.metrics
         ),
-        "the temperature and thresholds of its answers": card.postprocess != Postprocess(),
+        "the temperature and thresholds of its predictions": card.postprocess != Postprocess(),
         "the background colour": set(card.preprocess.background) != {255},
-        "dropout and drop_path, which matter to training alone": (
+        "dropout and drop_path, which only affect training": (
             isinstance(card.model, ModelConfig) and (card.model.dropout or card.model.drop_path)
         ),
     }
@@ -51,40 +52,42 @@ def lost_information(card: Card) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Format:
-    """One layout of weights files. The first that `matches` a file is the one to `read` it."""
+    """One checkpoint layout. A file is read by the first layout that `matches` it."""
 
-    library: str  # whose networks these are
-    owner: str  # whose layout it is, as in "timm's"
-    write: Callable[[Path, Card, State], None]  # a network that `cannot` has no objection to, after `adopted`
-    unsupported_reason: Callable[[Card], str | None] = lambda _: (
-        None
-    )  # why it cannot be one of theirs: "has ..."; None if it can
-    adopt_constants: Callable[[Card], Card] = lambda card: card  # with the constants that they fix
-    other_differences: Callable[[Card], list[str]] = lambda _: []  # what changes all the same, and no constant tells
-    lost_information: Callable[[Card], Mapping[str, object]] = (
-        lost_information  # what it has no place for, and whether the card has it
-    )
-    suffix: str = ""  # of the one file that is written; none: it is a folder
+    library: str  # the library whose networks it stores
+    owner: str  # for messages, as in "timm's"
+    # Write a network that has no `unsupported_reason`, after `adopt_constants`.
+    write: Callable[[Path, Card, State], None]
+    # Why the library cannot represent the network ("has ..."), or None.
+    unsupported_reason: Callable[[Card], str | None] = lambda _: None
+    # The card with the constants that the library hard-codes.
+    adopt_constants: Callable[[Card], Card] = lambda card: card
+    # Differences that no constant of the card describes.
+    other_differences: Callable[[Card], list[str]] = lambda _: []
+    # Information that the layout cannot store -> whether the card has it.
+    lost_information: Callable[[Card], Mapping[str, object]] = lost_information
+    suffix: str = ""  # of the one file that is written; empty: a folder is written
     matches: Callable[[TensorSource], bool] = lambda _: False
-    check_supported: Callable[[TensorSource], object] = lambda _: (
-        None
-    )  # says what it knows of a file that none of them matches
+    # Called when no layout matches a file: raises if this layout can tell which network it is.
+    check_supported: Callable[[TensorSource], object] = lambda _: None
     read: Callable[[TensorSource, tuple[int, int] | None], ForeignWeights] | None = None
-    # A network of another library with the tensors of a file that was read, or those that it finds in what was written.
+    # The library's own network, with the tensors of a file that was read, or those that it loads from a written one.
     reference_model: Callable[[Path, Card, TensorSource | None], Reference] | None = None
-    compared_with: str = ""  # that library, in words
-    must_load_in_library: bool = True  # whether it is an error that the library does not take the weights
-    round_trip: Callable[[NetworkConfig, State], Expressed] | None = None  # what a file of it reads back as, to the bit
+    compared_with: str = ""  # name of that library in messages
+    must_load_in_library: bool = True  # whether a file that the library fails to load is an error
+    # What a written file reads back as, bit for bit, if that differs from what was written.
+    round_trip: Callable[[NetworkConfig, State], ConfigAndState] | None = None
 
     def check_expressible(self, card: Card, adopt: bool) -> list[str]:
-        """What changes in the constants of the network, each as a phrase; it must be nothing unless `adopt` is set."""
+        """Describe how the converted network would differ. Raises UserError if it cannot be converted at all, or if its
+        constants would change and `adopt` is not set."""
         if reason := self.unsupported_reason(card):
-            raise UserError(f"{self.library} cannot express this network: it {reason}{self._way_round(card)}")
+            raise UserError(f"{self.library} cannot represent this network: it {reason}{self._workaround(card)}")
         changes = _changes(card.model_dump(), self.adopt_constants(card).model_dump())
         if changes and not adopt:
             raise UserError(
-                f"{self.library} fixes other constants than these weights have ({'; '.join(changes)}): "
-                "add --adopt-constants to take them, and see in the printed difference what that costs"
+                f"{self.library} hard-codes different constants ({'; '.join(changes)}); pass --adopt-constants to "
+                "convert anyway and print how much the outputs change"
             )
         return changes + self.other_differences(card)
 
@@ -92,23 +95,25 @@ class Format:
     def folder(self) -> bool:
         return not self.suffix
 
-    def _way_round(self, card: Card) -> str:
-        """What to do where nothing but the representation layer stands in the way."""
+    def _workaround(self, card: Card) -> str:
+        """What to do if the representation layer is the only obstacle."""
         if not isinstance(card.model, ModelConfig) or not card.model.representation:
             return ""
         plain = card.model_copy(update={"model": card.model.model_copy(update={"representation": 0})})
-        way = "; vitrail train --from leaves that layer out, and what it trains can then be converted"
-        return "" if self.unsupported_reason(plain) else way
+        if self.unsupported_reason(plain):
+            return ""
+        return "; fine-tune it with vitrail train --from, which drops that layer, and convert the result"
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any], start: str = "") -> list[str]:
-    found: list[str] = []
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the values that differ, as "key old -> new"."""
+    changes: list[str] = []
     for key, value in old.items():
         if isinstance(value, Mapping) and isinstance(new[key], Mapping):
-            found += _changes(value, new[key], f"{start}{key}.")
+            changes += _changes(value, new[key], f"{prefix}{key}.")
         elif value != new[key]:
-            found.append(f"{start}{key} {value} -> {new[key]}")
-    return found
+            changes.append(f"{prefix}{key} {value} -> {new[key]}")
+    return changes
 
 
 def convert_tensors(
@@ -117,24 +122,25 @@ def convert_tensors(
     configure: Callable[[State], NetworkConfig],
     adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
-    """Our config and our tensors. All is tried on shapes first: the contents are read only when everything fits.
+    """Map a file to a config and a vitrail state dict. Tensors are read only after the mapping worked on their shapes.
 
-    `configure` reads the config off the shapes; `adjust` changes tensors once they have our names.
+    `configure` derives the config from the shapes; `adjust` changes tensors that already have vitrail's names.
     """
-    blank = adjust(table.read(source, source.blank()))
+    meta = adjust(table.read(source, source.meta_tensors()))
     source.check_floats()
-    config = configure(blank)
-    shapes = {name: tuple(tensor.shape) for name, tensor in blank.items()}
-    check_tensors(shapes, config, source.where, lambda name: source.called(table.theirs(name)))
+    config = configure(meta)
+    shapes = {name: tuple(tensor.shape) for name, tensor in meta.items()}
+    check_tensors(shapes, config, source.where, lambda name: source.name_in_file(table.foreign_name(name)))
     return config, adjust(table.read(source, source.load()))
 
 
 def join_notes(*notes: str) -> str:
+    """Join the non-empty notes."""
     return "; ".join(filter(None, notes))
 
 
 def class_names_in_order(names: Any, count: int) -> tuple[str, ...]:
-    """Class names in the order of the logits, from a list, or from a mapping of indices; none where they do not fit."""
+    """Class names in logit order, from a list or a mapping of indices; empty if there are not exactly `count`."""
     if isinstance(names, Mapping):
         names = [names.get(str(index)) for index in range(len(names))]
     fits = isinstance(names, list) and len(names) == count and None not in names
@@ -142,57 +148,58 @@ def class_names_in_order(names: Any, count: int) -> tuple[str, ...]:
 
 
 def first_reason(reasons: Mapping[str, object]) -> str | None:
-    """The first reason why a network cannot be expressed that is there; the network is the subject of the sentence."""
-    return next((reason for reason, there in reasons.items() if there), None)
+    """The first reason that applies, or None."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def missing_features(library: str, things: Mapping[str, object]) -> dict[str, object]:
-    return {f"has {thing}, which the networks of {library} do not have": there for thing, there in things.items()}
+def missing_features(library: str, features: Mapping[str, object]) -> dict[str, object]:
+    """Reasons of the form "has FEATURE, which ..." -> whether each applies."""
+    return {f"has {name}, which the networks of {library} do not have": present for name, present in features.items()}
 
 
 def vitrail_only_features(model: ModelConfig, library: str) -> dict[str, object]:
-    """What no other library's networks have."""
-    things = {
-        "attention along rows and columns": model.axial,
-        "relative positions": model.positions == "relative",
-        "positions at every layer": model.positions_at != "stem",
+    """Reasons for features that no other library has -> whether each applies."""
+    features = {
+        "axial attention": model.axial,
+        "relative position embeddings": model.positions == "relative",
+        "position embeddings at every layer": model.positions_at != "stem",
     }
-    return missing_features(library, things)
+    return missing_features(library, features)
 
 
-def unsupported_crop(spec: Preprocess, library: str, otherwise: str) -> dict[str, object]:
-    """Crops of a shape that the preprocessing of other libraries does not make."""
+def unsupported_crop(spec: Preprocess, library: str, instead: str) -> dict[str, object]:
+    """The reason for a non-square crop after an aspect-preserving resize -> whether it applies."""
     size = "x".join(map(str, spec.size))
-    reason = f"takes {size} images cut from pictures that keep their aspect, and {library} {otherwise}"
+    reason = f"crops {size} images after a resize that keeps the aspect ratio, and {library} {instead}"
     return {reason: spec.resize == "short_side" and spec.size[0] != spec.size[1]}
 
 
 def with_position_table(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
-    """Positions that are computed, from waves or from rows and columns, as the table that they amount to."""
+    """Replace computed position embeddings (sincos, or rows plus columns) by the equivalent table."""
     if model.positions not in ("2d", "sincos"):
         return model, state
     positions = build_pos_embed(model)
-    start = "pos_embed."
-    positions.load_state_dict({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
+    prefix = "pos_embed."
+    positions.load_state_dict({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
     with torch.no_grad():
         table = positions(torch.zeros(1, model.sequence, model.width))[:, model.prefix :]
-    others = {name: tensor for name, tensor in state.items() if not name.startswith(start)}
+    others = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
     plain = model.model_copy(update={"positions": "1d", "prefix_positions": False})
     return plain, {**others, "pos_embed.table": table}
 
 
 def with_prefix_rows(model: ModelConfig, state: State) -> tuple[ModelConfig, State]:
-    """A table with rows for class token and registers, which are zero where it had none: they add nothing."""
+    """Add zero rows for class token and registers to a position table that has only patches."""
     if model.positions != "1d" or model.prefix_positions:
         return model, state
     table = state["pos_embed.table"]
     rows = table.new_zeros(1, model.prefix, model.width)
-    whole = model.model_copy(update={"prefix_positions": True})
-    return whole, {**state, "pos_embed.table": torch.cat([rows, table], dim=1)}
+    config = model.model_copy(update={"prefix_positions": True})
+    return config, {**state, "pos_embed.table": torch.cat([rows, table], dim=1)}
 
 
 def write_folder(folder: Path, tensors: State, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """model.safetensors, and JSON files beside it."""
+    """Write model.safetensors and JSON files into a folder."""
     from safetensors.torch import save_file
 
     with atomic_write(folder / "model.safetensors") as temporary:

@@ -1,5 +1,8 @@
-"""Hugging Face transformers' ViT, DINOv2 and BiT: config.json, model.safetensors (whole or in shards), and
-preprocessor_config.json. What is written is a DINOv2 where there is LayerScale."""
+"""The layout of Hugging Face transformers for ViT, DINOv2 and BiT.
+
+A folder with config.json, model.safetensors (or its shards) and preprocessor_config.json. Networks with LayerScale are
+written as DINOv2.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ from vitrail.weights.reference_models import Reference, import_library, loading
 from vitrail.weights.tensors import TensorSource
 
 LIBRARY = "transformers"
-KINDS = ("vit", "dinov2", "dinov2_with_registers", "bit")
+MODEL_TYPES = ("vit", "dinov2", "dinov2_with_registers", "bit")
 
 # ---- tensors
 
-PREFIXES = ("vit.", "dinov2_with_registers.", "dinov2.", "bit.")  # what a classifier's names begin with
+PREFIXES = ("vit.", "dinov2_with_registers.", "dinov2.", "bit.")  # of the names in a model with a classifier
 MARKS = ("embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight")
-MASK = "embeddings.mask_token"  # of masked pre-training; nothing reads it afterwards
+MASK = "embeddings.mask_token"  # only used in masked pre-training
 
 
-def vit_table(kind: str, new: bool = False) -> Table:
-    """`new`: the names inside transformers 5, which writes the old ones unless told otherwise."""
+def transformers_vit_table(kind: str, new: bool = False) -> Table:
+    """The key mapping of a model type. `new`: with the module names of transformers 5 instead of the older ones."""
     dino = kind != "vit"
     block = "layers.{0}" if new and not dino else "encoder.layer.{0}"
     old = [
@@ -83,7 +86,7 @@ def vit_table(kind: str, new: bool = False) -> Table:
 
 RESNET_TABLE = Table(
     (WEIGHT, {"root": "embedder.convolution"}),
-    (MODULE, {"norm": "norm", "head": "classifier.1"}),  # after a module that flattens
+    (MODULE, {"norm": "norm", "head": "classifier.1"}),  # classifier.0 is nn.Flatten
     *bottleneck("stages.{0}.{1}", "encoder.stages.{0}.layers.{1}"),
 )
 
@@ -91,8 +94,8 @@ RESNET_TABLE = Table(
 
 GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-NORM_EPS = {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}  # where config.json does not say
-# What BiT's networks are in transformers: constants that it fixes, and settings that ours have one value of.
+NORM_EPS = {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}  # defaults
+# BiT in transformers: constants that it hard-codes, and settings for which vitrail supports one value.
 RESNET: dict[str, Any] = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance", "pool_padding": "zeros"}
 RESNET_FIXED: dict[str, Any] = {
     "layer_type": "preactivation",
@@ -104,6 +107,7 @@ RESNET_FIXED: dict[str, Any] = {
 
 
 def model_type_of(model: NetworkConfig) -> str:
+    """The `model_type` of transformers for a network."""
     if isinstance(model, ResNetConfig):
         return "bit"
     if model.registers:
@@ -112,14 +116,14 @@ def model_type_of(model: NetworkConfig) -> str:
 
 
 def config_from_tensors(model: NetworkConfig, kind: str) -> dict[str, Any]:
-    """The keys of config.json that the tensors show."""
+    """The values in config.json that follow from the tensors."""
     if isinstance(model, ResNetConfig):
         return {
             "num_channels": model.channels,
             "embedding_size": model.width,
             "hidden_sizes": [model.width * 4 * 2**stage for stage in range(len(model.blocks))],
             "depths": list(model.blocks),
-            "width_factor": 1,  # the sizes have it in them: transformers leaves it out of its last norm
+            "width_factor": 1,  # already in the sizes; transformers ignores it in its last norm
         }
     values = {
         "hidden_size": model.width,
@@ -135,8 +139,8 @@ def config_from_tensors(model: NetworkConfig, kind: str) -> dict[str, Any]:
     return values | {"intermediate_size": model.mlp_dim, **pooler}
 
 
-def _hidden(config: Settings, kind: str) -> dict[str, Any]:
-    """What they do not show."""
+def _settings_not_in_tensors(config: Settings, kind: str) -> dict[str, Any]:
+    """Network settings in config.json that the tensors do not show."""
     scale = config.get("layerscale_value")
     return {
         "heads": config.whole("num_attention_heads", 12),
@@ -146,13 +150,15 @@ def _hidden(config: Settings, kind: str) -> dict[str, Any]:
     }
 
 
-def config_of(card: Card) -> dict[str, Any]:
-    """config.json."""
+def to_config_json(card: Card) -> dict[str, Any]:
+    """The contents of config.json."""
     model, kind = card.model, model_type_of(card.model)
     values = {"model_type": kind, **config_from_tensors(model, kind)}
     if isinstance(model, ResNetConfig):
         name = "Bit"
-        values["output_stride"] = max(32, output_stride(model))  # below its own, stages would not halve the map
+        values["output_stride"] = max(
+            32, output_stride(model)
+        )  # if it is smaller, transformers' last stages do not downsample
         values |= RESNET_FIXED
     else:
         name = {"vit": "ViT", "dinov2": "Dinov2"}.get(kind, "Dinov2WithRegisters")
@@ -170,19 +176,19 @@ def config_of(card: Card) -> dict[str, Any]:
     if card.licence:
         values["license"] = card.licence
     if model.num_classes:
-        names = card.classes or made_up_names(model.num_classes)
+        names = card.classes or default_class_names(model.num_classes)
         values["id2label"] = {str(index): name for index, name in enumerate(names)}
         values["label2id"] = {name: index for index, name in enumerate(names)}
     return values
 
 
 def output_stride(model: ResNetConfig) -> int:
-    """How many image pixels one pixel of the last map spans."""
+    """Downsampling factor of the last feature map."""
     return 4 * 2 ** (len(model.blocks) - 1)
 
 
-def made_up_names(count: int) -> tuple[str, ...]:
-    """What transformers calls classes without names."""
+def default_class_names(count: int) -> tuple[str, ...]:
+    """The names that transformers gives to unnamed classes."""
     return tuple(f"LABEL_{index}" for index in range(count))
 
 
@@ -194,68 +200,69 @@ def matches(source: TensorSource) -> bool:
 
 
 def check_supported(source: TensorSource) -> None:
-    config = source.beside("config.json")
+    """Raise UserError if config.json names a model type of transformers that vitrail cannot read."""
+    config = source.sibling_json("config.json")
     if config and isinstance(config.get("model_type"), str):
-        _check_kind(config, source.where)
+        _check_model_type(config, source.where)
 
 
 def read(source: TensorSource, image_size: Size | None = None) -> ForeignWeights:
-    """Weights in transformers' names."""
-    config, where = source.beside("config.json"), source.where
+    """Read weights in transformers' layout."""
+    config, where = source.sibling_json("config.json"), source.where
     if config is None:
-        raise UserError(f"{where} is in transformers' layout, which needs its config.json beside it")
-    kind, settings = _check_kind(config, where), Settings(config, where)
+        raise UserError(f"{where} is in transformers' layout: its config.json must be in the same folder")
+    kind, settings = _check_model_type(config, where), Settings(config, where)
     processor = Processor(source, BIT if kind == "bit" else VIT)
     tensors = source.without_prefix(*PREFIXES)
     if kind == "bit":
         model, state = _read_resnet(tensors, settings, image_size or processor.image_size())
-        unsaid = "no preprocessor_config.json: image size and preprocessing are transformers' defaults for BiT"
+        assumed = "no preprocessor_config.json: image size and preprocessing are transformers' defaults for BiT"
     else:
         model, state = _read_vit(tensors, settings, kind, image_size)
-        unsaid = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
+        assumed = "no preprocessor_config.json: preprocessing is transformers' default for ViT"
     preprocess = processor.preprocess(model.image_size, model.channels)
-    resized = "" if kind == "bit" else processor.resized(model.image_size, any_size=kind != "vit")
+    size_note = "" if kind == "bit" else processor.size_note(model.image_size, any_size=kind != "vit")
     classes = class_names_in_order(config.get("id2label"), model.num_classes)
     card = make_card(
         model,
         preprocess,
-        classes=() if classes == made_up_names(model.num_classes) else classes,
+        classes=() if classes == default_class_names(model.num_classes) else classes,
         licence=str(config.get("license") or ""),
     )
-    return ForeignWeights(card, state, join_notes("" if processor.found else unsaid, resized))
+    return ForeignWeights(card, state, join_notes("" if processor.exists else assumed, size_note))
 
 
-def _check_kind(config: Mapping[str, Any], where: str) -> str:
-    """Which of transformers' networks it is, of those that can be read."""
+def _check_model_type(config: Mapping[str, Any], where: str) -> str:
+    """The `model_type`; raises UserError if vitrail cannot read it."""
     kind = config.get("model_type")
-    if kind == "vit-hybrid":  # which no test could compare with
+    if kind == "vit-hybrid":  # transformers has no implementation to test against
         raise UserError(
-            f"{where} is a 'vit-hybrid' model, which transformers itself has dropped: "
-            "vitrail reads the same networks from timm's files (vit_base_r50_s16_384) and from Google's"
+            f"{where} is a 'vit-hybrid' model, which transformers no longer supports; use the same network from timm "
+            "(vit_base_r50_s16_384) or Google"
         )
-    if kind not in KINDS:
-        raise UserError(f"{where} is a '{kind}' model of transformers, and vitrail reads {', '.join(KINDS)}")
+    if kind not in MODEL_TYPES:
+        raise UserError(f"{where} is a transformers model of type '{kind}'; vitrail reads {', '.join(MODEL_TYPES)}")
     return str(kind)
 
 
 def _read_vit(
-    source: TensorSource, config: Settings, kind: str, asked: Size | None
+    source: TensorSource, config: Settings, kind: str, requested: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
     where, classifies = source.where, "classifier.weight" in source.shapes
-    # A classifier looks at the class token, never at the pooler. Of a ViT, a mask token is the mark of another network.
-    unread = ("pooler.",) * classifies + (MASK,) * (kind != "vit")
-    source = source.named({name: name for name in source.shapes if not name.startswith(unread)})
+    # A classifier does not use the pooler. In a ViT, a mask token means an unsupported network, so it is kept.
+    unused = ("pooler.",) * classifies + (MASK,) * (kind != "vit")
+    source = source.renamed({name: name for name in source.shapes if not name.startswith(unused)})
     if "pooler.dense.weight" in source.shapes and config.get("pooler_act", "tanh") != "tanh":
-        raise UserError(f"{where} has a pooler with '{config.get('pooler_act')}', and the representation layer is tanh")
+        raise UserError(f"{where} has pooler_act '{config.get('pooler_act')}', and vitrail only supports tanh")
     if kind != "vit" and classifies:
         raise UserError(
-            f"{where} classifies by the class token beside the mean of the patches, which no network of vitrail does; "
-            "its backbone alone can be read"
+            f"{where} has a DINOv2 classifier (class token and mean of the patches), which vitrail does not support; "
+            "use the checkpoint of its backbone"
         )
-    details, size = _hidden(config, kind), config.size("image_size", (224, 224), asked)
+    details, size = _settings_not_in_tensors(config, kind), config.size("image_size", (224, 224), requested)
 
-    def configure(blank: State) -> NetworkConfig:
-        model = vit_config(blank, where, [size] if size else [], asked, **details)
+    def configure(meta: State) -> NetworkConfig:
+        model = vit_config(meta, where, [size] if size else [], requested, **details)
         config.check(config_from_tensors(model, kind))
         if kind != "vit":
             config.check_ratio(model)
@@ -263,22 +270,22 @@ def _read_vit(
         return model
 
     new = any(".q_proj." in name for name in source.shapes)
-    return convert_tensors(source, vit_table(kind, new), configure, _with_register_rows)
+    return convert_tensors(source, transformers_vit_table(kind, new), configure, _with_register_rows)
 
 
 def _read_resnet(source: TensorSource, config: Settings, size: Size) -> tuple[NetworkConfig, dict[str, Tensor]]:
     for key, value in RESNET_FIXED.items():
         if config.get(key, value) != value:
-            raise UserError(f"{source.where} is a BiT with {key} {config.get(key)!r}, and vitrail's has {value!r}")
-    reach = config.get("output_stride", 32)
+            raise UserError(f"{source.where} is a BiT with {key} {config.get(key)!r}; vitrail only supports {value!r}")
+    stride = config.get("output_stride", 32)
 
-    def configure(blank: State) -> NetworkConfig:
-        model = resnet_config(blank, source.where, size, **RESNET)
+    def configure(meta: State) -> NetworkConfig:
+        model = resnet_config(meta, source.where, size, **RESNET)
         config.check(config_from_tensors(model, "bit"))
         config.check_labels(model.num_classes)
-        if not isinstance(reach, int) or (len(model.blocks) > 1 and output_stride(model) // 2 >= reach):
+        if not isinstance(stride, int) or (len(model.blocks) > 1 and output_stride(model) // 2 >= stride):
             raise UserError(
-                f"{source.where} is a BiT with output_stride {reach!r}: its last stages do not halve the map"
+                f"{source.where} is a BiT with output_stride {stride!r}; vitrail needs {output_stride(model)}"
             )
         return model
 
@@ -286,7 +293,7 @@ def _read_resnet(source: TensorSource, config: Settings, size: Size) -> tuple[Ne
 
 
 def _with_register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Registers have no positions there, and rows of zeros, which add nothing, in ours."""
+    """Add zero position rows for registers, which have none in transformers."""
     table, registers = state.get("pos_embed.table"), state.get("reg_token")
     if table is None or registers is None or table.ndim != 3 or registers.ndim != 3:
         return state
@@ -298,7 +305,7 @@ def _with_register_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def adopt_constants(card: Card) -> Card:
-    """Its image processors smooth when they shrink."""
+    """Replace constants by those that transformers hard-codes; its image processors antialias."""
     model = card.model.model_copy(update=RESNET) if isinstance(card.model, ResNetConfig) else card.model
     preprocess = card.preprocess.model_copy(update={"antialias": True})
     return card.model_copy(update={"model": model, "preprocess": preprocess})
@@ -308,30 +315,29 @@ POOLING = {"token": "class token", "gap": "mean of the patches", "map": "attenti
 
 
 def unsupported_reason(card: Card) -> str | None:
-    model, reasons = card.model, unsupported_crop(card.preprocess, LIBRARY, "cuts squares alone")
+    """Why transformers cannot represent the network, or None."""
+    model, reasons = card.model, unsupported_crop(card.preprocess, LIBRARY, "only crops squares")
     if isinstance(model, ResNetConfig):
         return first_reason(reasons)
     square = model.image_size[0] == model.image_size[1] and model.patch[0] == model.patch[1]
     pooler = "a representation layer before the classifier"
     classifies = "LayerScale with a classifier or representation layer on the class token"
     dinov2 = {
-        f"has register tokens without LayerScale, and {LIBRARY} has them only together with LayerScale": (
-            model.layer_scale is None
-        ),
+        f"has register tokens without LayerScale, which {LIBRARY} only has together": (model.layer_scale is None),
         **missing_features(LIBRARY, {classifies: model.num_classes or model.representation}),
-        f"has an MLP of {model.mlp_dim}, and in the DINOv2 of {LIBRARY} it is a whole multiple of the width": (
+        f"has mlp_dim {model.mlp_dim}, and DINOv2 in {LIBRARY} needs a multiple of the width": (
             model.mlp_dim % model.width
         ),
-        f"takes images or patches that are not square, which the DINOv2 of {LIBRARY} does not": not square,
+        f"takes images or patches that are not square, which DINOv2 in {LIBRARY} does not support": not square,
     }
     return first_reason(
         {
             **reasons,
             **vitrail_only_features(model, LIBRARY),
             **missing_features(LIBRARY, {"a convolutional stem": model.stem}),
-            f"reads the {POOLING[model.pool]}, and the ViT of {LIBRARY} the class token alone": model.pool != "token",
+            f"pools by {POOLING[model.pool]}, and ViT in {LIBRARY} only by class token": model.pool != "token",
             **missing_features(LIBRARY, {"a norm after pooling": model.norm == "after_pool"}),
-            f"has no positions, and the networks of {LIBRARY} all have some": model.positions == "none",
+            f"has no position embedding, which the networks of {LIBRARY} require": model.positions == "none",
             **missing_features(LIBRARY, {pooler: model.representation and model.num_classes}),
             **({} if model_type_of(model) == "vit" else dinov2),
         }
@@ -339,24 +345,27 @@ def unsupported_reason(card: Card) -> str | None:
 
 
 def write(folder: Path, card: Card, state: State) -> None:
-    """config.json, model.safetensors and preprocessor_config.json."""
+    """Write config.json, model.safetensors and preprocessor_config.json."""
     model, kind = card.model, model_type_of(card.model)
     if isinstance(model, ResNetConfig):
         tensors = RESNET_TABLE.write(state)
     else:
         model, state = with_prefix_rows(*with_position_table(model, state))
-        tensors = vit_table(kind).write(_without_register_rows(model, state))
-    if model.num_classes:  # whose file then names what stands before the classifier
-        start = "bit." if kind == "bit" else "vit."
-        tensors = {name if name.startswith("classifier.") else start + name: t for name, t in tensors.items()}
+        tensors = transformers_vit_table(kind).write(_without_register_rows(model, state))
+    if model.num_classes:  # then the other tensors have the prefix of the base model
+        prefix = "bit." if kind == "bit" else "vit."
+        tensors = {name if name.startswith("classifier.") else prefix + name: t for name, t in tensors.items()}
     if kind == "dinov2_with_registers":
-        tensors[MASK] = torch.zeros(1, card.model.width)  # which its files have, and nothing reads
-    files = {"config.json": config_of(card), preprocessor_config.FILE: preprocessor_config.written(card.preprocess)}
+        tensors[MASK] = torch.zeros(1, card.model.width)  # required by transformers, not used
+    files = {
+        "config.json": to_config_json(card),
+        preprocessor_config.FILE: preprocessor_config.to_preprocessor_config(card.preprocess),
+    }
     write_folder(folder, tensors, files)
 
 
 def _without_register_rows(model: ModelConfig, state: State) -> State:
-    """Registers have no rows there: what their rows would add goes into the registers themselves."""
+    """Add the position rows of registers to the registers, since transformers has no such rows."""
     if not model.registers:
         return state
     table, registers = state["pos_embed.table"], state["reg_token"]
@@ -368,24 +377,24 @@ def _without_register_rows(model: ModelConfig, state: State) -> State:
 
 
 def reference_model(path: Path, card: Card, source: TensorSource | None) -> Reference:
-    """With the tensors of a file, or those that transformers finds in the folder; its output is what ours gives."""
+    """transformers' network, with the tensors of `source` or those of the folder."""
     model, folder = card.model, path if path.is_dir() else path.parent
     transformers = import_library("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # A ViT without classifier and representation layer would have one invented for it.
+    # transformers would add a random pooler to a ViT without classifier and representation layer.
     plain = isinstance(model, ModelConfig) and model_type_of(model) == "vit" and not model.representation
     options: dict[str, Any] = {"add_pooling_layer": False} if plain and not model.num_classes else {}
     with loading("transformers"):
         kind = transformers.AutoModelForImageClassification if model.num_classes else transformers.AutoModel
-        place: str | None = str(folder)
+        location: str | None = str(folder)
         if source is not None:
-            config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(location, local_files_only=True, trust_remote_code=False)
             with torch.device("meta"):
-                kind = type(kind.from_config(config))  # which takes tensors, as the one that chooses it does not
-            place, options = None, {**options, "config": config, "state_dict": source.load()}
+                kind = type(kind.from_config(config))  # the concrete class, which accepts a state_dict
+            location, options = None, {**options, "config": config, "state_dict": source.load()}
         network = kind.from_pretrained(
-            place, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
+            location, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
         )
         network = network.float().eval()
 
@@ -406,9 +415,7 @@ FORMAT = Format(
     write,
     unsupported_reason,
     adopt_constants,
-    other_differences=lambda card: (
-        ["its crop can lie one pixel beside ours"] * (card.preprocess.resize == "short_side")
-    ),
+    other_differences=lambda card: ["its crop can differ by one pixel"] * (card.preprocess.resize == "short_side"),
     matches=matches,
     check_supported=check_supported,
     read=read,

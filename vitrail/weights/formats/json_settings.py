@@ -1,5 +1,8 @@
-"""Values of a config.json or another JSON file beside weights: each is what it should be, or one sentence says what is
-wrong. Where tensors show a setting too, both must agree: other libraries would build whatever config.json says."""
+"""Typed access to the config.json or another JSON file next to a weights file.
+
+A wrong value raises UserError with the key and the value. So does a setting that contradicts the tensors, since other
+libraries build whatever config.json says.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from typing import Any
 from vitrail.config import ModelConfig, Size
 from vitrail.errors import UserError
 
-MOST_LABELS = 100_000  # of a network without classifier, whose tensors cannot contradict the number
+MAX_LABELS = 100_000  # without a classifier no tensor contradicts num_labels
 
 
 class Settings:
-    """What such a file says. `section`: where in it these values stand, as in `model_args.`."""
+    """The values of such a file. `section` prefixes keys in messages, as in `model_args.`."""
 
     def __init__(self, values: Mapping[str, Any], where: str, section: str = ""):
         self.values, self.where, self.section = values, where, section
@@ -26,88 +29,92 @@ class Settings:
     def whole(self, key: str, default: int) -> int:
         value = self.get(key, default)
         if type(value) is not int or value < 1:
-            raise self._wrong(key, value, "which is no whole number")
+            raise self._wrong(key, value, "which is not a positive integer")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self._wrong(key, value, "which is no number")
+            raise self._wrong(key, value, "which is not a finite number")
         return float(value)
 
     def pick(self, key: str, known: Mapping[Any, str], what: str, default: str = "") -> str:
-        """Our word for one of theirs."""
-        word = self.get(key, default)
-        if not isinstance(word, str | int) or word not in known:
-            raise UserError(f"{self.where} has {what} '{word}', and vitrail knows {', '.join(map(str, known))}")
-        return known[word]
+        """Translate the library's name of an option to vitrail's."""
+        name = self.get(key, default)
+        if not isinstance(name, str | int) or name not in known:
+            raise UserError(f"{self.where} has {what} '{name}', and vitrail supports {', '.join(map(str, known))}")
+        return known[name]
 
-    def size(self, key: str, default: Size | None = None, asked: Size | None = None) -> Size | None:
-        """224 or [224, 320] as (height, width). A size that was asked for cannot be another than one that is here."""
+    def size(self, key: str, default: Size | None = None, requested: Size | None = None) -> Size | None:
+        """224 or [224, 320] as (height, width). Raises if the caller requested a different size."""
         value = self.get(key)
-        told = None if value is None else size_from_json(value, self.where)
-        if asked and told and asked != told:
-            sizes = ["x".join(map(str, size)) for size in (told, asked)]
-            raise UserError(f"{self.where}: its config.json says images of {sizes[0]}, and {sizes[1]} was asked for")
-        return told or default
+        size = None if value is None else size_from_json(value, self.where)
+        if requested and size and requested != size:
+            stored, wanted = ("x".join(map(str, sides)) for sides in (size, requested))
+            raise UserError(f"{self.where} is for {stored} images (config.json), not {wanted}; remove --image-size")
+        return size or default
 
     def per_channel(self, key: str, channels: int) -> tuple[float, ...]:
-        """A mean or deviation for each channel; one value that all channels share is repeated."""
+        """A mean or standard deviation per channel. A list of equal values fits any number of channels."""
         values = self.get(key)
-        numbers = isinstance(values, list) and all(type(one) in (int, float) and math.isfinite(one) for one in values)
+        numbers = isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
         if not values or not numbers:
-            raise UserError(f"{self.where}: {reprlib.repr(values)} is not a value for each channel")
+            raise UserError(
+                f"{self.where}: {key} must be a list with one number per channel, not {reprlib.repr(values)}"
+            )
         if len(values) != channels and len(set(values)) == 1:
             return (values[0],) * channels
         if len(values) != channels:
-            raise UserError(f"{self.where}: its preprocessing has {len(values)} channels and its network {channels}")
+            raise UserError(f"{self.where}: {key} has {len(values)} channels, and the network has {channels}")
         return tuple(values)
 
-    def check(self, shown: Mapping[str, Any]) -> None:
-        """What the file has of these keys must be what tensors show, to the type; a size may be one number."""
-        for key, value in shown.items():
-            claim = self.get(key)
-            if claim is not None and not _same(claim, value):
+    def check(self, expected: Mapping[str, Any]) -> None:
+        """Raise if one of these keys is in the file and differs from what the tensors show, in value or type."""
+        for key, value in expected.items():
+            stored = self.get(key)
+            if stored is not None and not _same(stored, value):
                 raise self.contradiction(key, value)
 
     def check_ratio(self, model: ModelConfig) -> None:
-        """`mlp_ratio`, of which other libraries take the whole part once multiplied."""
+        """Check `mlp_ratio`: other libraries use int(width * mlp_ratio) hidden units."""
         if self.get("mlp_ratio") is not None and int(model.width * self.number("mlp_ratio", 4)) != model.mlp_dim:
             raise self.contradiction("mlp_ratio", model.mlp_dim / model.width)
 
     def check_labels(self, count: int) -> None:
-        """transformers makes as many logits as it has names."""
+        """Check `id2label` and `num_labels`: transformers builds one logit per name."""
         names, labels = self.get("id2label"), self.get("num_labels")
         if names is not None and not isinstance(names, Mapping):
-            raise UserError(f"{self.where}: its config.json has an id2label that is no mapping from numbers to names")
+            raise UserError(f"{self.where}: id2label in its config.json must map numbers to names")
         if count and names is not None and len(names) != count:
-            raise UserError(f"{self.where}: its config.json names {len(names)} classes, and its tensors show {count}")
-        wrong = type(labels) is not int or labels > MOST_LABELS or (count and labels != count)
+            raise UserError(f"{self.where}: its config.json names {len(names)} classes, and its tensors have {count}")
+        wrong = type(labels) is not int or labels > MAX_LABELS or (count and labels != count)
         if labels is not None and wrong:
             raise self.contradiction("num_labels", count)
 
     def contradiction(self, key: str, value: Any) -> UserError:
+        """The error for a key that the tensors contradict."""
         text = "x".join(map(str, value)) if isinstance(value, tuple) else repr(value)
-        return self._wrong(self.section + key, self.get(key), f"and its tensors show {text}")
+        return self._wrong(self.section + key, self.get(key), f"and its tensors have {text}")
 
     def _wrong(self, key: str, value: Any, problem: str) -> UserError:
-        return UserError(f"{self.where}: its config.json says {key} {reprlib.repr(value)}, {problem}")
+        return UserError(f"{self.where}: its config.json has {key} {reprlib.repr(value)}, {problem}")
 
 
 def size_from_json(value: Any, where: str) -> Size:
+    """224 or [224, 320] as (height, width)."""
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else ()
     if len(pair) != 2 or not all(type(length) is int and length > 0 for length in pair):
-        raise UserError(f"{where}: {reprlib.repr(value)} is not a size in pixels")
+        raise UserError(f"{where}: {reprlib.repr(value)} is not an image size: use one number or [height, width]")
     return pair[0], pair[1]
 
 
 def size_to_json(size: Size) -> int | list[int]:
-    """A size as other libraries' configs write it: one number where it is square."""
+    """A size as other libraries write it: one number if it is square."""
     return size[0] if size[0] == size[1] else list(size)
 
 
-def _same(claim: Any, value: Any) -> bool:
+def _same(stored: Any, value: Any) -> bool:
     if isinstance(value, tuple):
-        pair = [claim, claim] if type(claim) is int else claim
-        return isinstance(pair, list) and all(type(one) is int for one in pair) and pair == list(value)
-    return type(claim) is type(value) and bool(claim == value)
+        pair = [stored, stored] if type(stored) is int else stored
+        return isinstance(pair, list) and all(type(side) is int for side in pair) and pair == list(value)
+    return type(stored) is type(value) and bool(stored == value)

@@ -1,4 +1,4 @@
-"""preprocessor_config.json, which says how transformers makes pixels, as our Preprocess and back."""
+"""Conversion between transformers' preprocessor_config.json and vitrail's Preprocess."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.weights.tensors import TensorSource
 
 FILE = "preprocessor_config.json"
 INTERPOLATION = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-# What transformers' image processors do where the file does not say; any other than BiT's is taken for ViT's.
+# Defaults of transformers' image processors. Every processor other than BiT's is treated as ViT's.
 VIT: dict[str, Any] = {
     "do_center_crop": False,
     "resample": 2,
@@ -33,50 +33,51 @@ BIT: dict[str, Any] = {
 
 
 class Processor(Settings):
-    """The file beside weights, over the defaults of its kind; without it, those that go with the network."""
+    """The file next to the weights, merged over the defaults of its processor type.
+
+    Without a file, `defaults` apply.
+    """
 
     def __init__(self, source: TensorSource, defaults: Mapping[str, Any]):
-        told = source.beside(FILE)
-        self.found = told is not None
-        kind = str((told or {}).get("image_processor_type") or (told or {}).get("feature_extractor_type") or "")
+        config = source.sibling_json(FILE)
+        self.exists = config is not None
+        config = config or {}
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
         by_kind = BIT if kind.startswith("Bit") else VIT if kind else defaults
-        super().__init__({**by_kind, **(told or {})}, source.where)
+        super().__init__({**by_kind, **config}, source.where)
 
-    def _made(self) -> tuple[Size | None, Any]:
-        """The size of the images that it makes, and how the file puts it."""
+    def _output_size(self) -> tuple[Size | None, Any]:
+        """The size of its output images, and the raw value in the file."""
         value = self.get("crop_size" if self.get("do_center_crop") else "size")
         return _pair(value), value
 
     def image_size(self) -> Size:
-        """For networks that do not tell theirs."""
-        size, value = self._made()
+        """The output size, for networks whose tensors do not show theirs."""
+        size, value = self._output_size()
         if size is None:
-            raise UserError(
-                f"{self.where}: the {FILE} beside it makes no images of one size, but {reprlib.repr(value)}"
-            )
+            raise UserError(f"{self.where}: its {FILE} has no fixed output size: {reprlib.repr(value)}")
         return size
 
-    def resized(self, size: Size, any_size: bool) -> str:
-        """What to say where it makes images of another size than the network's positions are for. `any_size`: its
-        networks fit their positions to the image as they run; others would refuse such images."""
-        made, value = self._made()
-        if not self.found or value is None or made == size:
+    def size_note(self, size: Size, any_size: bool) -> str:
+        """A note if its output size is not `size`, that of the network's position embeddings; else "".
+
+        `any_size`: transformers interpolates the position embeddings of this network at run time. Otherwise a
+        different size is an error.
+        """
+        output, value = self._output_size()
+        if not self.exists or value is None or output == size:
             return ""
-        made_text, text = ("x".join(map(str, pair)) for pair in (self.image_size(), size))
+        output_text, text = ("x".join(map(str, pair)) for pair in (self.image_size(), size))
         if not any_size:
-            raise UserError(
-                f"{self.where}: the {FILE} beside it makes {made_text} images, and its network takes {text}"
-            )
-        return f"its preprocessing makes {made_text} images, and its positions are for {text}: images are made {text}"
+            raise UserError(f"{self.where}: its {FILE} makes {output_text} images, and its network takes {text}")
+        return f"images are resized to {text} for its position embeddings; its {FILE} has {output_text}"
 
     def preprocess(self, size: Size, channels: int) -> Preprocess:
-        """The same steps as ours, for images of `size`."""
+        """The equivalent Preprocess for images of `size`."""
         if not self.get("do_rescale", True) or self.get("rescale_factor", 1 / 255) != 1 / 255:
-            raise UserError(
-                f"{self.where}: its preprocessing does not scale pixels by 1/255, which vitrail's always does"
-            )
+            raise UserError(f"{self.where}: its {FILE} does not rescale pixels by 1/255, which vitrail always does")
         if not self.get("do_resize", True):
-            raise UserError(f"{self.where}: its preprocessing does not resize images, which vitrail's always does")
+            raise UserError(f"{self.where}: its {FILE} does not resize images, which vitrail always does")
         normalise = self.get("do_normalize", True)
         values = {
             "size": size,
@@ -88,17 +89,16 @@ class Processor(Settings):
         return validate(Preprocess, values, f"{self.where} preprocessing")
 
     def _resize(self, size: Size) -> dict[str, Any]:
-        """Squash to the size, or scale the short side and crop the centre."""
+        """The resize settings: squash to the size, or resize the short side and crop the center."""
         target, crops = self.get("size", {}), self.get("do_center_crop")
         short_side = target.get("shortest_edge") if isinstance(target, Mapping) else None
         if short_side is None and not crops:
             return {"resize": "squash"}
         rows, columns = _pair(self.get("crop_size")) or size
-        # Of a square alone, ours scales the same side: for others, it is the side that is tighter for the crop.
+        # Only for a square crop do both libraries scale the same side.
         if not isinstance(short_side, int) or not crops or not rows == columns <= short_side:
             raise UserError(
-                f"{self.where}: vitrail's preprocessing cannot express its resizing to {target} "
-                f"and cropping to {rows}x{columns}"
+                f"{self.where}: vitrail cannot reproduce its {FILE}: resize to {target}, crop to {rows}x{columns}"
             )
         return {"resize": "short_side", "crop_fraction": rows / short_side}
 
@@ -109,12 +109,12 @@ def _pair(value: Any) -> Size | None:
     return sides if all(type(side) is int and side > 0 for side in sides) else None  # type: ignore[return-value]
 
 
-def written(spec: Preprocess) -> dict[str, Any]:
-    """What the file says for `spec`, which keeps the aspect for squares alone."""
+def to_preprocessor_config(spec: Preprocess) -> dict[str, Any]:
+    """The contents of the file for `spec`."""
     height, width = spec.size
     values: dict[str, Any] = {
         "do_resize": True,
-        "resample": {ours: theirs for theirs, ours in INTERPOLATION.items()}[spec.interpolation],
+        "resample": {name: number for number, name in INTERPOLATION.items()}[spec.interpolation],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -123,6 +123,6 @@ def written(spec: Preprocess) -> dict[str, Any]:
     }
     if spec.resize == "squash":
         return values | {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
-    edge = math.floor(height / spec.crop_fraction + 1e-6)  # as our own preprocessing rounds it
+    edge = math.floor(height / spec.crop_fraction + 1e-6)  # rounded as in vitrail's own preprocessing
     crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     return values | {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": edge}, **crop}

@@ -1,4 +1,7 @@
-"""One table for each format: what a tensor is called in our networks and in theirs, and how it lies in both."""
+"""The key mapping of a layout: each tensor's name and memory layout in vitrail and in the other library.
+
+One table serves reading and writing. "Foreign" means the other library's.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from vitrail.weights.tensors import TensorSource
 
 State = Mapping[str, Tensor]
 
-# {0} stands for a number as we count, from zero; {0+1} counts from one, {0+1:02} writes it with two digits.
+# Placeholders in names: {0} is an index from zero, {0+1} counts from one, {0+1:02} pads that to two digits.
 NUMBER = re.compile(r"\{(\d)(\+1)?(:02)?\}")
 
 
 class Form(NamedTuple):
-    """How a tensor lies there: `read` turns theirs into ours, `write` ours into theirs."""
+    """Conversion of one tensor: `read` from the foreign layout to vitrail's, `write` back."""
 
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor]
@@ -28,47 +31,47 @@ class Form(NamedTuple):
 
 SAME = Form(lambda t: t, lambda t: t)
 
-# The tensors of one kind of module: how our name ends -> how theirs ends, and how the tensor lies there.
+# The tensors of a module type: suffix in vitrail -> foreign suffix and conversion.
 Kind = Mapping[str, tuple[str, Form]]
 TENSOR: Kind = {"": ("", SAME)}
 WEIGHT: Kind = {".weight": (".weight", SAME)}
 MODULE: Kind = {".weight": (".weight", SAME), ".bias": (".bias", SAME)}
 
-# Modules of one kind: our name -> theirs. Several of theirs are stacked in ours, as query, key and value.
+# Modules of one type: name in vitrail -> foreign name, or the names of modules that vitrail stacks (query, key, value).
 Group = tuple[Kind, Mapping[str, str | Sequence[str]]]
 
 
-def bottleneck(ours: str, theirs: str) -> list[Group]:
-    """A block of a ResNet, of which timm and transformers have the names."""
-    convolutions = {f"{ours}.conv{index}": f"{theirs}.conv{index}" for index in (1, 2, 3)}
-    norms = {f"{ours}.norm{index}": f"{theirs}.norm{index}" for index in (1, 2, 3)}
+def bottleneck(ours: str, foreign: str) -> list[Group]:
+    """A bottleneck block of a ResNet, which timm and transformers name alike."""
+    convolutions = {f"{ours}.conv{index}": f"{foreign}.conv{index}" for index in (1, 2, 3)}
+    norms = {f"{ours}.norm{index}": f"{foreign}.norm{index}" for index in (1, 2, 3)}
     return [
-        (WEIGHT, convolutions | {f"{ours}.shortcut": f"{theirs}.downsample.conv"}),
-        (MODULE, norms | {f"{ours}.shortcut_norm": f"{theirs}.downsample.norm"}),
+        (WEIGHT, convolutions | {f"{ours}.shortcut": f"{foreign}.downsample.conv"}),
+        (MODULE, norms | {f"{ours}.shortcut_norm": f"{foreign}.downsample.norm"}),
     ]
 
 
-# Part of a tensor's name to the thing that no network of vitrail has.
+# Part of a tensor name -> the unsupported feature it belongs to.
 UNSUPPORTED = {
     "dist_token": "a distillation token",
     "distillation": "a distillation token",
     "head_dist": "a distillation head",
-    "q_norm": "normalised queries and keys",
-    "k_norm": "normalised queries and keys",
+    "q_norm": "query and key normalization",
+    "k_norm": "query and key normalization",
     "norm_pre": "a norm before the encoder",
-    "rope": "rotary positions",
-    "freqs": "rotary positions",
-    "rel_pos": "relative positions of another kind",
-    "relative_position": "relative positions of another kind",
-    "backbone": "a convolutional stem of another kind",
-    "running_": "batch norms",
-    "num_batches": "batch norms",
+    "rope": "rotary position embeddings",
+    "freqs": "rotary position embeddings",
+    "rel_pos": "a different kind of relative position embedding",
+    "relative_position": "a different kind of relative position embedding",
+    "backbone": "a different kind of convolutional stem",
+    "running_": "batch normalization",
+    "num_batches": "batch normalization",
     "mlp.fc1_g": "a gated MLP",
     "mlp.w12": "a gated MLP",
     "mlp.weights_": "a gated MLP",
     "mlp.gate": "a gated MLP",
-    "mlp.norm": "norms inside attention and MLP",
-    "attn.norm": "norms inside attention and MLP",
+    "mlp.norm": "norm layers inside attention or MLP",
+    "attn.norm": "norm layers inside attention or MLP",
     "mask_token": "a mask token",
     "decoder": "a decoder",
 }
@@ -77,106 +80,110 @@ BLOCK = "blocks.{0}"
 
 class Rule(NamedTuple):
     ours: str
-    theirs: tuple[str, ...]
+    foreign: tuple[str, ...]
     form: Form
 
 
-Place = tuple[Rule, tuple[int, ...]]  # a rule, and the numbers of its placeholders
+Slot = tuple[Rule, tuple[int, ...]]  # a rule and the values of its placeholders: one tensor in vitrail
 
 
 class Table:
     def __init__(self, *groups: Group):
         rules = [
             Rule(
-                ours + end, tuple(name + their_end for name in ([theirs] if isinstance(theirs, str) else theirs)), form
+                ours + suffix,
+                tuple(name + foreign_suffix for name in ([foreign] if isinstance(foreign, str) else foreign)),
+                form,
             )
             for kind, names in groups
-            for ours, theirs in names.items()
-            for end, (their_end, form) in kind.items()
+            for ours, foreign in names.items()
+            for suffix, (foreign_suffix, form) in kind.items()
         ]
-        self._theirs = [(_pattern(name), rule, part) for rule in rules for part, name in enumerate(rule.theirs)]
+        self._foreign = [(_pattern(name), rule, part) for rule in rules for part, name in enumerate(rule.foreign)]
         self._ours = [(_pattern(rule.ours), rule) for rule in rules]
 
-    def place(self, name: str) -> tuple[Place, int] | None:
-        """Where a tensor of theirs belongs, and as which part of a stack."""
-        for pattern, rule, part in self._theirs:
+    def slot(self, name: str) -> tuple[Slot, int] | None:
+        """The slot of a foreign tensor, and its index among the tensors stacked there."""
+        for pattern, rule, part in self._foreign:
             if match := pattern.fullmatch(name):
-                numbers = _numbers(rule.theirs[part], match)
-                if min(numbers, default=0) >= 0 and _fill(rule.theirs[part], numbers) == name:  # unit1 is not unit01
+                numbers = _numbers(rule.foreign[part], match)
+                if (
+                    min(numbers, default=0) >= 0 and _fill(rule.foreign[part], numbers) == name
+                ):  # rejects unit1 where unit01 is meant
                     return (rule, numbers), part
         return None
 
     def read(self, source: TensorSource, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our names and shapes for the tensors of `source`: its contents, or blanks of their shapes."""
-        places = {name: place for name in tensors if (place := self.place(name))}
-        if strange := [name for name in tensors if name not in places]:
-            known = (words for name in strange for part, words in UNSUPPORTED.items() if part in name)
-            thing = next(known, f"a tensor '{strange[0]}'")
-            raise UserError(f"{source.where} has {thing}, which vitrail's networks have not")
-        found: dict[Place, dict[int, Tensor]] = {}
+        """Rename and reshape the tensors of `source` (its contents, or meta tensors) to vitrail's state dict."""
+        slots = {name: slot for name in tensors if (slot := self.slot(name))}
+        if unknown := [name for name in tensors if name not in slots]:
+            features = (feature for name in unknown for part, feature in UNSUPPORTED.items() if part in name)
+            feature = next(features, "an unknown tensor")
+            raise UserError(f"{source.where} has {feature} ('{unknown[0]}'), which vitrail does not support")
+        parts_by_slot: dict[Slot, dict[int, Tensor]] = {}
         for name, tensor in tensors.items():
-            (rule, numbers), part = places[name]
+            (rule, numbers), part = slots[name]
             try:
-                turned = rule.form.read(tensor)
+                converted = rule.form.read(tensor)
             except (RuntimeError, IndexError, ValueError):
                 raise _wrong_shape(source, name, tensor) from None
-            if turned.ndim == 0:
+            if converted.ndim == 0:
                 raise _wrong_shape(source, name, tensor)
-            found.setdefault((rule, numbers), {})[part] = turned
-        self._check_whole(source, found)
-        return {_fill(place[0].ours, place[1]): _stack(source, place, parts) for place, parts in found.items()}
+            parts_by_slot.setdefault((rule, numbers), {})[part] = converted
+        self._check_complete(source, parts_by_slot)
+        return {_fill(slot[0].ours, slot[1]): _stack(source, slot, parts) for slot, parts in parts_by_slot.items()}
 
-    def theirs(self, ours: str) -> str:
-        """What they call a tensor of ours, or the first of those that it stacks."""
-        place = self._place_of_ours(ours)
-        return _fill(place[0].theirs[0], place[1]) if place else ours
+    def foreign_name(self, name: str) -> str:
+        """The foreign name of a vitrail tensor (of the first one, if several are stacked)."""
+        slot = self._slot_of_vitrail(name)
+        return _fill(slot[0].foreign[0], slot[1]) if slot else name
 
     def write(self, state: State) -> dict[str, Tensor]:
-        """Our tensors in their names and shapes."""
+        """Rename and reshape vitrail's state dict to the foreign layout."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in state.items():
-            place = self._place_of_ours(name)
-            if place is None:
-                raise UserError(f"the layout to write has no place for '{name}'")
-            rule, numbers = place
-            for theirs, part in zip(rule.theirs, tensor.chunk(len(rule.theirs)), strict=True):
-                tensors[_fill(theirs, numbers)] = rule.form.write(part).contiguous()
+            slot = self._slot_of_vitrail(name)
+            if slot is None:
+                raise UserError(f"tensor '{name}' has no equivalent in the target layout")
+            rule, numbers = slot
+            for foreign, part in zip(rule.foreign, tensor.chunk(len(rule.foreign)), strict=True):
+                tensors[_fill(foreign, numbers)] = rule.form.write(part).contiguous()
         return tensors
 
-    def _place_of_ours(self, name: str) -> Place | None:
-        found = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
-        return next(((rule, _numbers(rule.ours, match)) for rule, match in found), None)
+    def _slot_of_vitrail(self, name: str) -> Slot | None:
+        matches = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
+        return next(((rule, _numbers(rule.ours, match)) for rule, match in matches), None)
 
-    def _check_whole(self, source: TensorSource, found: Mapping[Place, Mapping[int, Tensor]]) -> None:
-        """No stack lacks a part, and what one block of the encoder has, the others have too."""
-        repeated = [(rule, numbers[0]) for rule, numbers in found if rule.ours.startswith(BLOCK)]
+    def _check_complete(self, source: TensorSource, parts_by_slot: Mapping[Slot, Mapping[int, Tensor]]) -> None:
+        """Raise if a stack lacks a part, or an encoder block lacks a tensor that other blocks have."""
+        repeated = [(rule, numbers[0]) for rule, numbers in parts_by_slot if rule.ours.startswith(BLOCK)]
         rules, blocks = dict.fromkeys(rule for rule, _ in repeated), sorted({index for _, index in repeated})
-        for rule, numbers in itertools.chain(((rule, (index,)) for rule in rules for index in blocks), found):
-            parts = found.get((rule, numbers), {})
-            missing = [name for part, name in enumerate(rule.theirs) if part not in parts]
+        for rule, numbers in itertools.chain(((rule, (index,)) for rule in rules for index in blocks), parts_by_slot):
+            parts = parts_by_slot.get((rule, numbers), {})
+            missing = [name for part, name in enumerate(rule.foreign) if part not in parts]
             if missing and rule.ours.endswith("qkv.bias"):
-                raise without_bias(source.where)
+                raise missing_qkv_bias(source.where)
             if missing:
-                raise UserError(f"{source.where}: tensor '{source.called(_fill(missing[0], numbers))}' is missing")
+                raise UserError(
+                    f"{source.where}: tensor '{source.name_in_file(_fill(missing[0], numbers))}' is missing"
+                )
 
 
-def _listed(names: str | Sequence[str]) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names
+def missing_qkv_bias(where: str) -> UserError:
+    return UserError(f"{where} has no bias for query, key and value, and vitrail's attention requires one (qkv.bias)")
 
 
-def without_bias(where: str) -> UserError:
-    return UserError(f"{where} has queries, keys and values without bias, and vitrail's network has biases")
-
-
-def _stack(source: TensorSource, place: Place, parts: Mapping[int, Tensor]) -> Tensor:
+def _stack(source: TensorSource, slot: Slot, parts: Mapping[int, Tensor]) -> Tensor:
     if len({tensor.shape[1:] for tensor in parts.values()}) > 1:
-        raise _wrong_shape(source, _fill(place[0].theirs[0], place[1]), parts[0])
+        raise _wrong_shape(source, _fill(slot[0].foreign[0], slot[1]), parts[0])
     return concatenate([parts[part] for part in range(len(parts))])
 
 
 def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """One contiguous tensor. Without storage only its shape is worked out: torch would import its compiler first,
-    which would double the time that loading weights takes."""
+    """Concatenate to a contiguous tensor.
+
+    Meta tensors are not passed to torch.cat: it would import torch's compiler, which doubles the time to load weights.
+    """
     if not parts[0].is_meta:
         return torch.cat(list(parts), dim) if len(parts) > 1 else parts[0].contiguous()
     shape = list(parts[0].shape)
@@ -185,7 +192,9 @@ def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _wrong_shape(source: TensorSource, name: str, tensor: Tensor) -> UserError:
-    return UserError(f"{source.where}: tensor '{name}' has shape {tuple(tensor.shape)}, which does not fit its place")
+    return UserError(
+        f"{source.where}: tensor '{name}' has shape {tuple(tensor.shape)}, which is wrong for this parameter"
+    )
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -194,17 +203,17 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _numbers(template: str, match: re.Match[str]) -> tuple[int, ...]:
-    """The numbers of a name as we count them, in the order of their placeholders' digits."""
-    places = [
-        (int(place[1]), int(text) - bool(place[2]))
-        for place, text in zip(NUMBER.finditer(template), match.groups(), strict=True)
+    """The placeholder values in a name, from zero, in the order of the placeholders' digits."""
+    values = [
+        (int(placeholder[1]), int(text) - bool(placeholder[2]))
+        for placeholder, text in zip(NUMBER.finditer(template), match.groups(), strict=True)
     ]
-    return tuple(number for _, number in sorted(places))
+    return tuple(value for _, value in sorted(values))
 
 
 def _fill(template: str, numbers: tuple[int, ...]) -> str:
-    def text(place: re.Match[str]) -> str:
-        number = numbers[int(place[1])] + bool(place[2])
-        return f"{number:02}" if place[3] else str(number)
+    def text(placeholder: re.Match[str]) -> str:
+        number = numbers[int(placeholder[1])] + bool(placeholder[2])
+        return f"{number:02}" if placeholder[3] else str(number)
 
     return NUMBER.sub(text, template)

@@ -1,6 +1,6 @@
-"""timm's VisionTransformer, its hybrids and BiT's ResNets: a safetensors file, and the config.json beside it.
+"""timm's layout of Vision Transformers, hybrids and BiT ResNets: a safetensors file next to a config.json.
 
-timm loads what is written here with `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+timm loads a converted folder with `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from vitrail.weights.tensors import TensorSource, read_json
 
 # ---- tensors
 
-MARK = "patch_embed.proj.weight"  # no other layout has a tensor of this name
+MARK = "patch_embed.proj.weight"  # a tensor name that no other layout has
 RESNET_MARK = "stages.0.blocks.0.conv1.weight"
-STEM, STEM_ONLY = "patch_embed.backbone.stem", "patch_embed.backbone"  # a hybrid's root, with stages and without
+STEM, STEM_ONLY = "patch_embed.backbone.stem", "patch_embed.backbone"  # prefix of a hybrid's root with stages, without
 
 
-def vit_table(stem: str) -> Table:
-    """Nearly all of our names are timm's own."""
+def timm_vit_table(stem: str) -> Table:
+    """The key mapping of a ViT or hybrid. Most names are the same in both libraries."""
     block = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
     pool = ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")
-    alike = ["patch_embed.proj", "norm", "fc_norm", "head"]
-    alike += [f"blocks.{{0}}.{name}" for name in block] + [f"attn_pool.{name}" for name in pool]
-    alone = ["cls_token", "reg_token", "attn_pool.latent", "blocks.{0}.ls1.gamma", "blocks.{0}.ls2.gamma"]
+    same_modules = ["patch_embed.proj", "norm", "fc_norm", "head"]
+    same_modules += [f"blocks.{{0}}.{name}" for name in block] + [f"attn_pool.{name}" for name in pool]
+    same_tensors = ["cls_token", "reg_token", "attn_pool.latent", "blocks.{0}.ls1.gamma", "blocks.{0}.ls2.gamma"]
     return Table(
-        (TENSOR, {**dict(zip(alone, alone, strict=True)), "pos_embed.table": "pos_embed"}),
-        (MODULE, {**dict(zip(alike, alike, strict=True)), "patch_embed.stem.norm": f"{stem}.norm"}),
+        (TENSOR, {**dict(zip(same_tensors, same_tensors, strict=True)), "pos_embed.table": "pos_embed"}),
+        (MODULE, {**dict(zip(same_modules, same_modules, strict=True)), "patch_embed.stem.norm": f"{stem}.norm"}),
         (WEIGHT, {"patch_embed.stem.root": f"{stem}.conv"}),
         *bottleneck("patch_embed.stem.stages.{0}.{1}", "patch_embed.backbone.stages.{0}.blocks.{1}"),
     )
 
 
-POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution that we have as a matrix
+POINT = Form(lambda t: t.flatten(1), lambda t: t[:, :, None, None])  # a 1x1 convolution in timm, a matrix in vitrail
 RESNET_TABLE = Table(
     (WEIGHT, {"root": "stem.conv"}),
     (MODULE, {"norm": "norm"}),
@@ -75,9 +75,9 @@ RESNET: dict[str, Any] = {**CONVOLUTIONS, "pool_padding": "zeros"}
 GELU = {"gelu": "erf", "gelu_tanh": "tanh"}
 POOL = {"token": "token", "avg": "gap", "map": "map"}
 
-# A timm name stands for settings that leave no trace in the tensors. These are the names whose settings are known:
-# erf GELU, and heads by size. The others must state theirs: SigLIP's names, for one, differ in their GELU.
-KNOWN = [
+# timm's model names imply settings that the tensors do not show. For names that match one of these patterns they are
+# known: erf GELU, and heads by size. For others, config.json must state them (SigLIP's GELU differs, for example).
+KNOWN_NAMES = [
     r"(?:vit|deit)_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(?:_gap)?_\d+",
     r"deit3_(small|medium|base|large|huge)_patch\d+_\d+",
     r"vit_(small|base|large)_patch14(?:_reg4)?_dinov2",
@@ -87,10 +87,10 @@ KNOWN = [
 ]
 HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
 HEADS |= {"wee": 4, "little": 5, "medium": 8, "mediumd": 8, "betwixt": 10}
-HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "test_vit": 2}  # not what their size would tell
+HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "test_vit": 2}  # exceptions from HEADS
 HEADS_BY_WIDTH = {width: heads for width, _, _, heads in SIZES.values()}
 
-# timm builds stems and ResNets by name alone, and only these; all else of a Vision Transformer can be said beside it.
+# timm builds stems and ResNets by model name only, and only these; other settings of a ViT are model_args.
 STEMS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_base_r26_s32_224",
@@ -104,16 +104,16 @@ STEM_WIDTH = 64
 
 
 def model_args(model: NetworkConfig) -> dict[str, Any]:
-    """The arguments with which timm's network is this one."""
+    """Arguments of `timm.create_model` that build the same network."""
     shared = {"in_chans": model.channels, "num_classes": model.num_classes}
     if isinstance(model, ResNetConfig):
         return shared
-    ratio = model.mlp_dim / model.width  # of which timm takes the whole part, once multiplied
+    ratio = model.mlp_dim / model.width  # timm uses int(width * mlp_ratio)
     args = {
         "img_size": list(model.image_size),
         "patch_size": size_to_json(model.patch),
         **shared,
-        "global_pool": _theirs(POOL, model.pool),
+        "global_pool": _timm_name(POOL, model.pool),
         "embed_dim": model.width,
         "depth": model.depth,
         "num_heads": model.heads,
@@ -123,48 +123,49 @@ def model_args(model: NetworkConfig) -> dict[str, Any]:
         "no_embed_class": not model.prefix_positions,
         "reg_tokens": model.registers,
         "fc_norm": model.norm == "after_pool",
-        "act_layer": _theirs(GELU, model.gelu),
+        "act_layer": _timm_name(GELU, model.gelu),
     }
     scale = {} if model.layer_scale is None else {"init_values": model.layer_scale}
     return args | scale | ({"pool_include_prefix": True} if model.pool == "map" and model.prefix else {})
 
 
 def architecture(model: NetworkConfig) -> str:
+    """The timm model name to build the network from."""
     if isinstance(model, ResNetConfig):
         return BIT[model.blocks, model.width // STEM_WIDTH]
     return STEMS[model.stem.blocks] if model.stem else "vit_base_patch16_224"
 
 
-def _theirs(words: Mapping[str, str], ours: str) -> str:
-    return next(theirs for theirs, word in words.items() if word == ours)
+def _timm_name(names: Mapping[str, str], option: str) -> str:
+    return next(name for name, vitrail_option in names.items() if vitrail_option == option)
 
 
-# Arguments that the outputs do not depend on, or that are looked at one by one when a file is read.
+# model_args that do not affect outputs, or that `read` handles one by one.
 FREE = {"num_heads", "act_layer", "norm_layer", "mlp_ratio", "init_values", "fc_norm", "global_pool"}
 FREE |= {"no_embed_class", "pool_include_prefix", "weight_init", "fix_init", "dynamic_img_size", "drop_path_rate"}
 FREE |= {f"{what}drop_rate" for what in ("", "pos_", "patch_", "proj_", "attn_")}
 RESNET_FREE = {"drop_rate", "drop_path_rate"}
-# What our networks have one value of.
+# model_args for which vitrail supports one value.
 FIXED = dict.fromkeys(("qkv_bias", "proj_bias", "final_norm"), True)
 FIXED |= dict.fromkeys(("qk_norm", "scale_attn_norm", "scale_mlp_norm", "pre_norm", "dynamic_img_pad"), False)
 
 
 def _check_args(args: Settings, model: NetworkConfig) -> None:
-    """`model_args` of a config.json against what the tensors show."""
-    free, shown = RESNET_FREE, model_args(model)
+    """Raise UserError if `model_args` of a config.json contradict the tensors or are not supported."""
+    free, expected = RESNET_FREE, model_args(model)
     if isinstance(model, ModelConfig):
-        free, shown = FREE, shown | FIXED | {"img_size": model.image_size, "patch_size": model.patch}
+        free, expected = FREE, expected | FIXED | {"img_size": model.image_size, "patch_size": model.patch}
         args.check_ratio(model)
-    if strange := sorted(args.values.keys() - free - shown.keys()):
-        raise UserError(f"{args.where}: its config.json has model_args.{strange[0]}, which vitrail does not know")
-    args.check({key: value for key, value in shown.items() if key not in free})
+    if unknown := sorted(args.values.keys() - free - expected.keys()):
+        raise UserError(f"{args.where}: its config.json has model_args.{unknown[0]}, which vitrail does not support")
+    args.check({key: value for key, value in expected.items() if key not in free})
     if not isinstance(model, ModelConfig) or not model.prefix:
         return
     if model.pool == "gap" and args.get("pool_include_prefix"):
-        raise UserError(f"{args.where} pools the class token with the patches, which vitrail's network does not")
+        raise UserError(f"{args.where} has pool_include_prefix with global_pool=avg, which vitrail does not support")
     if model.pool == "map" and not args.get("pool_include_prefix"):
         raise UserError(
-            f"{args.where} leaves class token and registers out of attention pooling, which vitrail's does not"
+            f"{args.where} has attention pooling without class token and registers, which vitrail does not support"
         )
 
 
@@ -172,106 +173,116 @@ def _check_args(args: Settings, model: NetworkConfig) -> None:
 
 
 def read(source: TensorSource, image_size: Size | None = None) -> ForeignWeights:
-    """Weights in timm's names; without timm's config.json beside them, sizes of the paper are assumed."""
-    where, config = source.where, source.beside("config.json") or {}
+    """Read weights in timm's layout; without timm's config.json, timm's defaults are assumed."""
+    where, config = source.where, source.sibling_json("config.json") or {}
     if not config.keys() & {"architecture", "pretrained_cfg"}:
         config = {}
     trained = config.get("pretrained_cfg", config)  # older files have one flat document
     values, name = config.get("model_args") or {}, config.get("architecture")
     if not isinstance(trained, Mapping) or not isinstance(values, Mapping) or not isinstance(name, str | None):
-        raise UserError(f"{where}: the config.json beside it is not as timm writes it")
+        raise UserError(
+            f"{where}: its config.json does not have timm's format (architecture, model_args, pretrained_cfg)"
+        )
     args = Settings(values, where, "model_args.")
-    told = [size] if (size := args.size("img_size", asked=image_size)) else []
+    known_sizes = [size] if (size := args.size("img_size", requested=image_size)) else []
     if isinstance(trained.get("input_size"), list):
-        told.append(size_from_json(trained["input_size"][1:], where))  # channels, height, width
+        known_sizes.append(size_from_json(trained["input_size"][1:], where))  # channels, height, width
     vit = MARK in source.shapes
-    model, state = (_read_vit if vit else _read_resnet)(source, config, args, told, image_size)
+    model, state = (_read_vit if vit else _read_resnet)(source, config, args, known_sizes, image_size)
     names, count = config.get("label_names") or trained.get("label_names"), model.num_classes
     classes = class_names_in_order(names, count)
-    misnamed = f"classes without names, since its label_names are not {count} names"
+    no_names = f"no class names, since its label_names are not {count} names"
     assumed = join_notes(
-        "" if config else VIT_UNSAID if vit else RESNET_UNSAID,
-        square_image_note(model, told, image_size),
-        misnamed if names and count and not classes else "",
+        "" if config else VIT_ASSUMED if vit else RESNET_ASSUMED,
+        square_image_note(model, known_sizes, image_size),
+        no_names if names and count and not classes else "",
     )
     preprocess = _preprocess(trained if config else VIT_DEFAULTS if vit else RESNET_DEFAULTS, model, where)
     card = make_card(model, preprocess, classes=classes, licence=str(trained.get("license") or ""))
     return ForeignWeights(card, state, assumed)
 
 
-VIT_UNSAID = "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
-RESNET_UNSAID = "no config.json: padding, constants and preprocessing are those of timm's BiT"
+VIT_ASSUMED = "no config.json: heads, GELU and preprocessing are timm's defaults for a ViT"
+RESNET_ASSUMED = "no config.json: padding, constants and preprocessing are those of timm's BiT"
 
 
 def _read_vit(
-    source: TensorSource, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
+    source: TensorSource, config: Mapping[str, Any], args: Settings, known_sizes: Sequence[Size], requested: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
-    def configure(blank: State) -> ModelConfig:
-        details = {"norm_eps": NORM_EPS, "stem": CONVOLUTIONS, **_hidden(source, config.get("architecture"), args)}
+    def configure(meta: State) -> ModelConfig:
+        details = {
+            "norm_eps": NORM_EPS,
+            "stem": CONVOLUTIONS,
+            **_settings_not_in_tensors(source, config.get("architecture"), args),
+        }
         pool = Settings({"pool": args.get("global_pool") or config.get("global_pool") or ""}, source.where)
         if pool.get("pool"):
             details["pool"] = pool.pick("pool", POOL, "pooling")
         if "pos_embed" not in source.shapes:
             details["positions"] = "none"
         prefix_rows = [not args.get("no_embed_class")] if "no_embed_class" in args.values else [True, False]
-        model = vit_config(blank, source.where, told, asked, prefix_rows, **details)
+        model = vit_config(meta, source.where, known_sizes, requested, prefix_rows, **details)
         _check_args(args, model)
         return model
 
-    return convert_tensors(source, vit_table(STEM if f"{STEM}.conv.weight" in source.shapes else STEM_ONLY), configure)
+    return convert_tensors(
+        source, timm_vit_table(STEM if f"{STEM}.conv.weight" in source.shapes else STEM_ONLY), configure
+    )
 
 
 def _read_resnet(
-    source: TensorSource, config: Mapping[str, Any], args: Settings, told: Sequence[Size], asked: Size | None
+    source: TensorSource, config: Mapping[str, Any], args: Settings, known_sizes: Sequence[Size], requested: Size | None
 ) -> tuple[NetworkConfig, dict[str, Tensor]]:
     name = str(config.get("architecture", "")).partition(".")[0]
     if config and not re.fullmatch(r"resnetv2_\d+x\d+_bit", name):
-        raise UserError(f"{source.where} is timm's '{name}', and of its ResNets vitrail reads those of BiT")
+        raise UserError(
+            f"{source.where} is timm's '{name}'; of timm's ResNets, vitrail reads only BiT (resnetv2_..._bit)"
+        )
 
-    def configure(blank: State) -> ResNetConfig:
-        model = resnet_config(blank, source.where, asked or next(iter(told), (224, 224)), **RESNET)
+    def configure(meta: State) -> ResNetConfig:
+        model = resnet_config(meta, source.where, requested or next(iter(known_sizes), (224, 224)), **RESNET)
         _check_args(args, model)
         return model
 
     return convert_tensors(source, RESNET_TABLE, configure)
 
 
-def _hidden(source: TensorSource, architecture: str | None, args: Settings) -> dict[str, Any]:
-    """Heads and GELU, which the tensors do not show; the name of the architecture stands for them."""
+def _settings_not_in_tensors(source: TensorSource, architecture: str | None, args: Settings) -> dict[str, Any]:
+    """Heads and GELU, which the tensors do not show, from model_args or the architecture name."""
     if args.get("norm_layer") not in (None, "layernorm"):
-        raise UserError(f"{args.where} has norm layers '{args.get('norm_layer')}', and vitrail's network has LayerNorm")
-    told: dict[str, Any] = {}
+        raise UserError(f"{args.where} has norm_layer '{args.get('norm_layer')}', and vitrail only supports layernorm")
+    settings: dict[str, Any] = {}
     if isinstance(args.get("init_values"), float):
-        told["layer_scale"] = args.get("init_values")
+        settings["layer_scale"] = args.get("init_values")
     if args.get("num_heads") is not None:
-        told["heads"] = args.whole("num_heads", 0)
+        settings["heads"] = args.whole("num_heads", 0)
     if args.get("act_layer"):
-        told["gelu"] = args.pick("act_layer", GELU, "activation")
-    if {"heads", "gelu"} <= told.keys():
-        return told
+        settings["gelu"] = args.pick("act_layer", GELU, "activation")
+    if {"heads", "gelu"} <= settings.keys():
+        return settings
     if architecture is None:
         width = next(iter(source.shapes[MARK]), 0)
-        if "heads" not in told and width not in HEADS_BY_WIDTH:
+        if "heads" not in settings and width not in HEADS_BY_WIDTH:
             raise UserError(
-                f"{args.where} does not say how many attention heads it has: put timm's config.json, "
-                "with model_args.num_heads, beside it"
+                f"{args.where} does not show its number of attention heads: put timm's config.json with "
+                "model_args.num_heads next to it"
             )
-        return {"heads": HEADS_BY_WIDTH.get(width), "gelu": "erf", **told}
-    name = architecture.partition(".")[0]  # "vit_base_patch16_224.augreg_in21k": after the dot, the weights
-    match = next(filter(None, (re.fullmatch(pattern, name) for pattern in KNOWN)), None)
+        return {"heads": HEADS_BY_WIDTH.get(width), "gelu": "erf", **settings}
+    name = architecture.partition(".")[0]  # vit_base_patch16_224.augreg_in21k: without the tag
+    match = next(filter(None, (re.fullmatch(pattern, name) for pattern in KNOWN_NAMES)), None)
     if not match and name not in HEADS_BY_NAME:
         raise UserError(
-            f"{args.where}: vitrail does not know the settings of timm's '{name}'; "
-            "its config.json must say model_args.num_heads and model_args.act_layer"
+            f"{args.where}: vitrail does not know the heads and GELU of timm's '{name}'; add model_args.num_heads and "
+            "model_args.act_layer to its config.json"
         )
     by_size = HEADS[next(filter(None, match.groups()))] if match else 0
-    return {"heads": HEADS_BY_NAME.get(name, by_size), "gelu": "erf", **told}
+    return {"heads": HEADS_BY_NAME.get(name, by_size), "gelu": "erf", **settings}
 
 
-# What timm's networks are trained with unless their config says otherwise.
+# timm's preprocessing of these networks if there is no config.json.
 VIT_DEFAULTS = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9}
 RESNET_DEFAULTS = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "crop_pct": 0.875}
-# What timm fills in for a key its config leaves out.
+# timm's defaults for keys that are missing from a config.json.
 TIMM_DEFAULTS = {
     "mean": [0.485, 0.456, 0.406],
     "std": [0.229, 0.224, 0.225],
@@ -282,20 +293,19 @@ TIMM_DEFAULTS = {
 
 
 def _preprocess(trained: Mapping[str, Any], model: NetworkConfig, where: str) -> Preprocess:
-    told = Settings(TIMM_DEFAULTS | {key: value for key, value in trained.items() if value is not None}, where)
-    mode, fraction = told.get("crop_mode"), told.get("crop_pct")
+    settings = Settings(TIMM_DEFAULTS | {key: value for key, value in trained.items() if value is not None}, where)
+    mode, fraction = settings.get("crop_mode"), settings.get("crop_pct")
     if mode not in ("center", "squash") or (mode == "squash" and fraction != 1):
         raise UserError(
-            f"{where} was trained with crop mode '{mode}' and crop_pct {fraction}, "
-            "which vitrail's preprocessing cannot express"
+            f"{where} has crop_mode '{mode}' with crop_pct {fraction}, which vitrail's preprocessing does not support"
         )
     values = {
         "size": model.image_size,
         "resize": "short_side" if mode == "center" else "squash",
         "crop_fraction": fraction,
-        "interpolation": told.get("interpolation"),
-        "mean": told.per_channel("mean", model.channels),
-        "std": told.per_channel("std", model.channels),
+        "interpolation": settings.get("interpolation"),
+        "mean": settings.per_channel("mean", model.channels),
+        "std": settings.per_channel("std", model.channels),
     }
     return validate(Preprocess, values, f"{where} preprocessing")
 
@@ -304,6 +314,7 @@ def _preprocess(trained: Mapping[str, Any], model: NetworkConfig, where: str) ->
 
 
 def adopt_constants(card: Card) -> Card:
+    """Replace constants by those that timm hard-codes."""
     preprocess = card.preprocess.model_copy(update={"antialias": True})
     fixed = RESNET
     if isinstance(card.model, ModelConfig):
@@ -313,23 +324,24 @@ def adopt_constants(card: Card) -> Card:
 
 
 def unsupported_reason(card: Card) -> str | None:
-    model, reasons = card.model, unsupported_crop(card.preprocess, "timm", "scales those otherwise")
+    """Why timm cannot represent the network, or None."""
+    model, reasons = card.model, unsupported_crop(card.preprocess, "timm", "resizes those differently")
     if isinstance(model, ResNetConfig):
         known = ", ".join(name.removeprefix("resnetv2_").removesuffix("_bit") for name in BIT.values())
         named, shape = (model.blocks, model.width / STEM_WIDTH) in BIT, f"has blocks {model.blocks} from {model.width}"
-        return first_reason(reasons | {f"{shape} channels on, and of BiT's ResNets timm has {known} alone": not named})
+        return first_reason(reasons | {f"{shape} channels, and timm only has the BiT ResNets {known}": not named})
     reasons |= vitrail_only_features(model, "timm") | missing_features(
         "timm", {"a representation layer": model.representation}
     )
     if stem := model.stem:
         known, named = ", ".join(map(str, STEMS)), stem.blocks in STEMS and stem.width == STEM_WIDTH
         shape = f"has a stem of {stem.width} channels with blocks {stem.blocks}"
-        reasons[f"{shape}, and timm has stems of {STEM_WIDTH} channels with blocks {known} alone"] = not named
+        reasons[f"{shape}, and timm only has stems of {STEM_WIDTH} channels with blocks {known}"] = not named
     return first_reason(reasons)
 
 
 def write(folder: Path, card: Card, state: State) -> None:
-    """model.safetensors and config.json."""
+    """Write model.safetensors and config.json."""
     model, spec = card.model, card.preprocess
     if isinstance(model, ResNetConfig):
         tensors, args, features = RESNET_TABLE.write(state), model_args(model), {}
@@ -337,13 +349,13 @@ def write(folder: Path, card: Card, state: State) -> None:
     else:
         model, state = with_position_table(model, state)
         stem = STEM if model.stem and model.stem.blocks else STEM_ONLY
-        tensors, args = vit_table(stem).write(state), model_args(model)
+        tensors, args = timm_vit_table(stem).write(state), model_args(model)
         features = {"num_features": model.width, "global_pool": args["global_pool"]}
         names = {"classifier": "head", "first_conv": f"{stem}.conv" if model.stem else "patch_embed.proj"}
-    if model.channels != 3:  # timm would rework the first convolution of any other number, if it was told its name
+    if model.channels != 3:  # timm converts the first convolution to 3 channels if first_conv is given
         del names["first_conv"]
     squash = spec.resize == "squash"
-    trained = {  # what timm's data pipeline and its loading of weights go by
+    trained = {  # read by timm's data pipeline and weight loading
         "num_classes": model.num_classes,
         "input_size": [spec.channels, *spec.size],
         "fixed_input_size": isinstance(model, ModelConfig),
@@ -364,29 +376,28 @@ def write(folder: Path, card: Card, state: State) -> None:
 
 
 def reference_model(path: Path, card: Card, source: TensorSource | None) -> Reference:
-    """timm's network from a folder with its config.json; with the tensors of a file, its images are of the size in the
-    card, of which the folder may not tell."""
+    """timm's network, built from the config.json of a folder. With `source`, its tensors and the image size of the card
+    are used."""
     folder = path if path.is_dir() else path.parent
     if not (folder / "config.json").is_file():
-        raise ReferenceUnavailable("timm builds no network without its config.json")
+        raise ReferenceUnavailable("timm needs its config.json to build the network")
     name = read_json(folder / "config.json").get("architecture")
     timm = import_library("timm")
     if not isinstance(name, str) or not timm.is_model(name):
-        told = isinstance(name, str)
         raise ReferenceUnavailable(
-            f"timm has no architecture '{name}'" if told else "its config.json names no architecture"
+            f"timm has no architecture '{name}'" if isinstance(name, str) else "its config.json has no architecture"
         )
-    place, options = f"local-dir:{folder}", dict[str, Any]()
+    local_dir, options = f"local-dir:{folder}", dict[str, Any]()
     if source and isinstance(card.model, ModelConfig):
         options["img_size"] = card.model.image_size
     with loading(f"timm's {name}"):
         if source is None:
-            network: nn.Module = timm.create_model(place, pretrained=True)
+            network: nn.Module = timm.create_model(local_dir, pretrained=True)
         else:
             tensors = source.load()
-            with torch.device("meta"):  # what config.json asks for may be larger than any machine
-                _check_fits(timm.create_model(place, pretrained=False, **options), tensors)
-            network = timm.create_model(place, pretrained=False, **options)
+            with torch.device("meta"):  # config.json may describe a network that does not fit in memory
+                _check_fits(timm.create_model(local_dir, pretrained=False, **options), tensors)
+            network = timm.create_model(local_dir, pretrained=False, **options)
             network.load_state_dict(tensors)
     return Reference("timm", network.float().eval())
 
@@ -394,10 +405,10 @@ def reference_model(path: Path, card: Card, source: TensorSource | None) -> Refe
 def _check_fits(network: nn.Module, tensors: State) -> None:
     for name, tensor in network.state_dict().items():
         if name not in tensors:
-            raise ValueError(f"its network has a tensor '{name}', and they do not")
+            raise ValueError(f"tensor '{name}' of its network is missing")
         if tensor.shape != tensors[name].shape:
             shapes = tuple(tensor.shape), tuple(tensors[name].shape)
-            raise ValueError(f"tensor '{name}' has shape {shapes[0]} in its network, and {shapes[1]} in them")
+            raise ValueError(f"tensor '{name}' has shape {shapes[1]}, and its network needs {shapes[0]}")
 
 
 FORMAT = Format(

@@ -1,5 +1,4 @@
-"""Our own layout, which holds everything that a card says. Its files are known by their header, and read by
-`read_bundle`."""
+"""Vitrail's own layout, which stores the whole card. Files are recognized by their header and read by `read_bundle`."""
 
 from __future__ import annotations
 
