@@ -61,8 +61,8 @@ class VisionTransformer(nn.Module):
         if self.pools_class_token:
             self.blocks[-1].keep = 1
         if self.positions_at_blocks:
-            per_block = isinstance(self.pos_embed, nn.ModuleList)
-            modules = self.pos_embed if per_block else [self.pos_embed] * len(self.blocks)
+            shared = [self.pos_embed] * len(self.blocks)
+            modules = self.pos_embed if isinstance(self.pos_embed, nn.ModuleList) else shared
             for block, positions in zip(self.blocks, modules, strict=True):
                 block.positions = [positions]
 

@@ -66,7 +66,8 @@ def choose_start(facts: ChoiceInputs, message: Callable[[str], None]) -> tuple[W
         return _bundled(str(error).removesuffix(OFFLINE_HINT))
     commit = weights.file.parent.name
     spec = f"{backbone.spec}@{commit}" if re.fullmatch(r"[0-9a-f]{40}", commit) else backbone.spec
-    why = f"{backbone.network}, {reason}; pretrained on {backbone.pretrained_on}; --recipe scratch starts from random weights"
+    pretrained = f"{backbone.network}, {reason}; pretrained on {backbone.pretrained_on}"
+    why = f"{pretrained}; --recipe scratch starts from random weights"
     return weights, spec, Decision(START, f"{backbone.repository} ({size})", why)
 
 
