@@ -1,4 +1,4 @@
-"""`vitrail explain` and `vitrail paper` as a user meets them, for every kind of network."""
+"""`vitrail explain` and `vitrail paper`, for every kind of network."""
 
 import json
 import re
@@ -67,7 +67,7 @@ QUERIES = {
 
 
 @pytest.mark.drawn
-@pytest.mark.slow  # pictures are drawn
+@pytest.mark.slow  # draws plots
 @pytest.mark.parametrize("kind", QUERIES)
 def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
     run = write(tmp_path / "run", random_net(**{**KINDS[kind], "image_size": (16, 24)}))
@@ -75,7 +75,7 @@ def test_a_page_for_every_kind_of_network(kind, birds, tmp_path, quiet):
     numbers = explain(run, [birds], out=out, shown=1, measured=10, console=quiet)
     page = (out / "explain.html").read_text()
     assert f"computed for {QUERIES[kind]}" in page and numbers["query"] == QUERIES[kind]
-    assert not re.search(r"(src|href)=\"(?!data:|figures/)", page.replace('href="#', "")), "a page asks nobody"
+    assert not re.search(r"(src|href)=\"(?!data:|figures/)", page.replace('href="#', "")), "the page must load nothing"
     assert json.loads((out / "explain.json").read_text()).keys() == numbers.keys()
     distance = numbers["attention_distance"]
     assert np.shape(distance["pixels"]) == np.shape(distance["renormalised"]) == (3, 3) and distance["images"] == 12
@@ -107,11 +107,11 @@ def test_foreign_weights(file, birds, tmp_path, quiet):
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
+def test_without_images_and_without_a_classifier(birds, tmp_path, quiet):
     run = write(tmp_path / "run", random_net(num_classes=0))
     explain(run, out=tmp_path / "alone", console=quiet)
     page = (tmp_path / "alone" / "explain.html").read_text()
-    assert "Embedding filters" in page and "Attention distance" not in page and "Without images" in page
+    assert "Embedding filters" in page and "Attention distance" not in page and "vitrail explain WEIGHTS IMAGES" in page
     numbers = explain(run, [birds], out=tmp_path / "features", shown=1, console=quiet)
     page = (tmp_path / "features" / "explain.html").read_text()
     assert "no classifier" in page and "rollout" in page and "trust" not in numbers
@@ -120,7 +120,7 @@ def test_weights_alone_and_weights_without_a_classifier(birds, tmp_path, quiet):
 @pytest.mark.slow
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_probabilities_are_those_of_predict(multilabel, birds, tmp_path, quiet):
-    """At the temperature that `vitrail evaluate --write` put into the weights."""
+    """At the temperature that `vitrail evaluate --write` stores in the weights."""
     task = "multilabel" if multilabel else "classification"
     postprocess = Postprocess(temperature=5.0, threshold=0.0)
     run = write(tmp_path / "run", random_net(image_size=(16, 24)), task=task, postprocess=postprocess)
@@ -129,7 +129,7 @@ def test_probabilities_are_those_of_predict(multilabel, birds, tmp_path, quiet):
     label, probability = load(run).predict([image])[0].top[0]
     assert f"{label} {percent(probability)}" in (tmp_path / "out" / "explain.html").read_text()
     hot = load(write(tmp_path / "hot", random_net(image_size=(16, 24)), task=task)).predict([image])[0].top[0]
-    assert abs(hot[1] - probability) > 0.02  # else the test would say nothing
+    assert abs(hot[1] - probability) > 0.02  # else the test could not fail
 
 
 @pytest.mark.drawn
@@ -150,19 +150,19 @@ def test_chosen_classes_blocks_and_heads(weights, birds, tmp_path, quiet):
 
 
 @pytest.mark.slow
-def test_a_bad_image_is_told_and_does_not_stop_the_others(weights, birds, tmp_path, quiet):
+def test_a_bad_image_is_reported_and_skipped(weights, birds, tmp_path, quiet):
     (tmp_path / "bad.jpg").write_bytes(b"not an image")
     images = [birds / "0", tmp_path / "bad.jpg"]
     numbers = explain(weights, images, out=tmp_path / "out", shown=0, console=quiet)
     assert [one["file"] for one in numbers["failed"]] == [str(tmp_path / "bad.jpg")]
     page = (tmp_path / "out" / "explain.html").read_text()
-    assert "1 of the images could not be read" in page and "With 4 images no map can be judged" in page
+    assert "1 of the images could not be read" in page and "Faithfulness was not measured: 4 " in page
     with pytest.raises(UserError, match="no image could be read"):
         explain(weights, [tmp_path / "bad.jpg"], out=tmp_path / "out", console=quiet)
 
 
 @pytest.mark.slow
-def test_figures_of_an_earlier_call_go_and_foreign_files_stay(weights, birds, tmp_path, quiet):
+def test_figures_of_an_earlier_call_are_removed_and_other_files_are_kept(weights, birds, tmp_path, quiet):
     out, figures = tmp_path / "out", tmp_path / "out" / "figures"
     explain(weights, [birds / "0"], out=out, shown=2, measured=0, console=quiet)
     written = {file.name for file in figures.iterdir()}
@@ -181,12 +181,10 @@ def test_figures_of_an_earlier_call_go_and_foreign_files_stay(weights, birds, tm
     for wrong in ("not JSON", "[]", '{"figures": 3}', '{"figures": [7]}'):
         (out / "explain.json").write_text(wrong)
         explain(weights, out=out, console=quiet)
-    assert "image-00-maps.svg" in {file.name for file in figures.iterdir()}  # nobody said that it is ours
+    assert "image-00-maps.svg" in {file.name for file in figures.iterdir()}  # not listed, so not removed
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
-    weights, birds, tmp_path, quiet, monkeypatch
-):
+def test_a_folder_that_cannot_be_written_is_an_error_before_any_work(weights, birds, tmp_path, quiet, monkeypatch):
     monkeypatch.setattr("vitrail.commands.explain.measure_attention_distance", None)
     monkeypatch.setattr("vitrail.commands.paper.measure_attention_distance", None)
     (tmp_path / "file").touch()
@@ -200,7 +198,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
             command(tmp_path / "file" / "below")
 
 
-def test_classes_without_names_are_called_by_number(tmp_path):
+def test_classes_without_names_are_selected_by_number(tmp_path):
     net = random_net()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 12)), created_with="a test")
     bare = Classifier(net, card)
@@ -209,13 +207,13 @@ def test_classes_without_names_are_called_by_number(tmp_path):
         with pytest.raises(UserError, match=f"no class '{wrong}': use 0 to 4"):
             class_index(bare, wrong)
     numbered = Classifier(net, card.model_copy(update={"classes": ("4", "3", "2", "1", "0")}))
-    assert class_index(numbered, "3") == 1  # a name, though it is a number
+    assert class_index(numbered, "3") == 1  # a class name that is a number
     with pytest.raises(UserError, match="no class 'class 3'; classes are 4, 3, 2, 1, 0"):
         class_index(numbered, "class 3")
 
 
 @pytest.mark.parametrize("kind", [attending_net, brightness_net])
-def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
+def test_faithful_maps_are_those_of_what_the_network_uses(kind):
     net = kind()
     card = Card(model=net.config, preprocess=Preprocess(size=(8, 8), mean=(0.5,), std=(0.5,)), created_with="a test")
     pixels = ((dark_and_bright() + 1) * 127.5).clamp(0, 255).to(torch.uint8)
@@ -241,12 +239,12 @@ def test_trust_goes_to_the_maps_of_what_a_network_goes_by(kind):
         ({"why": "ibis", "rather_than": "ibis"}, "two different classes"),
         ({"layers": [3]}, "no block 3: the network has blocks 0 to 2"),
         ({"heads": [0, 7]}, "no head 7: the network has heads 0 to 2"),
-        ({"shown": -1}, "from 0, not -1"),
-        ({"measured": 5}, "0 or at least 10"),
+        ({"shown": -1}, "--shown must be 0 or more, not -1"),
+        ({"measured": 5}, "--measured must be 0 or at least 10, not 5"),
         ({"images": ["nowhere"]}, "nowhere does not exist"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(weights, birds, tmp_path, quiet, options, sentence):
+def test_invalid_options_are_errors(weights, birds, tmp_path, quiet, options, sentence):
     images = options.pop("images", [birds])
     with pytest.raises(UserError, match=re.escape(sentence)):
         explain(weights, images, out=tmp_path / "out", console=quiet, **options)
@@ -261,7 +259,7 @@ def test_a_resnet_is_refused(tmp_path, quiet):
         explain(write(tmp_path / "run", build_model(config)), console=quiet)
 
 
-def test_images_are_chosen_evenly():
+def test_images_are_evenly_spaced():
     assert evenly(3, 128) == [0, 1, 2]
     assert evenly(10, 4) == [0, 3, 6, 9]
     assert len(evenly(1000, 128)) == 128 and evenly(0, 5) == [] and evenly(7, 1) == [0]
@@ -289,13 +287,13 @@ def test_figures_of_the_paper(name, weights, birds, tmp_path, quiet):
 @pytest.mark.parametrize(
     ("name", "count", "out", "sentence"),
     [
-        ("figure-6", 2, None, "shows one network"),
+        ("figure-6", 2, None, "the weights of one network"),
         ("figure-7", 1, None, "needs images"),
-        ("figure-10", 0, None, "name its weights"),
-        ("figure-10", 1, "a.pdf", "an .svg or .png file"),
+        ("figure-10", 0, None, "figure-10 needs weights"),
+        ("figure-10", 1, "a.pdf", "--out must be an .svg or .png file"),
     ],
 )
-def test_figures_that_cannot_be_drawn(name, count, out, sentence, weights, quiet):
+def test_invalid_options_of_figures(name, count, out, sentence, weights, quiet):
     with pytest.raises(UserError, match=re.escape(sentence)):
         paper(name, [weights] * count, out=out, console=quiet)
 
@@ -316,18 +314,18 @@ def test_the_folder_is_named_after_weights_and_images(asked, images, folder):
 
 
 @pytest.mark.slow
-def test_the_command_on_the_page_repeats_it(weights, birds, tmp_path, quiet):
+def test_the_command_on_the_page_reproduces_it(weights, birds, tmp_path, quiet):
     out = tmp_path / "out"
     options = {"layers": (0, -1), "heads": (1,), "why": "egret", "rather_than": "heron", "shown": 1, "measured": 0}
     explain(weights, [birds], out=out, **options, console=quiet)
     last = load(weights).net.config.blocks - 1
-    told = f"{out} --layers 0,{last} --heads 1 --why egret --rather-than heron --shown 1 --measured 0"
-    assert f"vitrail explain {weights} {birds} --out {told}" in (out / "explain.html").read_text()
+    options = f"{out} --layers 0,{last} --heads 1 --why egret --rather-than heron --shown 1 --measured 0"
+    assert f"vitrail explain {weights} {birds} --out {options}" in (out / "explain.html").read_text()
     explain(weights, [birds], out=out, console=quiet)
-    assert f"{birds} --out {out}<" in (out / "explain.html").read_text()  # what is usual goes without saying
+    assert f"{birds} --out {out}<" in (out / "explain.html").read_text()  # without defaults
 
 
-def test_in_place_of_a_broken_image_comes_its_neighbour_and_it_is_told(weights, tmp_path, capsys):
+def test_a_broken_image_is_replaced_by_its_neighbour(weights, tmp_path, capsys):
     draw(tmp_path / "odd", (200, 60, 60), 9)
     for broken in (0, 8):
         (tmp_path / "odd" / f"{broken:03}.png").write_bytes(b"no image")
@@ -349,4 +347,4 @@ def test_on_the_command_line(weights, birds, tmp_path):
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr and "as 0,5,11" in wrong.stderr
     figure = vitrail("paper", "figure-11", weights, weights, "--images", birds, cwd=tmp_path)
     assert figure.returncode == 0, figure.stderr
-    assert (tmp_path / "figure-11.svg").read_text().count("uniform attention") == 2  # of one name, but two
+    assert (tmp_path / "figure-11.svg").read_text().count("uniform attention") == 2  # two networks of the same name

@@ -108,7 +108,7 @@ def test_unusable_images_are_skipped_and_listed(tmp_path: Path) -> None:
     fill(tmp_path / "in", numbered({"a": 4, "b": 4}))
     (tmp_path / "in/a/0.png").write_bytes(b"nothing")
     result = pack(tmp_path / "in", tmp_path / "out")
-    assert result.images == 7 and [name for name, _ in result.left_out] == ["a/0.png"]
+    assert result.images == 7 and [name for name, _ in result.skipped] == ["a/0.png"]
     assert json.loads((tmp_path / "out/manifest.json").read_text())["skipped"][0][0] == "a/0.png"
 
 
@@ -227,10 +227,10 @@ def test_packed_shards_pack_again(tmp_path: Path) -> None:
 def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
     folder = split_folder(tmp_path / "in")
     for options, fact in (
-        ({"out": folder / "packed"}, "lies inside the data"),
+        ({"out": folder / "packed"}, "is inside the data"),
         ({"out": tmp_path, "data": folder}, "is not empty"),
-        ({"resize": 0}, "--resize is a number from 1"),
-        ({"quality": 101}, "--quality is a number from 1 to 100, not 101"),
+        ({"resize": 0}, "--resize must be between 1 "),
+        ({"quality": 101}, "--quality must be between 1 and 100, not 101"),
         ({"data": tmp_path / "inn"}, f"does not exist; did you mean '{folder}'"),
     ):
         arguments = {"data": folder, "out": tmp_path / "out", **options}

@@ -1,4 +1,4 @@
-"""`vitrail explain`: what a network sees, as one page, as figures and as numbers."""
+"""`vitrail explain`: attention and class maps of a Vision Transformer, as a page, figures and numbers."""
 
 from __future__ import annotations
 
@@ -65,33 +65,33 @@ def explain(
     device: str = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Show what a Vision Transformer looks at, on one page, and measure whether its maps can be trusted.
+    """Explain the predictions of a Vision Transformer on one page, and measure how faithful the maps are.
 
     Parameters
     ----------
     weights
         A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
     images
-        Files, folders, archives and tables; without any, only what the weights alone tell.
+        Files, folders, archives and tables. Without images, only figures of the weights.
     out
-        The folder that gets explain.html, explain.json and figures/; by default one in explained/, named after weights
-        and images.
+        The folder for explain.html, explain.json and figures/; by default a folder in explained/, named after the
+        weights and images.
     layers
-        Numbers of the blocks whose heads are shown; by default the first, middle and last.
+        Indices of the blocks whose heads are shown; by default the first, middle and last.
     heads
-        Numbers of the heads that are shown; by default the first twelve.
+        Indices of the heads that are shown; by default the first twelve.
     why
         The name of the class to explain; by default the predicted one.
     rather_than
-        The name of the class to compare with; by default the likeliest other one.
+        The name of the class to compare with; by default the most probable other one.
     shown
-        How many images get maps.
+        Number of images with maps.
     measured
-        How many images the maps are judged on: 0, or at least 10. Each takes 80 to 100 forward passes.
+        Number of images on which faithfulness is measured: 0, or at least 10. Each takes 80 to 100 forward passes.
     image_size
         A side in pixels, or (height, width), for weights of other libraries that do not state it.
     device
-        "cpu", "cuda", "mps", or "auto" for the best there is.
+        "cpu", "cuda", "mps", or "auto" for the best available device.
     console
         Where to print; by default the terminal.
 
@@ -99,7 +99,7 @@ def explain(
     -------
     dict
         The numbers of explain.json: "query", "grid", "findings" and "figures"; with images "attention_distance" and
-        "failed", and where maps are judged "trust" and "pasted".
+        "failed", and if faithfulness was measured "trust" and "pasted".
 
     Examples
     --------
@@ -108,9 +108,9 @@ def explain(
     """
     console = console or make_console()
     if shown < 0:
-        raise UserError(f"--shown is how many images get maps, from 0, not {shown}")
+        raise UserError(f"--shown must be 0 or more, not {shown}")
     if measured and measured < MIN_IMAGES:
-        raise UserError(f"--measured is 0 or at least {MIN_IMAGES}: fewer images judge nothing")
+        raise UserError(f"--measured must be 0 or at least {MIN_IMAGES}, not {measured}")
     classifier, images = as_classifier(weights, image_size, device), image_paths(images)
     weights = classifier.spec
     net = require_vit(classifier.net)
@@ -125,23 +125,23 @@ def explain(
         "--measured": measured,
         "--image-size": image_size,
     }
-    again = shlex.join(explain_command(weights, images, options))
+    command = shlex.join(explain_command(weights, images, options))
     seen = read_input_images(classifier, images, MOST_IMAGES) if images else None
     folder = user_path(out) if out is not None else default_explain_folder(weights, images)
-    page, found = folder / "explain.html", folder / "explain.json"
+    page, numbers_file = folder / "explain.html", folder / "explain.json"
     refuse_foreign_files(
-        [(page, ""), *([] if is_vitrail_file(page) else [(found, "")])], "move it, or choose another --out"
+        [(page, ""), *([] if is_vitrail_file(page) else [(numbers_file, "")])], "move it, or choose another --out"
     )
     check_figures(folder)
     make_writable_folder(folder)
-    facts = _of_weights(classifier, net, weights_name(weights), again)
+    facts = _weights_facts(classifier, net, weights_name(weights), command)
     numbers: dict[str, Any] = {"query": facts.query, "grid": net.config.grid, "findings": []}
     if seen is None:
-        note = "Without images there are only figures of the weights: vitrail explain WEIGHTS IMAGES..."
+        note = "Only figures of the weights. For maps, add images: vitrail explain WEIGHTS IMAGES..."
         facts = replace(facts, notes=[*facts.notes, note])
     else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            facts = _with_images(facts, numbers, classifier, seen, measured, bar)
+            facts = _add_measurements(facts, numbers, classifier, seen, measured, bar)
             facts = replace(facts, images=explain_images(classifier, net, seen, shown, wanted, bar))
     numbers |= {"findings": list(facts.findings), "figures": facts.files}
     with os_errors_as(f"cannot write to {folder}"):
@@ -154,19 +154,19 @@ def explain(
     return numbers
 
 
-def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, command: str) -> ExplainFacts:
-    """What the page says without images."""
+def _weights_facts(classifier: Classifier, net: VisionTransformer, title: str, command: str) -> ExplainFacts:
+    """Return the contents of the page that need no images."""
     config = net.config
     notes = []
     similarity = None
     try:
         similarity = PageFigure("positions", draw_similarity(position_similarity(net)))
     except UserError as error:
-        notes.append(f"No picture of positions: {error}.")
+        notes.append(f"No plot of position embeddings: {error}.")
     if config.positions_at == "layers":
-        notes.append("Every block has position embeddings of its own; shown are those of the first.")
-    source = [("weights from", classifier.card.source)] if classifier.card.source else []
-    view = f"maps of the whole network show the view of {map_query(config)}"
+        notes.append("Every block has its own position embeddings; those of the first block are shown.")
+    source = [("starting weights", classifier.card.source)] if classifier.card.source else []
+    view = f"maps of the whole network are computed for {map_query(config)}"
     return ExplainFacts(
         title=title,
         subtitle=_subtitle(config),
@@ -182,7 +182,7 @@ def _of_weights(classifier: Classifier, net: VisionTransformer, title: str, comm
     )
 
 
-def _with_images(
+def _add_measurements(
     facts: ExplainFacts,
     numbers: dict[str, Any],
     classifier: Classifier,
@@ -190,43 +190,45 @@ def _with_images(
     measured: int,
     bar: Progress,
 ) -> ExplainFacts:
-    """The page with what is measured on images, which `numbers` get, too."""
+    """Return the page with everything measured on images, which is also added to `numbers`."""
     classes, notes, findings = classifier.card.model.num_classes, [*facts.notes], list[str]()
     if not classes:
-        notes.append("These weights have no classifier: no reasons for a class, and no measure of trust.")
+        notes.append("These weights have no classifier: no class maps, and no measure of faithfulness.")
     elif len(seen.pixels) < MIN_IMAGES:
-        given = "1 image" if len(seen.pixels) == 1 else f"{len(seen.pixels)} images"
-        notes.append(f"With {given} no map can be judged: give {MIN_IMAGES} or more, better 50.")
+        notes.append(
+            f"Faithfulness was not measured: {len(seen.pixels)} of the images could be used, and it needs "
+            f"{MIN_IMAGES}, or better 50."
+        )
     if seen.failed:
         notes.append(seen.unread)
     distances = measure_attention_distance(classifier, seen, bar)
     shown = {key: np.round(getattr(distances, key), 4).tolist() for key in ("pixels", "renormalised", "elsewhere")}
     numbers["attention_distance"] = shown | {"uniform": distances.uniform, "images": distances.images}
     if min(measured, len(seen.pixels)) >= MIN_IMAGES and classes > 1:
-        trusted = measure_faithfulness(classifier, seen, measured, bar)
-        notes += trusted.notes
-        findings += trusted.sentences
-        numbers["trust"] = {row.name: row.to_dict() for row in trusted.rows} | {"images": trusted.images}
-        found = trusted.pasted
-        counts = {"tried": found.tried, "changed": found.changed, "grey_too": found.hidden}
-        numbers["pasted"] = {"images": len(found.pixels), "chance": found.chance} | counts
+        faithfulness = measure_faithfulness(classifier, seen, measured, bar)
+        notes += faithfulness.notes
+        findings += faithfulness.sentences
+        numbers["trust"] = {row.name: row.to_dict() for row in faithfulness.rows} | {"images": faithfulness.images}
+        pasted = faithfulness.pasted
+        counts = {"tried": pasted.tried, "changed": pasted.changed, "grey_too": pasted.hidden}
+        numbers["pasted"] = {"images": len(pasted.pixels), "chance": pasted.chance} | counts
         facts = replace(
             facts,
-            curves=PageFigure("faithfulness", trusted.curves),
-            pasted=PageFigure("pasted", trusted.pasted_examples) if trusted.pasted_examples else None,
-            map_scores=trusted.rows,
-            measured=trusted.images,
-            pasted_sentence=trusted.pasted_sentence,
+            curves=PageFigure("faithfulness", faithfulness.curves),
+            pasted=PageFigure("pasted", faithfulness.pasted_examples) if faithfulness.pasted_examples else None,
+            map_scores=faithfulness.rows,
+            measured=faithfulness.images,
+            pasted_sentence=faithfulness.pasted_sentence,
         )
     numbers["failed"] = [{"file": name, "error": reason} for name, reason in seen.failed]
-    chosen = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
+    used = f"{len(seen.names):,}" if len(seen.names) == seen.of else f"{len(seen.names):,} of {seen.of:,}"
     return replace(
         facts,
         distances=PageFigure("distance", draw_distances(distances)),
         distance_images=distances.images,
         findings=[*findings, *distance_sentences(distances)],
         notes=notes,
-        about=[*facts.about[:2], ("images", f"{chosen}, chosen evenly"), *facts.about[2:]],
+        about=[*facts.about[:2], ("images", f"{used}, evenly spaced"), *facts.about[2:]],
     )
 
 
@@ -239,6 +241,6 @@ def _subtitle(config: ModelConfig) -> str:
     extra = f", {' and '.join(prefix)}" if prefix else ""
     rows, columns = config.grid
     return (
-        f"{vit_kind(config)}, {config.blocks} blocks of {config.heads} heads, images of {size} px in {rows}x{columns} "
-        f"patches of {cell} px{extra}, read by {map_query(config)}"
+        f"{vit_kind(config)}, depth {config.blocks}, {config.heads} heads, images of {size} px, {rows}x{columns} "
+        f"patches of {cell} px{extra}, output from {map_query(config)}"
     )

@@ -1,4 +1,4 @@
-"""`vitrail pack`: a data set as a few large files that are read fast from any disk."""
+"""`vitrail pack`: write a data set as a few large shards, which are fast to read from any disk."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from vitrail.workflows.show import scan_progress
 
 @dataclass(frozen=True)
 class PackResult:
+    """The folder of shards, and what was written."""
+
     folder: Path
     images: int
     bytes: int
     shards: int
-    left_out: list[tuple[str, str]]  # (name, why)
+    skipped: list[tuple[str, str]]  # (name, reason)
 
 
 def pack(
@@ -40,7 +42,7 @@ def pack(
     follow_links: bool = True,
     console: Console | None = None,
 ) -> PackResult:
-    """Write the images of `data` into shards in the folder `out`; called again after a stop, it goes on."""
+    """Write the images of `data` into shards in the folder `out`. A stopped call resumes when repeated."""
     console = console or make_console()
     for name, value, low, high in (
         ("resize", resize, 1, 65_535),
@@ -48,35 +50,35 @@ def pack(
         ("shard-mb", shard_mb, 1, 100_000),
     ):
         if value is not None and not low <= value <= high:
-            raise UserError(f"--{name} is a number from {low:,} to {high:,}, not {value:,}")
+            raise UserError(f"--{name} must be between {low:,} and {high:,}, not {value:,}")
     options = PackOptions(MAX_PIXELS, resize, quality, shard_mb * 1_000_000)
     folder, root, started = user_path(out), user_path(data), time.monotonic()
     if root.is_dir() and root.resolve() in (folder.resolve(), *folder.resolve().parents):
-        raise UserError(f"'{out}' lies inside the data: name a folder outside of '{data}'")
+        raise UserError(f"'{out}' is inside the data: choose a folder outside of '{data}'")
     with Interrupts() as interrupts:
         try:
             with interrupts.interruptible():
-                manifest, packing = _packed(data, folder, options, follow_links, console, interrupts)
+                manifest, packer = _pack(data, folder, options, follow_links, console, interrupts)
         except Interrupted as stopped:
-            stopped.advice = "; give the same command again to go on"
+            stopped.advice = "; run the same command again to resume"
             raise
         except OSError as error:
-            raise UserError(f"cannot write to '{folder}': {error_reason(error)}; what is there is kept") from None
+            raise UserError(f"cannot write to '{folder}': {error_reason(error)}; finished shards are kept") from None
     written = sum(shard["bytes"] for shard in manifest["shards"])
     images = sum(shard["images"] for shard in manifest["shards"])
     console.print(
         f"[bold]{escape(str(folder))}[/]: {counted(images, 'image')} in {counted(len(manifest['shards']), 'shard')}, "
         f"{written / 1e6:,.1f} MB, {time.monotonic() - started:.0f} s"
     )
-    for name, why in packing.skipped[:3]:
-        console.print(f"[yellow]left out: {escape(name)}: {escape(why)}[/]")
-    if len(packing.skipped) > 3:
-        console.print(f"[yellow]and {len(packing.skipped) - 3:,} more, listed in manifest.json[/]")
+    for name, reason in packer.skipped[:3]:
+        console.print(f"[yellow]skipped: {escape(name)}: {escape(reason)}[/]")
+    if len(packer.skipped) > 3:
+        console.print(f"[yellow]{len(packer.skipped) - 3:,} more skipped images are listed in manifest.json[/]")
     console.print(f"next: {escape(shlex.join(['vitrail', 'train', str(folder)]))}")
-    return PackResult(folder, images, written, len(manifest["shards"]), packing.skipped)
+    return PackResult(folder, images, written, len(manifest["shards"]), packer.skipped)
 
 
-def _packed(
+def _pack(
     data: str | Path,
     folder: Path,
     options: PackOptions,
@@ -86,20 +88,20 @@ def _packed(
 ) -> tuple[dict, Packer]:
     notes: list[str] = []
     source = read_source(data, notes, follow=follow_links)
-    with scan_progress(console, interrupts) as scanned:
-        found = scan_source(source, options.max_pixels, scanned)
-    check_readable(source, found, data)
-    packing = Packer(source, found, folder, options)
-    kept = packing.begin()
+    with scan_progress(console, interrupts) as progress:
+        scan = scan_source(source, options.max_pixels, progress)
+    check_readable(source, scan, data)
+    packer = Packer(source, scan, folder, options)
+    kept = packer.begin()
     if kept:
-        console.print(f"going on: {counted(kept, 'shard')} of {len(packing.shards)} are there")
+        console.print(f"resuming: {kept} of {counted(len(packer.shards), 'shard')} finished")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("packing images", total=None)
 
-        def packed(done: int, total: int) -> None:
+        def advance(done: int, total: int) -> None:
             interrupts.check()
             bar.update(task, completed=done, total=total)
 
-        packing.write(packed)
-    with scan_progress(console, interrupts) as scanned:
-        return packing.finish(notes, scanned), packing
+        packer.write(advance)
+    with scan_progress(console, interrupts) as progress:
+        return packer.finish(notes, progress), packer

@@ -1,4 +1,4 @@
-"""`vitrail paper`: figures of the paper, drawn for given weights."""
+"""`vitrail paper`: draw figures of the paper for any weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vitrail.workflows.explain_inputs import (
     weights_name,
 )
 
-ROWS = 4  # images of figure 6
+FIGURE_6_IMAGES = 4
 NEED_IMAGES = ("figure-6", "figure-7", "figure-11")
 ONE_NETWORK = ("figure-6", "figure-7")
 
@@ -44,16 +44,17 @@ def paper(
     device: str = "auto",
     console: Console | None = None,
 ) -> Path:
-    """Draw one figure into a file and return its path."""
+    """Draw one figure into a file and return the path."""
     console = console or make_console()
     path = user_path(out) if out is not None else Path(f"{name}.svg")
     if path.suffix not in (".svg", ".png"):
-        raise UserError(f"a figure is an .svg or .png file, not '{path.name}'")
+        raise UserError(f"--out must be an .svg or .png file, not '{path.name}'")
     if not weights or (name in ONE_NETWORK and len(weights) > 1):
-        raise UserError(f"{name} shows {'one network' if name in ONE_NETWORK else 'networks'}: name its weights")
+        needed = "the weights of one network" if name in ONE_NETWORK else "weights"
+        raise UserError(f"{name} needs {needed}")
     if name in NEED_IMAGES and not images:
         raise UserError(f"{name} needs images: add --images photos/")
-    networks = [(weights_name(one), load(one, image_size=image_size, device=device)) for one in weights]
+    networks = [(weights_name(spec), load(spec, image_size=image_size, device=device)) for spec in weights]
     make_writable_folder(path.parent)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         drawing = _drawing(name, networks, images, bar, console)
@@ -69,10 +70,10 @@ def _drawing(
     first = networks[0][1]
     match name:
         case "figure-6":
-            seen = _seen(first, images, ROWS, console)
+            seen = _read_images(first, images, FIGURE_6_IMAGES, console)
             net = require_vit(first.net)
-            maps = [one for pixels in normalised_batches(first, seen.pixels) for one in rollout(net, pixels)]
-            console.print(f"attention rollout: the view of {map_query(net.config)}")
+            maps = [map_ for pixels in normalised_batches(first, seen.pixels) for map_ in rollout(net, pixels)]
+            console.print(f"attention rollout, computed for {map_query(net.config)}")
             return draw_figure_6([seen.picture(index) for index in range(len(maps))], maps, seen.names)
         case "figure-7":
             net = require_vit(first.net)
@@ -83,22 +84,22 @@ def _drawing(
                 console.print(f"[dim]{escape(str(error))}[/]")
             return draw_figure_7(embedding_filters(net), similarity, _distances(first, images, bar, console))
         case "figure-10":
-            tiles = [(label, position_similarity(require_vit(one.net))) for label, one in networks]
+            tiles = [(label, position_similarity(require_vit(classifier.net))) for label, classifier in networks]
             return draw_side_by_side("Figure 10", tiles)
         case _:
-            measured = [(label, _distances(one, images, bar, console)) for label, one in networks]
+            measured = [(label, _distances(classifier, images, bar, console)) for label, classifier in networks]
             return draw_side_by_side("Figure 11", measured)
 
 
 def _distances(
     classifier: Classifier, images: Sequence[str | Path], bar: Progress, console: Console
 ) -> AttentionDistances:
-    require_vit(classifier.net)  # a ResNet is told before images are opened
-    return measure_attention_distance(classifier, _seen(classifier, images, MOST_IMAGES, console), bar)
+    require_vit(classifier.net)  # so that a ResNet fails before images are read
+    return measure_attention_distance(classifier, _read_images(classifier, images, MOST_IMAGES, console), bar)
 
 
-def _seen(classifier: Classifier, images: Sequence[str | Path], most: int, console: Console) -> InputImages:
-    seen = read_input_images(classifier, images, most)
+def _read_images(classifier: Classifier, images: Sequence[str | Path], limit: int, console: Console) -> InputImages:
+    seen = read_input_images(classifier, images, limit)
     if seen.failed:
         console.print(f"[yellow]{escape(seen.unread)}[/]")
     return seen

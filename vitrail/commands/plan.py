@@ -1,4 +1,4 @@
-"""`vitrail plan`: what a network will cost to train, before anything runs."""
+"""`vitrail plan`: estimate memory and time of training a network, without running it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from vitrail.workflows.network import new_network
 
 @dataclass(frozen=True)
 class Estimate:
+    """The estimated cost of a network and of one training step."""
+
     model: str
     config: NetworkConfig
-    cost: Cost  # of the whole network, as the paper counts
+    cost: Cost  # of the whole network, counted as in the paper
     accelerator: str
-    memory: float  # bytes that the accelerator has
+    memory: float  # bytes of the accelerator
     step: StepEstimate
 
     def to_dict(self) -> dict[str, object]:
-        """For scripts: bytes, seconds and plain counts."""
-        held = asdict(self.step.memory) | {"total": self.step.memory.total}
+        """Return plain values in bytes and seconds."""
+        memory = asdict(self.step.memory) | {"total": self.step.memory.total}
         return {
             "model": self.model,
             "image_size": list(self.config.image_size),
@@ -38,7 +40,7 @@ class Estimate:
             "tokens": self.config.sequence if isinstance(self.config, ModelConfig) else None,
             "accelerator": self.accelerator,
             "batch": self.step.batch,
-            "memory_bytes": {name: round(value) for name, value in held.items()},
+            "memory_bytes": {name: round(value) for name, value in memory.items()},
             "fits": self.step.memory.total <= self.memory,
             "largest_batch": self.step.largest_batch,
             "step_seconds": self.step.seconds,
@@ -49,22 +51,24 @@ class Estimate:
 def estimate(
     name: str, classes: int, image_size: Size, batch: int, accelerator: str, overrides: Sequence[str] = ()
 ) -> Estimate:
+    """Estimate the cost of training a network with this batch size on one accelerator."""
     if batch < 1 or classes < 0:
-        raise UserError("a plan needs a batch of at least one image, and no negative number of classes")
+        option, least, value = ("--batch", 1, batch) if batch < 1 else ("--classes", 0, classes)
+        raise UserError(f"{option} must be {least} or more, not {value}")
     known, device = find_accelerator(accelerator)
     config = new_network(_choice(name, image_size, overrides), classes)
     return Estimate(name, config, cost(config), known, device.memory, estimate_training_step(config, batch, device))
 
 
 def _choice(name: str, image_size: Size, overrides: Sequence[str]) -> ModelChoice:
-    given = parse_overrides(overrides)
-    for key in given:
+    settings = parse_overrides(overrides)
+    for key in settings:
         if key != "model":
-            raise UserError(f"a plan takes settings of the network, as model.key=value, not of '{key}'")
-    model = given.get("model", {})
+            raise UserError(f"vitrail plan takes only settings of the model (--set model.key=value), not '{key}'")
+    model = settings.get("model", {})
     for key in ("name", "image_size", "weights"):
         if key in model:
-            raise UserError(f"model.{key} is not for a plan, which takes MODEL and --image-size")
+            raise UserError(f"model.{key} has no effect in vitrail plan: use MODEL and --image-size")
     return validate(ModelChoice, {**model, "name": name, "image_size": image_size}, "model")
 
 
@@ -79,43 +83,47 @@ def plan(
     as_json: bool,
     console: Console,
 ) -> None:
-    found = estimate(name, classes, image_size, batch, accelerator, overrides)
+    """Print an estimate, as text or JSON."""
+    result = estimate(name, classes, image_size, batch, accelerator, overrides)
     if as_json:
-        print(strict_json.dumps(found.to_dict()))
+        print(strict_json.dumps(result.to_dict()))
     else:
-        show(found, console)
+        show(result, console)
 
 
-def show(found: Estimate, console: Console) -> None:
-    config, step = found.config, found.step
+def show(result: Estimate, console: Console) -> None:
+    """Print an estimate as tables."""
+    config, step = result.config, result.step
     height, width = config.image_size
-    console.print(f"[bold]{escape(found.model)}[/] at {height}x{width} px, {config.num_classes:,} classes")
+    console.print(f"[bold]{escape(result.model)}[/] at {height}x{width} px, {config.num_classes:,} classes")
     table = Table.grid(padding=(0, 2))
-    table.add_row("parameters", f"{found.cost.parameters:,}", f"{_bytes(4 * found.cost.parameters)} on disk")
+    table.add_row("parameters", f"{result.cost.parameters:,}", f"{_bytes(4 * result.cost.parameters)} on disk")
     if isinstance(config, ModelConfig):
         rows, columns = config.grid
-        table.add_row("tokens", f"{config.sequence:,}", f"{rows}x{columns} patches and {config.prefix} before them")
-    forward = f"{found.cost.macs / 1e9:,.2f} G"
-    table.add_row("multiply-adds", forward, f"an image, forward; training takes {6 * found.cost.macs / 1e9:,.1f} GFLOP")
+        table.add_row("tokens", f"{config.sequence:,}", f"{rows}x{columns} patches and {config.prefix} prefix tokens")
+    forward = f"{result.cost.macs / 1e9:,.2f} G"
+    table.add_row(
+        "multiply-adds", forward, f"per image, forward; training takes {6 * result.cost.macs / 1e9:,.1f} GFLOP"
+    )
     console.print(table)
-    console.print(f"\n[bold]a training step[/] of {step.batch:,} images on one {found.accelerator}, bfloat16, AdamW")
-    held = step.memory
+    console.print(f"\n[bold]a training step[/] of {step.batch:,} images on one {result.accelerator}, bfloat16, AdamW")
+    memory = step.memory
     table = Table.grid(padding=(0, 2))
-    room = f"of {_bytes(found.memory)}; the largest batch is about {step.largest_batch:,}"
+    limit = f"of {_bytes(result.memory)}; the largest batch is about {step.largest_batch:,}"
     if not step.largest_batch:
-        room = f"[red]more than its {_bytes(found.memory)} even without a batch[/]"
-    elif held.total > found.memory:
-        room = f"[red]more than its {_bytes(found.memory)}[/]; the largest batch is about {step.largest_batch:,}"
-    table.add_row("time", f"{step.seconds * 1000:,.1f} ms", f"{step.batch / step.seconds:,.0f} images a second")
-    table.add_row("memory", _bytes(held.total), room)
-    table.add_row("  weights", _bytes(held.weights))
-    table.add_row("  optimizer", _bytes(held.optimizer))
-    table.add_row("  activations", _bytes(held.activations), "with the images and a copy of the weights in bfloat16")
-    table.add_row("  gradients", _bytes(held.gradients), "these come as activations go")
+        limit = f"[red]more than its {_bytes(result.memory)} even without a batch[/]"
+    elif memory.total > result.memory:
+        limit = f"[red]more than its {_bytes(result.memory)}[/]; the largest batch is about {step.largest_batch:,}"
+    table.add_row("time", f"{step.seconds * 1000:,.1f} ms", f"{step.batch / step.seconds:,.0f} images per second")
+    table.add_row("memory", _bytes(memory.total), limit)
+    table.add_row("  weights", _bytes(memory.weights))
+    table.add_row("  optimizer", _bytes(memory.optimizer))
+    table.add_row("  activations", _bytes(memory.activations), "including images and bfloat16 weights")
+    table.add_row("  gradients", _bytes(memory.gradients), "allocated as activations are freed")
     console.print(table)
     note = f"estimated with formulas fitted on one {CALIBRATED_ON}, without data loading and without compilation"
-    if found.accelerator != CALIBRATED_ON:
-        note += f"; that the {found.accelerator} comes as near to its peak is a guess"
+    if result.accelerator != CALIBRATED_ON:
+        note += f"; unverified for {result.accelerator}"
     console.print(f"[dim]{note}[/]")
 
 

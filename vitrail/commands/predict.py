@@ -1,4 +1,4 @@
-"""`vitrail predict`: labels for files, folders, archives, tables and data sets; and their features, for Python."""
+"""`vitrail predict` and `vitrail embed`: predict labels or compute features of images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GPU_BATCH = 128
 
 @dataclass(frozen=True)
 class Row:
-    """One image's outcome: a prediction, or the reason there is none."""
+    """The prediction for one image, or the error."""
 
     file: str
     prediction: Prediction | None
@@ -33,11 +33,11 @@ class Row:
 
 
 class Embeddings(NamedTuple):
-    """Features of images, and the reason for each image without any."""
+    """Features of images, and the errors of images that could not be read."""
 
     values: np.ndarray  # float32 (N, D)
-    files: list[str]  # the N images that could be read, in order
-    failures: list[tuple[str, str]]  # (file, reason) of the others
+    files: list[str]  # the N images, in order
+    failures: list[tuple[str, str]]  # (file, error) of the others
 
 
 def predict(
@@ -51,33 +51,33 @@ def predict(
     device: str = "auto",
     workers: int | None = None,
 ) -> list[Row]:
-    """Label every image at some paths. Nothing is printed.
+    """Predict the labels of all images at the given paths. Prints nothing.
 
     Parameters
     ----------
     weights
         A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
     images
-        Files, folders, archives, tables and data sets: anything `train` takes, with labels or without.
+        Files, folders, archives, tables and data sets: anything `train` takes, with or without labels.
     top
-        How many classes to list for each image.
+        Number of classes to list per image.
     threshold
-        Below this probability the label is "none of these". If None, the threshold that `vitrail evaluate --write`
-        found for these weights; else 0, and 0.5 for weights that give an image any number of labels.
+        Below this probability the label is "none of these". If None, the threshold stored in the weights by
+        `vitrail evaluate --write`; without one 0, or 0.5 for multilabel weights.
     image_size
         A side in pixels, or (height, width), for weights of other libraries that do not state it.
     follow_links
-        Whether links in folders are followed.
+        Whether to follow symbolic links in folders.
     device
-        "cpu", "cuda", "mps", or "auto" for the best there is.
+        "cpu", "cuda", "mps", or "auto" for the best available device.
     workers
-        Processes that decode images, 0 for none beside this one; if None, by the number of images and cores.
+        Number of decoding processes, 0 to decode in this process. If None, chosen by the number of images and cores.
 
     Returns
     -------
     list of Row
-        In order, each with `file`, `prediction` (label, probability, top, labels, probabilities) and `error`. For an
-        image that cannot be read `prediction` is None and `error` says why.
+        One per image, in order, with `file`, `prediction` (label, probability, top, labels, probabilities) and `error`.
+        If an image cannot be read, `prediction` is None and `error` is the reason.
 
     Examples
     --------
@@ -99,13 +99,15 @@ def predict_rows(
     workers: int | None = None,
     notes: list[str] | None = None,
 ) -> Iterator[list[Row]]:
-    """The same as `predict`, some rows at a time. `notes` get what was ignored beside the images."""
+    """Like `predict`, but yields rows batch by batch. Messages about ignored files are appended to `notes`."""
     classifier.check_options(top, threshold)
-    batches = _run(classifier, classifier.net, _found(paths, notes, follow_links), workers)
+    batches = _run(classifier, classifier.net, _find_images(paths, notes, follow_links), workers)
     return (
         [
-            Row(name, None, error) if error else Row(name, answer, None if answer else NONFINITE_OUTPUT)
-            for name, error, answer in zip(names, errors, classifier.predictions(logits, top, threshold), strict=True)
+            Row(name, None, error) if error else Row(name, prediction, None if prediction else NONFINITE_OUTPUT)
+            for name, error, prediction in zip(
+                names, errors, classifier.predictions(logits, top, threshold), strict=True
+            )
         ]
         for names, errors, logits in batches
     )
@@ -120,66 +122,66 @@ def embed(
     device: str = "auto",
     workers: int | None = None,
 ) -> Embeddings:
-    """Compute the features of every image at some paths: what the last layer of the classifier sees of it.
+    """Compute the features of all images at the given paths: the input of the last layer of the classifier.
 
     Parameters
     ----------
     weights
         A weights file, a run folder, "bundled", "hf-hub:owner/name", or a Classifier that `vitrail.load` returned.
     images
-        Files, folders, archives, tables and data sets: anything `train` takes, with labels or without.
+        Files, folders, archives, tables and data sets: anything `train` takes, with or without labels.
     image_size
         A side in pixels, or (height, width), for weights of other libraries that do not state it.
     follow_links
-        Whether links in folders are followed.
+        Whether to follow symbolic links in folders.
     device
-        "cpu", "cuda", "mps", or "auto" for the best there is.
+        "cpu", "cuda", "mps", or "auto" for the best available device.
     workers
-        Processes that decode images, 0 for none beside this one; if None, by the number of images and cores.
+        Number of decoding processes, 0 to decode in this process. If None, chosen by the number of images and cores.
 
     Returns
     -------
     Embeddings
-        A tuple of three: `values`, float32 (N, D); `files`, the names of these N images, in order; `failures`, the name
-        and the reason for each image without features.
+        A tuple of three: `values`, float32 (N, D); `files`, the names of the N images, in order; `failures`, the name
+        and the error of each other image.
 
     Examples
     --------
     >>> values, files, failures = vitrail.embed("runs/photos", "photos/")
     """
     classifier = as_classifier(weights, image_size, device)
-    found = _found(image_paths(images), None, follow_links)
+    image_list = _find_images(image_paths(images), None, follow_links)
     values, files, failures = [], [], []
-    for names, errors, features in _run(classifier, classifier.net.forward_features, found, workers):
+    for names, errors, features in _run(classifier, classifier.net.forward_features, image_list, workers):
         finite = features.isfinite().all(dim=-1).tolist()
-        errors = [error or (None if sound else NONFINITE_OUTPUT) for error, sound in zip(errors, finite, strict=True)]
+        errors = [error or (None if ok else NONFINITE_OUTPUT) for error, ok in zip(errors, finite, strict=True)]
         values.append(features.numpy()[[error is None for error in errors]])
         files += [name for name, error in zip(names, errors, strict=True) if error is None]
         failures += [(name, error) for name, error in zip(names, errors, strict=True) if error is not None]
     return Embeddings(np.concatenate(values), files, failures)
 
 
-def _found(paths: Sequence[str | Path], notes: list[str] | None, follow_links: bool) -> Images:
+def _find_images(paths: Sequence[str | Path], notes: list[str] | None, follow_links: bool) -> Images:
     if not paths:
-        raise UserError("no images are given: name at least one file or folder")
+        raise UserError("no images: pass at least one file or folder")
     notes = [] if notes is None else notes
-    found = find_images(paths, notes, follow_links)
-    if not len(found):
-        there = f" ({' '.join(notes)})" if notes else ""
-        raise UserError(f"no images in {', '.join(map(str, paths))}{there}; vitrail reads {SUPPORTED_FORMATS}")
-    return found
+    image_list = find_images(paths, notes, follow_links)
+    if not len(image_list):
+        details = f" ({' '.join(notes)})" if notes else ""
+        raise UserError(f"no images in {', '.join(map(str, paths))}{details}; vitrail reads {SUPPORTED_FORMATS}")
+    return image_list
 
 
 def _run(
-    classifier: Classifier, forward: Callable[[Tensor], Tensor], found: Images, workers: int | None
+    classifier: Classifier, forward: Callable[[Tensor], Tensor], images: Images, workers: int | None
 ) -> Iterator[tuple[list[str], list[str | None], Tensor]]:
-    """Batch by batch: the images' names, why one could not be read, and what `forward` gives."""
+    """Yield names, errors and outputs of `forward`, batch by batch."""
     if workers is not None:
         check_integer("workers", workers, "the number of decoding processes", least=0)
     device = device_of(classifier.net)
     size = GPU_BATCH if device.type == "cuda" else BATCH
     data = DataConfig(workers=workers)
     return (
-        ([found.name(index) for index in batch.sample.tolist()], row_errors(batch), out)
-        for batch, out in forward_batches(forward, found, classifier.preprocess, device, batch_size=size, data=data)
+        ([images.name(index) for index in batch.sample.tolist()], row_errors(batch), out)
+        for batch, out in forward_batches(forward, images, classifier.preprocess, device, batch_size=size, data=data)
     )
