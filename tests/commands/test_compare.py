@@ -91,7 +91,7 @@ def test_runs_that_cannot_be_compared(runs, more, quiet, tmp_path):
     write_bundle(tmp_path / "other.safetensors", state, other)
     for names, facts in [
         ([runs[0]], "at least two runs"),
-        ([runs[0], runs[0]], "given twice"),
+        ([runs[0], runs[0]], "listed twice"),
         ([copy, runs[0]], r"config\.toml .*--data"),
         ([runs[0], tmp_path / "other.safetensors"], "different classes: .*'blue'"),
         ([runs[0], tmp_path / "nothing"], "no weights at"),

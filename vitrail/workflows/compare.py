@@ -77,7 +77,7 @@ def compare_runs(
     if len(names) < 2:
         raise UserError("compare needs at least two runs: vitrail compare RUN RUN...")
     if len({absolute_spec(name) for name in names}) < len(names):
-        raise UserError("the same run is given twice")
+        raise UserError("the same run is listed twice")
     if split == "train":
         raise UserError(
             "--split train cannot show which run is better, because runs were trained on these images: "

@@ -84,8 +84,8 @@ def default_explain_folder(weights: str | Path, images: Sequence[str | Path]) ->
 def explain_command(weights: str | Path, images: Sequence[str | Path], options: Mapping[str, object]) -> list[str]:
     """The command that repeats the explanation, without options that have their default value."""
     changed = {name: value for name, value in options.items() if value is not None and value != DEFAULTS.get(name)}
-    words = [word for name, value in changed.items() for word in (name, _typed(name, value))]
-    return ["vitrail", "explain", str(weights), *map(str, images), *words]
+    options_again = [word for name, value in changed.items() for word in (name, _typed(name, value))]
+    return ["vitrail", "explain", str(weights), *map(str, images), *options_again]
 
 
 def _typed(name: str, value: object) -> str:

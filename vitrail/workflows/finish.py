@@ -108,12 +108,12 @@ def _with_digests(plan: Plan, net: Network, run_facts: dict[str, Any]) -> dict[s
 
 def _describe_split(name: str, copies: int, before: int) -> str:
     """The measured split in words, with training images among them, which make the scores too high."""
-    words = "test split" if name == "test" else "validation split"
+    sentence = "test split" if name == "test" else "validation split"
     if copies:
-        words += f", {copies:,} of which are exact copies of training images"
+        sentence += f", {copies:,} of which are exact copies of training images"
     if before:
-        words += f"; the starting weights were trained on {before:,} of them, so the scores are too high"
-    return words if name == "test" or copies or before else f"{words}, none of them trained on"
+        sentence += f"; the starting weights were trained on {before:,} of them, so the scores are too high"
+    return sentence if name == "test" or copies or before else f"{sentence}, none of them trained on"
 
 
 def _finish_pretraining(plan: Plan, net: Network, run: RunContext) -> dict[str, float]:

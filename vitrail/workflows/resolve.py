@@ -155,7 +155,7 @@ class _Resolver:
     """The settings of a run while they are resolved, and the decisions so far."""
 
     def __init__(self, settings: dict[str, Any]):
-        self.given = settings  # by the user; `choose` never changes them
+        self.user_settings = settings  # `choose` never changes these
         self.config = RunConfig()
         self.decisions: list[Decision] = []
 
@@ -164,14 +164,14 @@ class _Resolver:
             decision = choose_recipe(facts)
             self.decisions.append(decision)
             name = decision.value
-        typed = self.given
-        self.given = with_recipe_file(name, self.given)
-        values = merge(merge({"recipe": name}, read_recipe(name)), self.given)
-        if "epochs" in typed.get("train", {}):  # --epochs wins over the steps of the recipe
+        from_user = self.user_settings
+        self.user_settings = with_recipe_file(name, self.user_settings)
+        values = merge(merge({"recipe": name}, read_recipe(name)), self.user_settings)
+        if "epochs" in from_user.get("train", {}):  # --epochs wins over the steps of the recipe
             values["train"].pop("steps", None)
         self.config = validate(RunConfig, values, "settings")
         if self.config.kind == "probe":
-            _check_probe_settings(typed)
+            _check_probe_settings(from_user)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
@@ -182,7 +182,7 @@ class _Resolver:
         """Apply the automatic choices, except for what the user set."""
         for path, value, decision in choices:
             section, key = path.split(".")
-            if key not in self.given.get(section, {}):
+            if key not in self.user_settings.get(section, {}):
                 self.set(path, value)
                 self.decisions.append(decision)
 
@@ -317,9 +317,9 @@ def with_recipe_file(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     return merge(from_file, settings)
 
 
-def _check_probe_settings(given: dict[str, Any]) -> None:
+def _check_probe_settings(settings: dict[str, Any]) -> None:
     """Raise UserError for a training setting: a linear probe does not train the network."""
     used = ("data.", "model.", "preprocess", "probe.", "train.seed", "train.device")
-    for path in leaves(given):
+    for path in leaves(settings):
         if not path.startswith(used):
             raise UserError(f"{path} has no effect with the probe recipe: leave it out")

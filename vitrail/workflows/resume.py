@@ -158,22 +158,22 @@ def check_same_settings(folder: Path, settings: dict[str, Any], recipe: str | No
     if not file.is_file():
         return
     stored = read_recipe(str(file))
-    given = deepcopy(with_recipe_file(recipe or "", settings))
+    requested = deepcopy(with_recipe_file(recipe or "", settings))
     if recipe and not recipe.endswith(".toml"):  # a recipe file is compared by its settings, not by its name
-        given["recipe"] = recipe
-    if "epochs" in given.get("train", {}):  # config.toml has steps instead
-        _epochs_to_steps(given, stored, folder)
-    if given.get("data", {}).get("path"):
-        given["data"]["path"] = os.path.normpath(user_path(given["data"]["path"]).absolute())
-    if path := given.get("data", {}).get("quarantine"):
-        given["data"]["quarantine"] = str(user_path(path).absolute())
+        requested["recipe"] = recipe
+    if "epochs" in requested.get("train", {}):  # config.toml has steps instead
+        _epochs_to_steps(requested, stored, folder)
+    if requested.get("data", {}).get("path"):
+        requested["data"]["path"] = os.path.normpath(user_path(requested["data"]["path"]).absolute())
+    if path := requested.get("data", {}).get("quarantine"):
+        requested["data"]["quarantine"] = str(user_path(path).absolute())
     for section, key in (("model", "weights"), ("objective", "teacher")):
-        if spec := given.get(section, {}).get(key):
-            given[section][key] = absolute_spec(spec)
-    requested = validate(RunConfig, merge(stored, given), str(file)).model_dump()
+        if spec := requested.get(section, {}).get(key):
+            requested[section][key] = absolute_spec(spec)
+    after = validate(RunConfig, merge(stored, requested), str(file)).model_dump()
     before = validate(RunConfig, stored, str(file)).model_dump()
-    for path in leaves(given):
-        new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (requested, before))
+    for path in leaves(requested):
+        new, old = (reduce(lambda part, key: part[key], path.split("."), values) for values in (after, before))
         if (new, type(new)) != (old, type(old)) and new != CHOSEN.get(path, ...):
             raise UserError(
                 f"the run in {folder} was started with {path}={old}, not {new}: leave this setting out to resume, "
@@ -181,16 +181,16 @@ def check_same_settings(folder: Path, settings: dict[str, Any], recipe: str | No
             )
 
 
-def _epochs_to_steps(given: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
-    """Replace train.epochs in `given` by the steps that it had when the run was started."""
-    settings = merge(stored, given)
-    if "steps" not in given["train"]:
+def _epochs_to_steps(requested: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
+    """Replace train.epochs in `requested` by the steps that it had when the run was started."""
+    settings = merge(stored, requested)
+    if "steps" not in requested["train"]:
         settings["train"].pop("steps", None)
     train = validate(RunConfig, settings, "settings").train
-    del given["train"]["epochs"]
+    del requested["train"]["epochs"]
     images = CheckpointManager(folder / "checkpoints", 1).facts().get("began_with")
     if isinstance(images, int) and "steps" in stored.get("train", {}):  # missing in old runs; a probe has no steps
-        given["train"]["steps"] = total_steps(train, images)
+        requested["train"]["steps"] = total_steps(train, images)
 
 
 def read_run(

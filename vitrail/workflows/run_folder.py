@@ -194,9 +194,9 @@ def move_into_place(folder: Path) -> bool:
                 moves.append((new / name, folder / name))
         _move(dict(moves))
         _remove(new / REPLACED)
-        for place in (*(place / name for place in (new, folder) for name in FOLDERS), new):
+        for subfolder in (*(parent / name for parent in (new, folder) for name in FOLDERS), new):
             with contextlib.suppress(OSError):  # not there, or not empty
-                place.rmdir()
+                subfolder.rmdir()
         fsync_folder(folder)
     return bool(earlier) and kept == old
 
@@ -242,12 +242,12 @@ def check_not_replaced(folder: Path, lock: LockId) -> None:
     """Raise UserError if the folder was removed or replaced by another run since `lock` was taken."""
     try:
         status = (folder / LOCK).lstat()
-        own = (status.st_dev, status.st_ino) == lock
+        unchanged = (status.st_dev, status.st_ino) == lock
     except FileNotFoundError:
-        own = True  # the lock file was removed as a leftover
+        unchanged = True  # the lock file was removed as a leftover
     except OSError:
-        own = False
-    if not own or not (folder / "config.toml").is_file():
+        unchanged = False
+    if not unchanged or not (folder / "config.toml").is_file():
         raise UserError(f"{folder} was removed or replaced during the run: what was not saved is lost")
 
 
@@ -298,15 +298,15 @@ def lock_run_folder(folder: Path) -> Iterator[LockId]:
                     f"another process is writing to {folder}: wait until it ends, or choose another --out"
                 ) from None
             # otherwise the file system has no locks
-        own = os.fstat(file.fileno())
+        locked = os.fstat(file.fileno())
         try:
-            yield own.st_dev, own.st_ino
+            yield locked.st_dev, locked.st_ino
         finally:
             with contextlib.suppress(OSError, UserError):
                 _remove(folder / NEW)  # a run that ended before its first checkpoint
             with contextlib.suppress(OSError):
                 status = (folder / LOCK).lstat()
-                if (status.st_dev, status.st_ino, status.st_size) == (own.st_dev, own.st_ino, 0):
+                if (status.st_dev, status.st_ino, status.st_size) == (locked.st_dev, locked.st_ino, 0):
                     (folder / LOCK).unlink()  # otherwise another process owns it, or it is not a lock file
             if not there:
                 with contextlib.suppress(OSError):

@@ -183,12 +183,12 @@ def _check(
     that learning rates are compared on."""
     if seeds < 1 or not all(0 < rate < math.inf for rate in rates):
         raise UserError("the protocol needs at least one seed (--seeds) and learning rates above 0 (--rates)")
-    given = parse_overrides(overrides)
-    config = validate(RunConfig, merge(read_recipe(recipe), given), "settings")
+    settings = parse_overrides(overrides)
+    config = validate(RunConfig, merge(read_recipe(recipe), settings), "settings")
     if config.kind != "train":
         raise UserError(f"recipe '{recipe}' does not fine-tune: see `vitrail recipes`")
     for section, key in (("optimizer", "lr"), ("data", "use_test"), ("train", "seed")):
-        if key in given.get(section, {}):
+        if key in settings.get(section, {}):
             raise UserError(f"--set {section}.{key} has no effect: the protocol sets it (see --rates and --seeds)")
     source = read_source(data, [], labelled=True)
     splits = set(source.splits)
