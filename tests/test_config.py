@@ -84,7 +84,7 @@ def test_merge():
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("b/16", "'B/16'"), ("S16", "'S/16'"), ("B/", "A model is a size"), ("vit_base", "such as S/16"), ("B/0", "size")],
+    [("b/16", "'B/16'"), ("S16", "'S/16'"), ("B/", "'B/8'"), ("vit_base", "such as S/16"), ("B/0", "size")],
 )
 def test_invalid_model_name(name, hint):
     with pytest.raises(UserError) as caught:
