@@ -1,4 +1,4 @@
-"""`python -m bench`: every benchmark, or one."""
+"""`python -m bench`: run all benchmarks or one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ BENCHMARKS = {"model": model.run}
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(prog="python -m bench", description="Speed side by side with other libraries.")
-    result.add_argument("name", nargs="?", choices=BENCHMARKS, help="which benchmark; all when none is named")
+    result = argparse.ArgumentParser(
+        prog="python -m bench", description="Compare the speed of vitrail with other libraries."
+    )
+    result.add_argument("name", nargs="?", choices=BENCHMARKS, help="benchmark to run (default: all)")
     result.add_argument("--quick", action="store_true", help="fewer cases, about a minute")
     result.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    result.add_argument("--dtype", choices=["fp32", "bf16"], help="fp32 on cpu, bf16 on cuda when not given")
-    result.add_argument("--gelu", choices=["erf", "tanh"], default="erf", help="the form all contestants compute")
-    result.add_argument("--compile", action="store_true", help="torch.compile every contestant")
-    result.add_argument("--busy", action="store_true", help="a shared machine: one thread, judged by processor time")
-    result.add_argument("--control", action="store_true", help="race our network against itself too")
+    result.add_argument("--dtype", choices=["fp32", "bf16"], help="default: fp32 on cpu, bf16 on cuda")
+    result.add_argument("--gelu", choices=["erf", "tanh"], default="erf", help="GELU variant of all networks")
+    result.add_argument("--compile", action="store_true", help="torch.compile all networks")
+    result.add_argument("--busy", action="store_true", help="for a shared machine: one thread, measured in CPU time")
+    result.add_argument("--control", action="store_true", help="also compare vitrail with itself")
     result.add_argument(
         "--models", nargs="+", default=[], metavar="NAME", help="such as B/16 'S/16 reg4+layerscale' R50x1"
     )
     result.add_argument("--kinds", nargs="+", default=[], choices=["forward", "training"])
     result.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
-    result.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    result.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     return result
 
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = options.pop("name")
     options["dtype"] = options["dtype"] or {"cpu": "fp32", "cuda": "bf16"}[options["device"]]
     if options["device"] == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch sees no CUDA device here")
+        raise SystemExit("--device cuda: torch finds no CUDA device")
     settings = model.Settings(**options)
     console = Console()
     if not console.is_terminal:

@@ -1,9 +1,9 @@
-"""Attention over few tokens, forward and backward: our kernels beside those that torch has.
+"""Short-sequence attention, forward and backward: vitrail's kernels compared with torch's.
 
     python -m bench.attention      # on a Hopper GPU
 
-Everybody gets queries, keys and values as one projection leaves them and gives the gradient back as that projection
-takes it. Torch's kernels run as they come; ours repeat to the bit, and so does `flash, deterministic`.
+Input and gradient have the layout of a fused qkv projection. vitrail's kernels and `flash, deterministic` are
+bit-reproducible; torch's other kernels run with their defaults.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SHAPES = {  # images, tokens, heads
     "S/16 at 160 px": (256, 101, 6),
 }
 DEPTH = 64
-TORCHS = {
+TORCH_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
 
-def torchs(qkv: Tensor, heads: int, backend: SDPBackend | None) -> Tensor:
+def torch_attention(qkv: Tensor, heads: int, backend: SDPBackend | None) -> Tensor:
     parts = qkv.view(*qkv.shape[:2], 3, heads, DEPTH).unbind(2)
     with nullcontext() if backend is None else sdpa_kernel(backend):
         q, k, v = (part.transpose(1, 2) for part in parts)
@@ -49,10 +49,10 @@ def torchs(qkv: Tensor, heads: int, backend: SDPBackend | None) -> Tensor:
     return mixed.transpose(1, 2).flatten(2)
 
 
-def recorded(
+def capture_graph(
     attention: Callable[[Tensor], Tensor], qkv: Tensor, gradient: Tensor, deterministic: bool
 ) -> torch.cuda.CUDAGraph:
-    """Both passes as a CUDA graph: launching so few kernels one by one would take the host longer than the GPU."""
+    """Capture both passes as a CUDA graph, since launching such short kernels takes longer than running them."""
     torch.use_deterministic_algorithms(deterministic)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -73,12 +73,17 @@ def run(seconds: float, out: Path, console: Console) -> None:
         gradient = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         qkv = torch.randn(*shape[:2], 3 * shape[2], device="cuda", dtype=torch.bfloat16, requires_grad=True)
         if not supports_short_attention(qkv, heads):
-            raise SystemExit("our kernels are not used on this GPU: there is nothing to compare")
-        ways: dict[str, Callable[[Tensor], Tensor]] = {"ours": partial(short_attention, heads=heads)}
-        ways["torch's choice"] = partial(torchs, heads=heads, backend=None)
-        ways |= {label: partial(torchs, heads=heads, backend=backend) for label, backend in TORCHS.items()}
-        works = [Contestant(label, recorded(way, qkv, gradient, False).replay) for label, way in ways.items()]
-        works.append(Contestant("flash, deterministic", recorded(ways["flash"], qkv, gradient, True).replay))
+            raise SystemExit("vitrail's attention kernels do not support this GPU; use a Hopper GPU")
+        functions: dict[str, Callable[[Tensor], Tensor]] = {"ours": partial(short_attention, heads=heads)}
+        functions["torch's choice"] = partial(torch_attention, heads=heads, backend=None)
+        functions |= {
+            label: partial(torch_attention, heads=heads, backend=backend) for label, backend in TORCH_BACKENDS.items()
+        }
+        works = [
+            Contestant(label, capture_graph(function, qkv, gradient, False).replay)
+            for label, function in functions.items()
+        ]
+        works.append(Contestant("flash, deterministic", capture_graph(functions["flash"], qkv, gradient, True).replay))
         result = race(works, Effort(seconds=seconds), cuda_clock)
         rows.append(([name], result))
         results[name] = {"images": images, "tokens": tokens, "heads": heads, **result.summary()}
@@ -88,12 +93,12 @@ def run(seconds: float, out: Path, console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.attention", description="Attention over few tokens.")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each race")
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser = argparse.ArgumentParser(prog="python -m bench.attention", description="Short-sequence attention.")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each comparison")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise SystemExit("this needs a CUDA device")
+        raise SystemExit("bench.attention needs a CUDA device, and torch finds none")
     console = Console()
     run(options.seconds, Path(options.out), console if console.is_terminal else Console(width=160))
 

@@ -1,4 +1,4 @@
-"""What is kept of a benchmark: a table for the reader and a JSON file with the facts needed to judge or repeat it."""
+"""The output of a benchmark: a table, and a JSON file with the environment to judge and repeat it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_results(folder: Path, name: str, results: dict[str, Any]) -> Path:
 
 
 def table(title: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], Race]]) -> Table:
-    """One row per race: the labels, then each rival's time over the first contestant's with its quartiles."""
+    """One row per comparison: labels, then each library's time relative to the first, with quartiles."""
     first = rows[0][1].first
     rivals = list(dict.fromkeys(name for _, race in rows for name in race.seconds if name != first))
     caption = f"time over that of {first}: above 1, {first} is faster (middle half of the rounds)"

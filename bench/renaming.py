@@ -1,4 +1,4 @@
-"""Our parameters' names in the words of the other libraries."""
+"""Mapping of vitrail's parameter names to those of other libraries."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from torch import Tensor
 
 Named = Mapping[str, Tensor]
-Words = list[tuple[str, str]]  # (part of our parameter's name, the same part of theirs), replaced in this order
+Replacements = list[tuple[str, str]]  # (part of vitrail's name, part of the other name), applied in order
 
-TIMM_BLOCKS: Words = [
+TIMM_BLOCKS: Replacements = [
     *((f"stages.{stage}.", f"stages.{stage}.blocks.") for stage in range(4)),
     ("shortcut_norm", "downsample.norm"),
     ("shortcut", "downsample.conv"),
 ]
-TIMM_RESNET: Words = [*TIMM_BLOCKS, ("root", "stem.conv"), ("head", "head.fc")]
-TIMM: Words = [
+TIMM_RESNET: Replacements = [*TIMM_BLOCKS, ("root", "stem.conv"), ("head", "head.fc")]
+TIMM: Replacements = [
     *TIMM_BLOCKS,
     ("patch_embed.stem.root", "patch_embed.backbone.stem.conv"),
     ("patch_embed.stem.norm", "patch_embed.backbone.stem.norm"),
@@ -23,8 +23,8 @@ TIMM: Words = [
     ("pos_embed.table", "pos_embed"),
 ]
 # timm keeps a stem without stages one level higher.
-TIMM_ROOT_ALONE: Words = [*TIMM, ("patch_embed.backbone.stem", "patch_embed.backbone")]
-TORCHVISION: Words = [
+TIMM_ROOT_ALONE: Replacements = [*TIMM, ("patch_embed.backbone.stem", "patch_embed.backbone")]
+TORCHVISION: Replacements = [
     ("blocks.", "encoder.layers.encoder_layer_"),
     ("cls_token", "class_token"),
     ("patch_embed.proj", "conv_proj"),
@@ -38,7 +38,7 @@ TORCHVISION: Words = [
     ("head.", "heads.head."),
     ("norm.", "encoder.ln."),
 ]
-TRANSFORMERS: Words = [
+TRANSFORMERS: Replacements = [
     ("blocks", "vit.layers"),
     ("cls_token", "vit.embeddings.cls_token"),
     ("patch_embed.proj", "vit.embeddings.patch_embeddings.projection"),
@@ -51,7 +51,7 @@ TRANSFORMERS: Words = [
     ("norm.", "vit.layernorm."),
 ]
 # Releases of transformers before the layers were renamed.
-TRANSFORMERS_OLD: Words = [
+TRANSFORMERS_OLD: Replacements = [
     *TRANSFORMERS,
     ("vit.layers", "vit.encoder.layer"),
     ("attention.q_proj", "attention.attention.query"),
@@ -63,7 +63,7 @@ TRANSFORMERS_OLD: Words = [
 ]
 
 
-def renamed(named: Named, words: Words) -> dict[str, Tensor]:
+def renamed(named: Named, words: Replacements) -> dict[str, Tensor]:
     result = {}
     for name, tensor in named.items():
         for ours, theirs in words:

@@ -1,16 +1,17 @@
-"""What a training step really costs on this device - seconds and peak memory - beside what `vitrail plan` says.
+"""Time and peak memory of a training step on this GPU, to compare with the estimates of `vitrail plan`.
 
     python -m bench.step B/16@256 L/16@128 H/14@64 S/16@256,positions=relative,pool=gap
 
-Each argument is a model, a batch size and settings of the network. The step is the one of a run: the same update,
-optimizer, precision and deterministic kernels, on random pixels that lie on the device already.
+Each argument is MODEL@BATCH, followed by network settings. The step is that of `vitrail train` (update, optimizer,
+precision, deterministic kernels) on random pixels that are already on the device.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from vitrail.config import (
     ScheduleConfig,
     parse_overrides,
 )
+from vitrail.errors import UserError
 from vitrail.inference.device import deterministic
 from vitrail.models.build import build_model
 from vitrail.models.variants import config_from_name
@@ -40,11 +42,11 @@ WARMUP, STEPS = 4, 10
 @dataclass(frozen=True)
 class Measured:
     seconds: float  # median of a step
-    memory: int  # bytes that tensors took at their peak
+    memory: int  # peak bytes of tensors
 
 
 def measure_step(name: str, batch: int, image_size: int = 224, **settings: Any) -> Measured:
-    """Train a few steps on the GPU."""
+    """Time a few training steps on the GPU."""
     device = torch.device("cuda")
     torch.cuda.empty_cache()
     torch.manual_seed(0)
@@ -78,13 +80,27 @@ def _timed(step: TrainStep, state: TrainState, batch: Batch) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def main() -> None:
-    for argument in sys.argv[1:]:
-        network, *pairs = argument.split(",")
-        name, _, batch = network.partition("@")
-        settings = parse_overrides(pairs)
-        row = {"model": name, "batch": int(batch), "settings": settings}
-        print(json.dumps(row | asdict(measure_step(name, int(batch), **settings))), flush=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description="Time and memory of training steps.")
+    parser.add_argument("cases", nargs="+", metavar="MODEL@BATCH[,KEY=VALUE...]", help="such as S/16@256,pool=gap")
+    options = parser.parse_args(arguments)
+    cases = [_parse_case(parser, text) for text in options.cases]
+    if not torch.cuda.is_available():
+        raise SystemExit("bench.step needs a CUDA device, and torch finds none")
+    for name, batch, settings in cases:
+        row = {"model": name, "batch": batch, "settings": settings}
+        print(json.dumps(row | asdict(measure_step(name, batch, **settings))), flush=True)
+
+
+def _parse_case(parser: argparse.ArgumentParser, text: str) -> tuple[str, int, dict[str, Any]]:
+    network, *pairs = text.split(",")
+    name, _, batch = network.partition("@")
+    if not batch.isdecimal() or int(batch) < 1:
+        parser.error(f"'{text}' has no batch size: write MODEL@BATCH, such as B/16@256")
+    try:
+        return name, int(batch), parse_overrides(pairs)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The paper's experiments at small scale: each cell of a study with several seeds, and how much the cells differ.
+"""The paper's experiments at small scale: every variant with several seeds, and the differences with intervals.
 
     python -m bench.study positions tiny-imagenet.zip --fewshot caltech101.zip --parallel 4     # one H200, 20 minutes
     python -m bench.study positions photos/ --set train.steps=4 --seeds 0 1                     # anywhere, to try it
 
-Each run is `vitrail train` in a process of its own, several at a time on one GPU. The result file is written anew after
-each run, so that a study which is cut off keeps what it has; finished runs are not repeated.
+Each run is `vitrail train` in its own process, several in parallel on one GPU. The result file is rewritten after each
+run, so an interrupted study keeps its results. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SHOTS = 5
 
 @dataclass(frozen=True)
 class Study:
-    claim: str  # what the paper says
+    claim: str  # of the paper
     recipe: str
-    settings: tuple[str, ...]  # of every run
-    cells: dict[str, tuple[str, ...]]  # what differs
-    baseline: str  # the cell that the others are compared with
+    settings: tuple[str, ...]  # common to all runs
+    cells: dict[str, tuple[str, ...]]  # variant -> its settings
+    baseline: str  # the variant that the others are compared with
 
 
 # 20 epochs, with the settings that were best for this length on a split of the training images (docs/log.md).
