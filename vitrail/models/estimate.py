@@ -1,8 +1,8 @@
-"""Bytes and seconds of a training step on a named accelerator, from what a network costs.
+"""Estimated memory and time of a training step on an accelerator, from the cost of a network.
 
-The model of time: products run at the accelerator's peak while what they read and write passes by at its bandwidth,
-one after the other; everything else is bound by bandwidth alone. The shares below say how near a real step comes to
-that. They were measured on an H200 (docs/benchmarks.md); other accelerators are assumed to come as near.
+Time is the sum of matrix products at peak FLOP/s, their memory traffic at full bandwidth, and the traffic of all other
+operations. The efficiencies below are fractions of these rates. They were measured on an H200 (docs/benchmarks.md) and
+are assumed to hold for the other accelerators.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from vitrail.config import NetworkConfig
 from vitrail.errors import UserError, did_you_mean
 from vitrail.models.flops import Cost, cost
 
-PRODUCTS = 0.95  # share of peak that matrix products and convolutions reach
-STREAM = 0.92  # share of bandwidth at which their operands pass
-ELEMENTWISE = 0.5  # share of bandwidth that norms, activations, sums and casts reach
-ATTENTION = 0.175  # share of peak that fused attention reaches
-START, LAUNCH = 15e-3, 40e-6  # seconds of the host for a step and for each kernel: no step is faster than its launches
+PRODUCTS = 0.95  # matrix products and convolutions, fraction of peak FLOP/s
+STREAM = 0.92  # their operands, fraction of bandwidth
+ELEMENTWISE = 0.5  # norms, activations, sums and casts, fraction of bandwidth
+ATTENTION = 0.175  # fused attention, fraction of peak FLOP/s
+START, LAUNCH = 15e-3, 40e-6  # host seconds per step and per kernel launch, a lower limit of step time
 
-WORKSPACE = 100e6  # bytes that the libraries keep for themselves
-UPDATE = 40  # bytes a parameter that clipping and AdamW read and write
+WORKSPACE = 100e6  # bytes that CUDA libraries allocate
+UPDATE = 40  # bytes read and written per parameter by clipping and AdamW
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """From the data sheets: dense rates, in SI units."""
+    """Data sheet values: dense rates, in SI units."""
 
     memory: float  # bytes
-    bandwidth: float  # bytes a second
-    flops: float  # of bfloat16 products, a second
+    bandwidth: float  # bytes per second
+    flops: float  # bfloat16, per second
 
 
 ACCELERATORS = {
@@ -47,8 +47,8 @@ ACCELERATORS = {
     "RTX-3090": Accelerator(24e9, 0.936e12, 71e12),
 }
 CALIBRATED_ON = "H200"
-# What drivers call them. Only exact names count: a letter more ("L40S", "RTX 4090 D", "H100 NVL") is another chip, and
-# a slice of one ("... MIG 1g.10gb") has a slice of its peak.
+# Driver names, matched exactly: a longer name ("RTX 4090 D", "H100 NVL") is another chip, and a MIG slice has only a
+# fraction of the peak.
 DRIVER_NAMES = {
     "H200": "H200",
     "H100 80GB HBM3": "H100",
@@ -67,39 +67,39 @@ DRIVER_NAMES = {
 
 
 def find_accelerator(name: str) -> tuple[str, Accelerator]:
-    """An accelerator by name, whatever its capitals, with its proper name."""
+    """Return the canonical name and the data of an accelerator; the name is case-insensitive."""
     for known, spec in ACCELERATORS.items():
         if known.lower() == name.lower():
             return known, spec
     kinds = [known for known in ACCELERATORS if known.lower().startswith(f"{name.lower()}-")]
     hint = f"; did you mean '{kinds[0]}'?" if kinds else did_you_mean(name, ACCELERATORS) or "."
-    raise UserError(f"no accelerator '{name}'{hint} Known: {', '.join(ACCELERATORS)}.")
+    raise UserError(f"unknown accelerator '{name}'{hint} Choose from {', '.join(ACCELERATORS)}.")
 
 
 def peak_flops(name: str) -> float | None:
-    """FLOP/s of dense bfloat16 products at most, by the name that `torch.cuda.get_device_name` gives; none: unknown."""
+    """Peak dense bfloat16 FLOP/s of a GPU by the name from `torch.cuda.get_device_name`; None if unknown."""
     known = DRIVER_NAMES.get(name.removeprefix("NVIDIA ").removeprefix("GeForce "))
     return None if known is None else ACCELERATORS[known].flops
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes at the peak of a training step, by what they hold."""
+    """Peak memory of a training step in bytes, by use."""
 
     weights: float
     gradients: float
     optimizer: float
-    activations: float  # with the images themselves and a copy of the weights in bfloat16
+    activations: float  # including the input images and the bfloat16 copy of the weights
 
     @property
     def total(self) -> float:
-        """Gradients come while activations go: the larger of the two counts."""
+        """Gradients replace activations during the backward pass, so only the larger of the two counts."""
         return self.weights + self.optimizer + max(self.gradients, self.activations) + WORKSPACE
 
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A training step with AdamW in bfloat16: what it takes, and the largest batch that the memory has room for."""
+    """Cost of a training step with AdamW in bfloat16, and the largest batch that fits in memory."""
 
     batch: int
     memory: MemoryEstimate
@@ -108,20 +108,22 @@ class StepEstimate:
 
 
 def estimate_training_step(config: NetworkConfig, batch: int, device: Accelerator) -> StepEstimate:
+    """Estimate memory and time of a training step with `batch` images."""
     spent = cost(config, whole=False)
     empty = training_memory(spent, 0)
-    room = device.memory - empty.weights - empty.optimizer - empty.activations - WORKSPACE
-    largest = math.floor(room / (spent.saved + spent.passing)) if empty.total < device.memory else 0
+    free = device.memory - empty.weights - empty.optimizer - empty.activations - WORKSPACE
+    largest = math.floor(free / (spent.saved + spent.passing)) if empty.total < device.memory else 0
     return StepEstimate(batch, training_memory(spent, batch), step_seconds(spent, batch, device), largest)
 
 
 def training_memory(spent: Cost, batch: int) -> MemoryEstimate:
-    numbers = 4 * spent.parameters
-    return MemoryEstimate(numbers, numbers, 2 * numbers, numbers / 2 + (spent.saved + spent.passing) * batch)
+    """Peak memory of a training step with `batch` images."""
+    weights = 4 * spent.parameters
+    return MemoryEstimate(weights, weights, 2 * weights, weights / 2 + (spent.saved + spent.passing) * batch)
 
 
 def step_seconds(spent: Cost, batch: int, device: Accelerator) -> float:
-    """Of one step: what the device takes, unless the host takes longer to launch it."""
+    """Seconds of a training step: those of the device, or of the host's kernel launches if they take longer."""
     products = 3 * 2 * (spent.macs - spent.fused) * batch / (PRODUCTS * device.flops)
     attention = 2 * spent.tiled * batch / (ATTENTION * device.flops)
     streamed = spent.streamed * batch / (STREAM * device.bandwidth)
@@ -131,5 +133,5 @@ def step_seconds(spent: Cost, batch: int, device: Accelerator) -> float:
 
 
 def training_flops(config: NetworkConfig, images: float) -> float:
-    """Multiplications and additions to train on so many images, as the paper's Table 6 counts them."""
+    """FLOPs to train on this number of images, counted as in the paper's Table 6."""
     return 3 * 2 * cost(config).macs * images

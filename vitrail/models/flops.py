@@ -1,7 +1,7 @@
-"""What a network costs, known before anything is built: parameters, multiply-adds, and what a training step keeps in
-memory and moves through it. Parameters and multiply-adds are exact; `estimate` makes bytes and seconds of the rest.
+"""The cost of a network, computed from its config: parameters, multiply-adds, memory and memory traffic of training.
 
-Bytes are those of one image in bfloat16 autocast: residual stream and norms in float32, products in bfloat16.
+Parameters and multiply-adds are exact; `estimate` derives memory and time from the rest. Bytes are per image under
+bfloat16 autocast: residual stream and norms in float32, matrix products in bfloat16.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, fields
 
 from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
 
-TILE = 128  # tokens that fused attention works on at once
+TILE = 128  # tokens per tile of fused attention
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image; everything but parameters and macs covers a training step, forward and backward."""
+    """Cost per image. All fields but parameters and macs are for a training step, forward and backward."""
 
     parameters: int = 0
     macs: int = 0  # multiply-adds of the forward pass
-    fused: int = 0  # those of them in fused attention
-    tiled: int = 0  # what these become in a step, when attention fills up its tiles and computes scores again
+    fused: int = 0  # the part of macs in fused attention
+    tiled: int = 0  # `fused` in a training step, with padded tiles and recomputed scores
     streamed: float = 0  # bytes that matrix products and convolutions read and write
-    moved: float = 0  # bytes that everything else reads and writes
-    saved: float = 0  # bytes kept from the forward to the backward pass
-    passing: float = 0  # bytes that come and go while all of these are kept
-    kernels: float = 0  # launched on the device, whatever the batch
+    moved: float = 0  # bytes that all other operations read and write
+    saved: float = 0  # bytes stored from the forward to the backward pass
+    passing: float = 0  # bytes of temporary tensors while all of these are stored
+    kernels: float = 0  # kernel launches, independent of the batch
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -36,17 +36,17 @@ class Cost:
 
 
 def count_parameters(config: NetworkConfig) -> int:
-    """The exact number of parameters."""
+    """Number of parameters (exact)."""
     return cost(config).parameters
 
 
 def count_macs(config: NetworkConfig) -> int:
-    """Multiply-adds of one image's forward pass, as the paper counts them; training takes three times as many."""
+    """Multiply-adds of one image's forward pass, counted as in the paper; training needs three times as many."""
     return cost(config).macs
 
 
 def cost(config: NetworkConfig, *, whole: bool = True) -> Cost:
-    """The sum over the network. Not `whole`: the last block computes only the tokens that are read, as ours does."""
+    """The cost of a network. With `whole=False`, the last block computes only the pooled token, as vitrail does."""
     if isinstance(config, ResNetConfig):
         return _resnet(config)
     short = config.pool == "token" and not whole
@@ -57,7 +57,7 @@ def cost(config: NetworkConfig, *, whole: bool = True) -> Cost:
 
 
 def _linear(inputs: int, outputs: int, tokens: int) -> Cost:
-    """A product with bias: its operands pass by three times, in two bytes each; the input is kept."""
+    """A linear layer: its operands are read or written three times, two bytes each; the input is stored."""
     passed = 2 * 3 * tokens * (inputs + outputs)
     bias = 2 * tokens * outputs
     macs = tokens * inputs * outputs
@@ -65,12 +65,12 @@ def _linear(inputs: int, outputs: int, tokens: int) -> Cost:
 
 
 def _layer_norm(width: int, tokens: int) -> Cost:
-    """In float32, with the cast to what a product takes: 14 bytes a value forward, 26 backward; its input is kept."""
+    """In float32, with a cast to bfloat16: 14 bytes per value forward, 26 backward; the input is stored."""
     return Cost(2 * width, moved=40 * tokens * width, saved=4 * tokens * width, kernels=5)
 
 
 def _tokens(config: ModelConfig) -> Cost:
-    """Stem, patches, class token, registers and positions."""
+    """Stem, patch embedding, class token, registers and position embedding."""
     width, count = config.width, config.sequence
     patches = config.grid[0] * config.grid[1]
     image = config.channels * config.image_size[0] * config.image_size[1]
@@ -88,7 +88,7 @@ def _positions(config: ModelConfig) -> Cost:
     patches, width = config.grid[0] * config.grid[1], config.width
     rows = {
         "1d": patches + config.prefix * int(config.prefix_positions),
-        "2d": (config.grid[0] + config.grid[1]) / 2,  # each is half as wide
+        "2d": (config.grid[0] + config.grid[1]) / 2,  # half of the width each
     }.get(config.positions, 0)
     tables = config.blocks if config.positions_at == "layers" else 1
     added = 0 if config.positions_at == "stem" else config.blocks
@@ -96,13 +96,13 @@ def _positions(config: ModelConfig) -> Cost:
 
 
 def _block(config: ModelConfig, read: int | None = None) -> Cost:
-    """Attention and MLP, each with norm and residual; `read`: the tokens that the rest of the network looks at."""
+    """Attention and MLP, each with norm and residual. `read`: number of output tokens that are computed."""
     width, hidden, count = config.width, config.mlp_dim, config.sequence
     out = count if read is None else read
     total = _layer_norm(width, count) + _linear(width, 3 * width, count) + _mixing(config, out)
     total += _linear(width, width, out) + _residual(width, out)
     total += _layer_norm(width, out) + _mlp(width, hidden, out) + _residual(width, out)
-    if config.layer_scale is not None:  # a product with a vector: 10 bytes a value forward, 22 backward
+    if config.layer_scale is not None:  # multiplication with a vector: 10 bytes per value forward, 22 backward
         total += Cost(2 * width, moved=64 * out * width, saved=4 * out * width, kernels=12)
     if config.drop_path:
         total += Cost(moved=16 * out * width, kernels=8)
@@ -113,7 +113,7 @@ def _block(config: ModelConfig, read: int | None = None) -> Cost:
 
 
 def _residual(width: int, tokens: int) -> Cost:
-    """The branch added to the stream: 10 bytes a value forward, 18 backward."""
+    """The addition to the residual stream: 10 bytes per value forward, 18 backward."""
     return Cost(moved=28 * tokens * width, kernels=4)
 
 
@@ -123,15 +123,15 @@ def _mlp(width: int, hidden: int, tokens: int) -> Cost:
 
 
 def _mixing(config: ModelConfig, queries: int) -> Cost:
-    """Scores, softmax and weighted sum. Fused, a step takes 3.5 times the forward's products: scores are made again."""
+    """Scores, softmax and weighted sum. Fused attention recomputes scores: a step has 3.5 times the forward macs."""
     width, heads, count = config.width, config.heads, config.sequence
-    kept = 6 * count * width + 4 * heads * queries  # q, k, v and a number for each row of scores
-    packed = 12 * count * width  # gradients of q, k and v brought together
+    kept = 6 * count * width + 4 * heads * queries  # q, k, v and one number per row of scores
+    packed = 12 * count * width  # concatenation of the gradients of q, k and v
     if config.axial:
-        side = sum(config.grid) / 2  # the mean of the two directions; unfused, so the scores are kept
+        side = sum(config.grid) / 2  # mean of both directions; unfused, so scores are stored
         scores = heads * count * side
         products = round(2 * count * width * side)
-        copies = count * width  # of queries, keys and values, scaled and in line
+        copies = count * width  # scaled and contiguous q, k and v
         moved, saved = packed + 280 * copies + 40 * scores, kept + 6 * copies + 6 * scores
         return Cost(macs=products, moved=moved, saved=saved, kernels=30)
     products = 2 * queries * count * width
@@ -149,7 +149,7 @@ def _mixing(config: ModelConfig, queries: int) -> Cost:
 
 
 def _pool(config: ModelConfig) -> Cost:
-    """The last norm, and one vector of all tokens."""
+    """The last norm and the pooling."""
     width, count = config.width, config.sequence
     if config.pool == "token" or config.norm == "after_pool":
         norm = _layer_norm(width, 1)
@@ -167,15 +167,15 @@ def _head(config: ModelConfig) -> Cost:
     return layers + _linear(features, config.num_classes, 1) if config.num_classes else layers
 
 
-def _convolution(inputs: int, outputs: int, kernel: int, before: int, there: int) -> Cost:
-    """A standardised convolution of a map of `before` pixels that makes one of `there`."""
+def _convolution(inputs: int, outputs: int, kernel: int, before: int, after: int) -> Cost:
+    """A weight-standardized convolution from a map of `before` pixels to one of `after`."""
     weights = kernel**2 * inputs * outputs
-    passed = 2 * 3 * (before * inputs + there * outputs)
-    return Cost(weights, there * weights, streamed=passed, saved=2 * before * inputs, kernels=10)
+    passed = 2 * 3 * (before * inputs + after * outputs)
+    return Cost(weights, after * weights, streamed=passed, saved=2 * before * inputs, kernels=10)
 
 
 def _group_norm(channels: int, values: int, relu: bool = True) -> Cost:
-    """In float32, with casts on both sides: its input and, of the ReLU, its output are kept."""
+    """In float32, with casts of input and output. The input is stored, and the output of the ReLU."""
     return Cost(2 * channels, moved=(86 if relu else 68) * values, saved=(8 if relu else 4) * values, kernels=6)
 
 
@@ -198,12 +198,12 @@ def _resnet(config: ResNetConfig) -> Cost:
 
 
 def _pooling(values: int) -> Cost:
-    """Maxima of a map of so many values; their places are kept as 64-bit integers."""
+    """Max pooling of a map of `values` numbers; indices are stored as 64-bit integers."""
     return Cost(moved=16 * values, saved=values // 4 * 8, kernels=4)
 
 
 def _area(size: tuple[int, int], halvings: int) -> int:
-    """Pixels of a map after its sides were halved, rounding up."""
+    """Pixels of a map after halving its sides this many times, rounding up."""
     return math.prod(-(-side // 2**halvings) for side in size)
 
 

@@ -1,7 +1,7 @@
-"""Attention over few tokens, as one Triton kernel each way.
+"""Attention over at most 256 tokens: one Triton kernel for the forward and one for the backward pass.
 
-A head of up to 256 tokens fits into one multiprocessor of a GPU: no softmax in pieces, no sums in changing order, and
-the gradients of queries, keys and values come as the one matrix that the projection before them wants.
+A head of this size fits into one streaming multiprocessor. So softmax needs no tiling, sums have a fixed order, and the
+gradients of query, key and value are written as one matrix, the layout of the qkv projection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-LOG2E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardware computes
+LOG2E = tl.constexpr(1.4426950408889634)  # the hardware computes exp2
 
 
 @triton.jit
@@ -60,8 +60,10 @@ def _backward(
     columns: tl.constexpr,
     rows: tl.constexpr,
 ):
-    """All of one head; keys and values stay, queries come `rows` at a time. Matrices of shares are transposed: keys
-    along the first axis."""
+    """One head per program: keys and values stay loaded, queries are processed in chunks of `rows`.
+
+    Attention matrices are transposed: keys along the first axis.
+    """
     head = tl.program_id(0).to(tl.int64)
     image, head = head // heads, head % heads
     width: tl.constexpr = heads * depth
@@ -94,21 +96,21 @@ def _backward(
 
 
 class _Launch(NamedTuple):
-    """Queries at a time, warps and stages of the pipeline."""
+    """Queries per chunk, warps and pipeline stages."""
 
     rows: int
     warps: int
     stages: int
 
 
-# By the number of keys with padding: of 64 and 256 the fastest of those tried on an H200, of 128 the only one.
+# By padded number of keys. For 64 and 256 the fastest of several on an H200; for 128 the only one tried.
 FORWARD = {64: _Launch(64, 4, 1), 128: _Launch(64, 4, 1), 256: _Launch(64, 4, 1)}
 BACKWARD = {64: _Launch(64, 4, 1), 128: _Launch(32, 4, 3), 256: _Launch(32, 8, 3)}
 
 
 @triton_op("vitrail::short_attention", mutates_args={})
-def short_attention(qkv: Tensor, heads: int) -> Tensor:
-    """(B, T, 3 D), queries, keys and values of all heads after one another, to (B, T, D)."""
+def short_attention_forward(qkv: Tensor, heads: int) -> Tensor:
+    """Attention of a qkv projection: (B, T, 3 D) -> (B, T, D)."""
     batch, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     depth, columns = width // heads, _padded(tokens)
     rows, warps, stages = FORWARD[columns]
@@ -154,13 +156,13 @@ def _padded(tokens: int) -> int:
     return next(size for size in FORWARD if size >= tokens)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.heads = inputs[1]
 
 
-def _give_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+def _backward_pass(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return short_attention_backward(ctx.saved_tensors[0], gradient, ctx.heads), None
 
 
-short_attention.register_autograd(_give_back, setup_context=_remember)
+short_attention_forward.register_autograd(_backward_pass, setup_context=_setup_context)
