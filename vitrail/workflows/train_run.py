@@ -104,9 +104,7 @@ def train(
         The folder, the weights, the report and the scores of the run.
     """
     if isinstance(model, nn.Module) or options.keys() & CUSTOM_MODULE:
-        image_options = (
-            data is not None or recipe is not None or from_ is not None or quarantine is not None or accept_changes
-        )
+        image_options = accept_changes or any(value is not None for value in (data, recipe, from_, quarantine))
         return _fit_custom_module(
             model,
             image_options,
