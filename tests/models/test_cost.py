@@ -1,4 +1,4 @@
-"""What a network costs: exactly what torch counts in the built network, and the paper's own figures."""
+"""The cost of networks: what torch counts in the built network, and the paper's numbers."""
 
 from __future__ import annotations
 

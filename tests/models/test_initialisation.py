@@ -1,4 +1,4 @@
-"""How a new network starts: the statistics of the original's initialisers, and a head that says nothing yet."""
+"""Initialization: the statistics of the original's initializers, and a zero head."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_positions(net):
     assert net.pos_embed.table.abs().max().item() > 4 * 0.02  # a normal that is not cut
 
 
-def test_what_starts_at_zero_and_one(net):
+def test_parameters_initialized_to_zero_and_one(net):
     block = net.blocks[0]
     zeros = [net.cls_token, net.patch_embed.proj.bias, net.pre_logits.fc.bias, net.head.weight]
     zeros += [block.attn.qkv.bias, block.attn.proj.bias, net.head.bias]

@@ -1,4 +1,4 @@
-"""Parameters by the names that they had before timm's, which files of that time have."""
+"""Parameter names of files from before timm's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that start as trained ones look: their products, and what heads attend to."""
+"""Mimetic initialization: the products of weights, and what heads attend to."""
 
 from __future__ import annotations
 

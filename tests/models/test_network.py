@@ -1,4 +1,4 @@
-"""The network as a whole: dropout where the paper has it, any image shape, and what it refuses."""
+"""The whole network: dropout as in the paper, any image shape, and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_dropout_is_where_the_paper_has_it(monkeypatch):
     assert not torch.allclose(expected, written_out(net, pixels, lambda x: x), atol=1e-3)
 
 
-def test_leaving_out_tokens_that_nobody_reads_changes_no_logit_and_no_gradient():
+def test_skipping_unused_tokens_changes_no_logit_and_no_gradient():
     """With class-token pooling the last block computes that token alone."""
     net = random_net()
     pixels = torch.randn(3, 3, 8, 12, dtype=torch.float64)

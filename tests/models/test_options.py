@@ -127,6 +127,6 @@ def test_axial_blocks_attend_along_rows_then_columns():
     ],
     ids=str,
 )
-def test_networks_that_cannot_be(options):
+def test_invalid_networks(options):
     with pytest.raises(ValueError, match=r"axial|map|groups|multiple"):
         ModelConfig(**{**SMALL, **options})

@@ -1,4 +1,4 @@
-"""Positions: each kind against its definition written out, and the move to another grid against other libraries."""
+"""Position embeddings, compared with their definitions and with the resampling of other libraries."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_offsets_keep_their_direction_on_another_grid():
         ({"positions": "3d"}, "'positions'"),
     ],
 )
-def test_positions_that_cannot_be(options, words):
+def test_invalid_positions(options, words):
     with pytest.raises(UserError, match=words):
         config_from_name("S/16", 10, **options)
 

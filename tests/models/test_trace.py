@@ -1,4 +1,4 @@
-"""`trace`: what chosen blocks attend to, beside an output that does not change."""
+"""`trace`: attention of chosen blocks, with unchanged outputs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_resnet_has_nothing_to_trace():
     )
 
 
-def test_nothing_stays_behind():
+def test_trace_leaves_no_hooks():
     net = random_net()
     pixels = torch.randn(1, 3, 8, 12)
     with pytest.raises(RuntimeError, match="stopped"), block_hooks(net, lambda *_: None):
@@ -142,7 +142,7 @@ def test_nothing_stays_behind():
     assert not any(block.hooks for block in net.blocks)
 
 
-def test_what_other_threads_compute_is_not_seen():
+def test_other_threads_are_not_recorded():
     net = random_net()
     seen: list[int] = []
     with block_hooks(net, lambda index, *_: seen.append(index), chosen=[0, 2]):

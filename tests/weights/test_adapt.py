@@ -1,4 +1,4 @@
-"""Starting weights for a new network: what is kept, what is resampled, what starts afresh, and what cannot be."""
+"""Adapting pretrained weights: what is kept, resampled, newly initialized or rejected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_only_the_head_starts_afresh_when_nothing_else_changes(old_state):
     ],
     ids=["fewer classes", "no classes", "other representation", "no representation"],
 )
-def test_what_no_longer_fits_goes(old_state, options, gone, change):
+def test_parameters_that_do_not_fit_are_dropped(old_state, options, gone, change):
     state, changes = adapt_state_dict(old_state, OLD, changed(**options))
     assert {name.partition(".")[0] for name in set(old_state) - set(state)} == gone
     assert change in changes

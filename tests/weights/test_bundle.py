@@ -1,4 +1,4 @@
-"""Our own file: what is written is read back, whole or not at all, and a bad file is one sentence."""
+"""vitrail's weights file: round trips, atomic writes, and one UserError for every damaged file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that come with the package: what they say of themselves, and what their features are worth."""
+"""The weights in the package: their card and the quality of their features."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_its_features_tell_images_apart_that_pixels_do_not():
     assert scores["features"] > 0.6 > 0.4 > scores["pixels"], scores
 
 
-def test_what_it_says_of_itself_is_what_was_measured():
+def test_the_card_has_the_measured_accuracy():
     card = read_card(bundled_file())
     assert card.metrics["top1"] == pytest.approx(0.667, abs=1e-3)
     assert "10,000 images" in card.metrics["measured_on"] and card.data["images"] == {"train": 100_000, "test": 10_000}

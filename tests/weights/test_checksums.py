@@ -1,4 +1,4 @@
-"""Weights files that cannot lie: damage anywhere is found, NaN is refused, and files from before still load."""
+"""Checksums: damage anywhere is detected, NaN weights are rejected, older files still load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vitrail convert`: any layout into any other, with the libraries' own networks beside, or nothing at all."""
+"""`vitrail convert` between all layouts, compared with the networks of the other libraries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_pair_of_layouts(tmp_path, convert, ours, pair):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_what_it_says(tmp_path, convert, ours):
+def test_printed_summary(tmp_path, convert, ours):
     """One fact a line."""
     code, said, _ = convert(ours(), tmp_path / "vit.npz", "--to", "google")
     assert code == 0

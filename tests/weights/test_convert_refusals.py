@@ -1,4 +1,4 @@
-"""What `vitrail convert` refuses: exit code 2, one sentence, and nothing left where it would have written."""
+"""Errors of `vitrail convert`: exit code 2, one sentence, and no output left."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_places_that_are_refused(tmp_path, convert, ours, target, to, words):
 
 
 @pytest.mark.parametrize(("target", "words"), [("", "no name"), (".", "no name"), ("x" * 300, "File name too long")])
-def test_names_that_are_none(tmp_path, convert, ours, monkeypatch, target, words):
+def test_invalid_specs(tmp_path, convert, ours, monkeypatch, target, words):
     source = ours()
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""Google's .npz files, in every form they come in, against the original's own outputs."""
+"""Google's .npz files in all variants, compared with outputs of the original code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_logits_are_the_originals(logits, name):
     ],
     ids=str,
 )
-def test_what_a_file_tells(name, told):
+def test_settings_read_from_a_file(name, told):
     weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(64, 96) if "3stages" in name else None)
     model = weights.card.model
     assert {key: getattr(model, key) for key in told} == told
@@ -191,7 +191,7 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
     ],
     ids=str,
 )
-def test_what_is_refused(tmp_path, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, words):
     arrays = {**parameters("google_vit_representation"), **change}
     np.savez(tmp_path / "vit.npz", **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(UserError, match=words) as caught:

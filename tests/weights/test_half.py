@@ -1,4 +1,4 @@
-"""`vitrail convert --half`: half the space, the same card, nearly the same answers."""
+"""`vitrail convert --half`: half the size, the same card, nearly the same predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_half_the_space_the_same_card_and_nearly_the_same_answers(tmp_path, conv
     assert (outputs(model, state, pixels) - outputs(model, random_state(model), pixels)).abs().max() < 1e-2
 
 
-def test_what_is_read_from_half_precision_is_written_whole(tmp_path, convert, ours):
+def test_half_precision_input_is_written_as_float32(tmp_path, convert, ours):
     half, whole = tmp_path / "half.safetensors", tmp_path / "whole.safetensors"
     convert(ours(), half, "--to", "vitrail", "--half")
     assert convert(half, whole, "--to", "vitrail")[0] == 0

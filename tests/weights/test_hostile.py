@@ -1,4 +1,4 @@
-"""Headers and cards that are wrong in any way: a file loads or is one UserError, in little time and memory."""
+"""Malformed headers and cards: a file loads or raises UserError, in little time and memory."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_headers_that_would_take_much_take_little(tmp_path, header):
     assert time.process_time() - started < 20
 
 
-def test_what_the_whole_file_says_is_read(whole):
+def test_the_complete_file_is_read(whole):
     """Or the tests above would prove nothing."""
     use(whole)
     assert isinstance(read_card(whole), Card) and len(load_file(whole)) == len(read_weights(whole).state)

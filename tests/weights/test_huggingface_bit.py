@@ -1,4 +1,4 @@
-"""transformers' BiT folders, written by transformers itself and by us."""
+"""transformers' BiT folders, written by transformers and by vitrail."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, t
     assert (weights.card.classes, weights.assumed) == (("chat", "chien", "zèbre"), "")
 
 
-def test_constants_are_told_apart_by_the_logits(tmp_path, randomise, logits):
+def test_constants_change_the_logits(tmp_path, randomise, logits):
     """Weights so small that an epsilon of another size would show."""
     model = written(tmp_path, randomise)
     for name, parameter in model.named_parameters():
@@ -108,7 +108,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_what_is_refused(tmp_path, randomise, file, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, words):
     written(tmp_path, randomise)
     edit(tmp_path / file, **change)
     with pytest.raises(UserError, match=words):

@@ -1,4 +1,4 @@
-"""transformers' ViT folders, written by transformers itself."""
+"""transformers' ViT folders, written by transformers."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told):
+def test_supported_processor_settings(tmp_path, randomise, change, told):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / "preprocessor_config.json", **change)
@@ -150,7 +150,7 @@ def test_preprocessing_a_processor_may_ask_for(tmp_path, randomise, change, told
     ],
     ids=str,
 )
-def test_what_is_refused(tmp_path, randomise, file, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, words):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / file, **change)

@@ -1,4 +1,4 @@
-"""One table, both directions."""
+"""Key mapping tables, in both directions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return TABLE.read(it(tensors), tensors)
 
 
-def test_there_and_back():
+def test_round_trip():
     written = TABLE.write(OURS)
     assert set(written) == THEIRS
     assert written["kernel"].shape == (3, 2) and written["kernel"].is_contiguous()
@@ -65,7 +65,7 @@ def test_parts_that_are_missing_or_do_not_fit():
         read({"q3": torch.zeros(1, 2), "k3": torch.zeros(1), "v3": torch.zeros(1)})
 
 
-def test_what_has_no_place():
+def test_tensors_without_equivalent():
     with pytest.raises(UserError, match=r"'pos_embed.rows' has no equivalent"):
         TABLE.write({"pos_embed.rows": torch.zeros(1)})
 

@@ -1,4 +1,4 @@
-"""Preprocessing that goes over to other libraries and comes from them: the same pixels, or a sentence."""
+"""Converting preprocessing to and from other libraries: the same pixels, or a UserError."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_timms_own_transform_makes_our_pixels(tmp_path, convert, source, how, si
     assert (theirs - ours).abs().mean() * 127.5 < 0.5  # grey levels, of rounding; one pixel aside it would be 70
 
 
-def test_what_timm_would_do_otherwise_is_refused(tmp_path, convert, source):
+def test_preprocessing_that_timm_does_differently_is_rejected(tmp_path, convert, source):
     model = MODEL.model_copy(update={"image_size": (16, 64)})
     code, _, error = convert(source(model, resize="short_side"), tmp_path / "timm", "--to", "timm")
     assert code == 2 and "crops 16x64 images after a resize that keeps the aspect ratio" in error
 
 
-def test_the_crop_of_transformers_is_said(tmp_path, convert, source):
+def test_the_crop_difference_of_transformers_is_printed(tmp_path, convert, source):
     code, said, _ = convert(source(resize="short_side", crop_fraction=0.8), tmp_path / "hf", "--to", "huggingface")
     assert code == 0 and "its crop can differ by one pixel" in said
 

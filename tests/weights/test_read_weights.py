@@ -1,4 +1,4 @@
-"""One entry for all weights: where they lie, which layout they have, and what to say when neither is found."""
+"""`read_weights`: locations, layout detection, and errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_run_folder_and_its_file_are_the_same(run_folder, state, card, monkeyp
         assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
 
 
-def test_the_layout_is_told_by_the_contents(run_folder, tmp_path):
+def test_the_layout_is_detected_from_the_contents(run_folder, tmp_path):
     (run_folder / "model.safetensors").rename(tmp_path / "weights.npz")
     assert read_weights(str(tmp_path / "weights.npz")).card.classes
     (tmp_path / "model.safetensors").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
@@ -141,7 +141,7 @@ def test_a_config_that_is_not_json(tmp_path):
         read_weights(str(tmp_path))
 
 
-def test_side_files_that_are_no_side_files(tmp_path):
+def test_json_files_that_are_too_large_or_no_files(tmp_path):
     save_file({"patch_embed.proj.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     with open(tmp_path / "config.json", "wb") as file:
         file.truncate(3_000_000_000)
@@ -153,7 +153,7 @@ def test_side_files_that_are_no_side_files(tmp_path):
         read_weights(str(tmp_path))
 
 
-def test_files_that_hold_nothing(tmp_path):
+def test_files_without_weights(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "empty.safetensors").touch()
     with zipfile.ZipFile(tmp_path / "papers.zip", "w") as archive:
@@ -168,7 +168,7 @@ def test_files_that_hold_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("spec", "told"), [("", "no weights at ''"), ("x" * 300, "300 characters")])
-def test_names_that_are_none(spec, told):
+def test_invalid_specs(spec, told):
     with pytest.raises(UserError, match=told):
         read_weights(spec)
 

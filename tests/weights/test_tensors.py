@@ -1,4 +1,4 @@
-"""Files are told by their headers: what does not fit, lies or bursts is refused before anything is read."""
+"""Checks of file headers: damaged, oversized or unsupported files are rejected before tensors are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitrail.weights.tensors import npz_source
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "google_vit_gap.npz"
 
 
-def test_an_archive_is_told_by_its_headers(tmp_path, monkeypatch):
+def test_an_archive_is_checked_by_its_headers(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", matrix=np.zeros((2, 3), "f"), half=np.zeros(4, "f2"), step=np.array(7))
     monkeypatch.setattr("numpy.load", lambda *args, **kwargs: pytest.fail("contents were read"))
     source = npz_source(tmp_path / "a.npz", "it")
@@ -137,7 +137,7 @@ def test_state_dicts_in_their_nests(tmp_path, nest, old):
     ],
     ids=["wrapped", "teacher", "scalars", "double"],
 )
-def test_what_training_code_wraps_weights_in(tmp_path, values):
+def test_state_dicts_nested_in_training_checkpoints(tmp_path, values):
     torch.save(values, tmp_path / "a.safetensors")  # whatever it is called
     source = pickle_source(tmp_path / "a.safetensors", "it")
     source.check_floats()

@@ -1,4 +1,4 @@
-"""timm's hybrids and BiT ResNets, and its networks in real size: the same logits, with timm's own constants."""
+"""timm's hybrids and BiT ResNets, and full-size networks: the same logits, with timm's constants."""
 
 from __future__ import annotations
 

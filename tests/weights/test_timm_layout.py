@@ -1,4 +1,4 @@
-"""timm's files, written by timm itself: the same logits, the same preprocessing, and no silent guess."""
+"""Files written by timm: the same logits and preprocessing, and no unreported assumptions."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_preprocessing_and_classes_are_timms(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_preprocessing_a_config_may_ask_for(tmp_path, randomise, change, told):
+def test_supported_preprocessing_settings(tmp_path, randomise, change, told):
     written(tmp_path, randomise, **SMALL)
     edit(tmp_path, "pretrained_cfg", change)
     preprocess = read_weights(str(tmp_path)).card.preprocess
@@ -141,7 +141,7 @@ def test_a_file_without_config(tmp_path, randomise, logits):
     assert (weights.card.preprocess.mean, weights.card.preprocess.crop_fraction) == (expected["mean"], 0.9)
 
 
-def test_heads_that_nothing_tells(tmp_path, randomise):
+def test_unknown_number_of_heads(tmp_path, randomise):
     save_file(randomise(timm.create_model("test_vit")).state_dict(), tmp_path / "vit.safetensors")
     with pytest.raises(UserError, match=r"number of attention heads.*model_args.num_heads"):
         read_weights(str(tmp_path / "vit.safetensors"))
@@ -170,7 +170,7 @@ def test_a_non_square_file_without_config(tmp_path, randomise, logits):
     ],
     ids=str,
 )
-def test_what_a_plain_network_cannot_express(tmp_path, randomise, args, words):
+def test_unsupported_timm_settings(tmp_path, randomise, args, words):
     written(tmp_path, randomise, **{**SMALL, **args})
     with pytest.raises(UserError, match=words):
         read_weights(str(tmp_path))

@@ -1,4 +1,4 @@
-"""config.json against the tensors: what it says otherwise is one sentence, before any library builds what it says."""
+"""A config.json that contradicts the tensors is a UserError before any library builds the network."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path, convert, ours):
     ],
     ids=str,
 )
-def test_what_transformers_would_build(tmp_path, convert, folder, change, words):
+def test_transformers_configs_that_contradict_the_tensors(tmp_path, convert, folder, change, words):
     edit(folder("huggingface") / "config.json", change)
     start = time.time()
     code, _, error = convert(tmp_path / "huggingface", tmp_path / "new.safetensors", "--to", "vitrail")
@@ -79,7 +79,7 @@ def test_what_transformers_would_build(tmp_path, convert, folder, change, words)
     ],
     ids=str,
 )
-def test_what_timm_would_build(tmp_path, convert, folder, change, words):
+def test_timm_configs_that_contradict_the_tensors(tmp_path, convert, folder, change, words):
     edit(folder("timm") / "config.json", change, "model_args")
     code, _, error = convert(tmp_path / "timm", tmp_path / "new.safetensors", "--to", "vitrail")
     assert code == 2 and words in error and not (tmp_path / "new.safetensors").exists()

@@ -1,4 +1,4 @@
-"""What is written, loaded by the libraries themselves: the same outputs as ours."""
+"""Converted files, loaded by the other libraries: the same outputs as vitrail's."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_timm_loads_networks_of_real_size(tmp_path, name, options):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_timm_has_not(model, words):
+def test_networks_that_timm_cannot_represent(model, words):
     assert words in timm_format.unsupported_reason(card_of(model))
 
 
@@ -164,7 +164,7 @@ def test_transformers_loads(tmp_path, options):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_transformers_has_not(model, words):
+def test_networks_that_transformers_cannot_represent(model, words):
     assert words in huggingface.unsupported_reason(card_of(model))
 
 
@@ -224,7 +224,7 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_google_has_not(model, words):
+def test_networks_that_google_cannot_represent(model, words):
     assert words in google.unsupported_reason(card_of(model))
 
 

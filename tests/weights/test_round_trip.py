@@ -1,4 +1,4 @@
-"""Written in another layout and read again, weights are what they were; what a layout cannot hold is refused."""
+"""Round trips through other layouts, and errors for networks that a layout cannot represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bundled` is a name for the weights that come with the package; a path is a path."""
+"""Weights specs: `bundled` means the weights of the package, a path is a path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_installation_without_them_says_so(tmp_path, monkeypatch):
         read_weights("bundled")
 
 
-def test_the_file_of_the_package_is_what_it_is_said_to_be():
+def test_the_bundled_file_has_the_documented_facts():
     """Ti/8 at 64 px, told by its own card alone."""
     card = read_card(BUNDLED_FILE)
     assert BUNDLED_FILE.stat().st_size < 13e6 and card.stored == "float16"
