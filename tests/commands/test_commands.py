@@ -143,7 +143,7 @@ def test_predict_missing_images(weights, photos, tmp_path):
     close = f"does not exist; did you mean '{photos / 'red' / '0'}"
     assert close in error_message(vitrail("predict", weights, photos / "red" / "00.png"))
     swapped = error_message(vitrail("predict", photos / "red" / "000.png", weights))
-    assert "000.png' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES" in swapped
+    assert "000.png' is an image, not weights" in swapped
     assert "no images in" in error_message(vitrail("predict", weights, tmp_path))
     assert "vitrail predict WEIGHTS IMAGES" in error_message(vitrail("predict", weights))
 

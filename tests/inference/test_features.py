@@ -58,5 +58,5 @@ def test_other_weights_or_preprocessing_have_features_of_their_own():
 
 def test_a_disk_without_room_is_told_in_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot be kept in .*VITRAIL_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write .*VITRAIL_CACHE"):
         FeatureCache(tmp_path / "file" / "features").add(digests(1), np.ones((1, 2), np.float32))

@@ -10,11 +10,12 @@ from PIL import Image
 from rich.console import Console
 
 import vitrail
+from vitrail import errors
 from vitrail.cli.prediction_rows import print_rows
 from vitrail.commands.evaluate import evaluate
 from vitrail.commands.predict import predict_rows
 from vitrail.config import Preprocess
-from vitrail.errors import UserError
+from vitrail.errors import Note, UserError
 from vitrail.models.build import create
 from vitrail.weights.bundle import Card, Postprocess, read_bundle, write_bundle
 
@@ -48,6 +49,14 @@ def test_the_contract_of_a_loaded_file(path):
     assert clf.classes == ("a", "b", "c", "d")
     assert clf.preprocess.size == (16, 24) and clf.card.model.patch == (8, 8)
     assert not clf.net.training and isinstance(clf.net, torch.nn.Module)
+
+
+def test_the_old_name_of_probabilities_works_and_warns_once(path, monkeypatch):
+    monkeypatch.setattr(errors, "_warned", set())
+    clf, logits = vitrail.load(path), torch.randn(2, 4)
+    with pytest.warns(Note, match=r"Classifier\.chances .*Classifier\.probabilities") as warned:
+        old = [clf.chances(logits) for _ in range(2)]
+    assert len(warned) == 1 and all(torch.equal(values, clf.probabilities(logits)) for values in old)
 
 
 def test_probabilities_are_those_of_a_hand_made_pass(path, image):
@@ -110,7 +119,7 @@ def test_bad_input_is_one_sentence(path, tmp_path):
         clf.predict([tmp_path / "bad.jpg"])
     with pytest.raises(UserError, match="No such file"):
         clf.predict([tmp_path / "none.jpg"])
-    with pytest.raises(UserError, match="uint8 height x width x 3, not float64 4x4x3"):
+    with pytest.raises(UserError, match=r"uint8.* height x width x 3, not float64 4x4x3"):
         clf.predict([np.zeros((4, 4, 3))])
 
 
@@ -127,7 +136,7 @@ def test_one_image_is_taken_as_one_and_other_things_are_refused(path, image):
         clf.predict([None])
     with pytest.raises(UserError, match="from 0 to 1, not 2"):
         clf.predict([image], threshold=2)
-    with pytest.raises(UserError, match="no device 'gpu'"):
+    with pytest.raises(UserError, match="unknown device 'gpu'"):
         vitrail.load(path, device="gpu")
 
 
@@ -145,7 +154,7 @@ def test_weights_without_a_classifier_are_refused(tmp_path, image):
     write_bundle(tmp_path / "model.safetensors", net.state_dict(), card)
     clf = vitrail.load(tmp_path / "model.safetensors")
     assert clf.classes == ()
-    with pytest.raises(UserError, match="these weights have no classifier: train one"):
+    with pytest.raises(UserError, match="no classification head: train one"):
         clf.predict([image])
 
 

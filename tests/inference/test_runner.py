@@ -126,7 +126,7 @@ def test_cifar_is_predicted_as_it_is_published(tmp_path: Path, weights: Path, ve
 def test_processes_are_counted(tmp_path: Path, weights: Path, wrong: object) -> None:
     fill(tmp_path, ["1.png"])
     for call in (predict, embed):
-        with pytest.raises(UserError, match="workers is how many"):
+        with pytest.raises(UserError, match=r"workers must be .*at least 0"):
             call(weights, tmp_path, device="cpu", workers=wrong)
 
 
@@ -166,5 +166,5 @@ def test_many_images_and_an_iterator_of_them_are_predicted_alike(inbox: Path, we
     monkeypatch.setattr("vitrail.data.loader.loader.cores", lambda: 3)
     clf = vitrail.load(weights)
     assert clf.predict(files) == clf.predict(iter(files))
-    monkeypatch.setattr(classifier_module, "_may_start_processes", lambda: False)
+    monkeypatch.setattr(classifier_module, "_can_start_processes", lambda: False)
     assert clf.predict(files, top=1)[50].label == clf.predict([files[50]])[0].label

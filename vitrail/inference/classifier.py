@@ -35,36 +35,36 @@ if TYPE_CHECKING:
     from vitrail.weights.bundle import Card
 
 NONE_OF_THESE = "none of these"
-NONFINITE_OUTPUT = "the network's answer is not finite: the weights, or their preprocessing, are unusable"
+NONFINITE_OUTPUT = "the output of the network is NaN or Inf: the weights or their preprocessing are wrong"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says of one image."""
+    """The prediction for one image."""
 
-    label: str  # of any number of labels: all of them, with commas between
-    probability: float  # of the first label; where none is given, of the likeliest class
-    top: tuple[tuple[str, float], ...]  # the likeliest classes, best first
-    labels: tuple[str, ...]  # one, or any number, likeliest first; none: below the threshold
+    label: str  # "none of these" below the threshold; multilabel: all labels, separated by commas
+    probability: float  # of the most probable label, or class if no label is predicted
+    top: tuple[tuple[str, float], ...]  # the most probable classes, best first
+    labels: tuple[str, ...]  # most probable first; empty below the threshold
     probabilities: tuple[float, ...]  # of the labels
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network with all that is needed to use it: what `vitrail.load` returns. Threads may share one.
+    """A network with its preprocessing and class names, as `vitrail.load` returns it. Threads can share one.
 
     Attributes
     ----------
     net
         The torch module, in evaluation mode. It takes normalised pixels (B, C, H, W) and returns logits (B, classes).
     card
-        What the weights file says about itself: the network's config, the recipe, the data, metrics, source, licence.
+        The metadata of the weights file: network config, recipe, data, metrics, source, licence.
     file
-        The weights file in vitrail's layout that it was read from; None for other layouts.
+        The weights file, if it is in vitrail's format; None for other formats.
     spec
-        What `vitrail.load` was asked for.
+        The argument of `vitrail.load`.
     preprocess
-        How an image becomes the network's input: size, resize, interpolation, mean, std.
+        Preprocessing of images: size, resizing, interpolation, mean, std.
     classes
         The names of the classes in the order of the logits. Weights without names have "class 0", "class 1", ...
 
@@ -81,7 +81,7 @@ class Classifier:
 
     @property
     def preprocess(self) -> Preprocess:
-        """How an image becomes the network's input: size, resize, interpolation, mean, std."""
+        """Preprocessing of images: size, resizing, interpolation, mean, std."""
         return self.card.preprocess
 
     @property
@@ -91,7 +91,7 @@ class Classifier:
 
     @property
     def task(self) -> PredictionTask:
-        """How logits become labels: one or any number for an image."""
+        """The task of the weights: classification or multilabel."""
         return prediction_task(self.card.task, self.card.model.num_classes)
 
     def predict(
@@ -102,13 +102,13 @@ class Classifier:
         Parameters
         ----------
         images
-            Paths, bytes of image files, or uint8 arrays (height, width, channels); or one of these. An iterator is read
-            batch by batch.
+            Paths, bytes of image files, or uint8 arrays (height, width, channels); or one of these. Iterators are
+            consumed batch by batch.
         top
-            How many classes to list for each image.
+            Number of most probable classes to return for each image.
         threshold
             Below this probability the label is "none of these". If None, the threshold that `vitrail evaluate --write`
-            found for these weights; else 0, and 0.5 for weights that give an image any number of labels.
+            stored in the weights; without one 0, and 0.5 for multilabel weights.
         batch_size
             How many images go through the network at once.
 
@@ -120,23 +120,23 @@ class Classifier:
         Raises
         ------
         UserError
-            If an image cannot be read. `vitrail.predict` goes on instead.
+            If an image cannot be read. `vitrail.predict` skips such images.
 
         Examples
         --------
         >>> clf.predict(["new.jpg"], top=2)[0].top
         """
         self.check_options(top, threshold)
-        found: list[Prediction] = []
-        for given, batch, logits in self._run(self.net, images, batch_size):
-            for row, answer in enumerate(self.predictions(logits, top, threshold)):
-                if answer is None:
-                    raise UserError(f"{given.name(int(batch.sample[row]))}: {NONFINITE_OUTPUT}")
-                found.append(answer)
-        return found
+        results: list[Prediction] = []
+        for image_list, batch, logits in self._forward(self.net, images, batch_size):
+            for row, prediction in enumerate(self.predictions(logits, top, threshold)):
+                if prediction is None:
+                    raise UserError(f"{image_list.name(int(batch.sample[row]))}: {NONFINITE_OUTPUT}")
+                results.append(prediction)
+        return results
 
     def embed(self, images: Iterable[Image], *, batch_size: int = 32) -> np.ndarray:
-        """Compute the features of images: what the last layer of the classifier sees of them.
+        """Compute features of images: the input of the classification head.
 
         Parameters
         ----------
@@ -154,43 +154,42 @@ class Classifier:
         --------
         >>> clf.embed(["new.jpg"]).shape
         """
-        found = []
-        for given, batch, features in self._run(self.net.forward_features, images, batch_size):
-            odd = (~features.isfinite().all(dim=-1)).nonzero()
-            if len(odd):
-                raise UserError(f"{given.name(int(batch.sample[odd[0, 0]]))}: {NONFINITE_OUTPUT}")
-            found.append(features.numpy())
-        if not found:
+        batches = []
+        for image_list, batch, features in self._forward(self.net.forward_features, images, batch_size):
+            nonfinite = (~features.isfinite().all(dim=-1)).nonzero()
+            if len(nonfinite):
+                raise UserError(f"{image_list.name(int(batch.sample[nonfinite[0, 0]]))}: {NONFINITE_OUTPUT}")
+            batches.append(features.numpy())
+        if not batches:
             config = self.card.model
             width = getattr(config, "representation", 0) or getattr(config, "features", config.width)
             return np.empty((0, width), np.float32)
-        return np.concatenate(found)
+        return np.concatenate(batches)
 
-    def _run(
+    def _forward(
         self, forward: Callable[[Tensor], Tensor], images: Iterable[Image], batch_size: int
     ) -> Iterator[tuple[ImageList, ImageBatch, Tensor]]:
-        """What `forward` gives for images, batch by batch; one that cannot be read is an error. An iterator is drawn
-        from a batch at a time."""
+        """Run `forward` on images, batch by batch. Raises an error if an image cannot be read."""
         images = _as_images(images)
         check_integer("batch_size", batch_size)
         if isinstance(images, Sequence):
-            parts: Iterator[Sequence[Image]] = iter([images])
+            chunks: Iterator[Sequence[Image]] = iter([images])
         else:
-            rest = iter(images)
-            parts = iter(lambda: list(islice(rest, batch_size)), [])
-        data = DataConfig(workers=None if _may_start_processes() else 0)
+            iterator = iter(images)
+            chunks = iter(lambda: list(islice(iterator, batch_size)), [])
+        data = DataConfig(workers=None if _can_start_processes() else 0)
         first = 0
-        for part in parts:
-            given = ImageList(part, self.preprocess.channels, first)
-            first += len(part)
+        for chunk in chunks:
+            image_list = ImageList(chunk, self.preprocess.channels, first)
+            first += len(chunk)
             spec, device = self.preprocess, device_of(self.net)
-            for batch, out in forward_batches(forward, given, spec, device, batch_size=batch_size, data=data):
+            for batch, out in forward_batches(forward, image_list, spec, device, batch_size=batch_size, data=data):
                 if batch.failures:
                     raise UserError(": ".join(batch.failures[0]))
-                yield given, batch, out
+                yield image_list, batch, out
 
     def pixels(self, image: Image) -> Tensor:
-        """Read one image and resize it for the network; not yet normalised.
+        """Read one image and resize it for the network, without normalisation.
 
         Parameters
         ----------
@@ -206,11 +205,11 @@ class Classifier:
         --------
         >>> clf.pixels("new.jpg").shape
         """
-        given = ImageList([image], self.preprocess.channels)
+        image_list = ImageList([image], self.preprocess.channels)
         try:
-            return eval_transform(Reader(given, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
+            return eval_transform(Reader(image_list, self.preprocess, MAX_PIXELS).image(0), self.preprocess)
         except BadImage as error:
-            raise UserError(f"{given.name(0)}: {error}") from None
+            raise UserError(f"{image_list.name(0)}: {error}") from None
 
     def inputs(self, images: Iterable[Image]) -> Tensor:
         """Prepare images for `net`: read, resized and normalised, on its device.
@@ -218,7 +217,7 @@ class Classifier:
         Parameters
         ----------
         images
-            The same as for `predict`. All are held in memory at once.
+            As for `predict`. All are in memory at once.
 
         Returns
         -------
@@ -235,7 +234,7 @@ class Classifier:
         return normalise(torch.stack(pixels).to(device_of(self.net)), self.preprocess)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Turn logits into probabilities, at the temperature of these weights.
+        """Convert logits to probabilities, with the temperature stored in the weights.
 
         Parameters
         ----------
@@ -245,7 +244,7 @@ class Classifier:
         Returns
         -------
         Tensor of float32
-            (N, classes). Each row adds up to 1, except for weights that give an image any number of labels.
+            (N, classes). Each row sums to 1, except for multilabel weights.
 
         Examples
         --------
@@ -260,29 +259,40 @@ class Classifier:
         return self.probabilities(logits)
 
     def predictions(self, logits: Tensor, top: int, threshold: float | None) -> list[Prediction | None]:
-        """What the network's logits (N, classes) say; none for an image whose probabilities are not finite, of which
-        nothing can be said."""
+        """Convert logits (N, classes) to predictions. None for images with NaN or Inf outputs."""
         classes = self.classes
-        chances = self.probabilities(logits)
-        finite = (logits.isfinite() & chances.isfinite()).all(dim=-1).tolist()
-        found: list[Prediction | None] = []
-        for (ranked, given), sound in zip(
-            self.task.predictions(chances, top, threshold, self.card.postprocess), finite, strict=True
+        probabilities = self.probabilities(logits)
+        finite = (logits.isfinite() & probabilities.isfinite()).all(dim=-1).tolist()
+        results: list[Prediction | None] = []
+        for (ranked, predicted), is_finite in zip(
+            self.task.predictions(probabilities, top, threshold, self.card.postprocess), finite, strict=True
         ):
-            labels, probabilities = tuple(classes[i] for i, _ in given), tuple(p for _, p in given)
-            words, likeliest = ", ".join(labels) or NONE_OF_THESE, (given or ranked)[0][1]
-            likely = tuple((classes[i], p) for i, p in ranked)
-            found.append(Prediction(words, likeliest, likely, labels, probabilities) if sound else None)
-        return found
+            if not is_finite:
+                results.append(None)
+                continue
+            labels = tuple(classes[index] for index, _ in predicted)
+            results.append(
+                Prediction(
+                    label=", ".join(labels) or NONE_OF_THESE,
+                    probability=(predicted or ranked)[0][1],
+                    top=tuple((classes[index], p) for index, p in ranked),
+                    labels=labels,
+                    probabilities=tuple(p for _, p in predicted),
+                )
+            )
+        return results
 
     def check_options(self, top: int, threshold: float | None) -> None:
+        """Raise an error if the options of `predict` are invalid, or the weights have no classification head."""
         if not self.classes:
-            raise UserError("these weights have no classifier: train one with `vitrail train DATA --from WEIGHTS`")
+            raise UserError(
+                "no classification head in these weights: train one with `vitrail train DATA --from WEIGHTS`"
+            )
         check_integer("top", top, "the number of classes to return")
         if threshold is not None and not isinstance(threshold, int | float | np.number):
-            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold!r}")
+            raise UserError(f"threshold must be a probability from 0 to 1, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:
-            raise UserError(f"threshold is a probability, from 0 to 1, not {threshold:g}")
+            raise UserError(f"threshold must be a probability from 0 to 1, not {threshold:g}")
 
 
 def load(spec: str | Path, *, image_size: int | Size | None = None, device: str | torch.device = "cpu") -> Classifier:
@@ -291,12 +301,12 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     Parameters
     ----------
     spec
-        A weights file, a run folder, "bundled", or "hf-hub:owner/name". Files of timm, transformers and the original
-        code are read, too.
+        A weights file, a run folder, "bundled", or "hf-hub:owner/name". Weights of timm, transformers and the original
+        JAX code work, too.
     image_size
-        A side in pixels, or (height, width), for weights of other libraries that do not state it.
+        Side in pixels, or (height, width), for weights of other libraries that do not state it.
     device
-        "cpu", "cuda", "mps", or "auto" for the best there is.
+        "cpu", "cuda", "mps", or "auto" for the best available one.
 
     Returns
     -------
@@ -309,33 +319,33 @@ def load(spec: str | Path, *, image_size: int | Size | None = None, device: str 
     """
     path = local_path(spec)
     if path is not None and is_image_name(path.name) and path.is_file():
-        raise UserError(f"'{spec}' is an image, and no weights: they come first, as in vitrail predict WEIGHTS IMAGES")
-    place = choose_device(device)
+        raise UserError(f"'{spec}' is an image, not weights: weights come first, as in vitrail predict WEIGHTS IMAGES")
+    device = choose_device(device)
     weights = read_weights(spec, image_size=None if image_size is None else parse_image_size(image_size))
     net = build_from_state_dict(weights.card.model, weights.state)
-    own = weights.file if weights.layout == "vitrail" else None
-    return Classifier(net.to(place).eval().requires_grad_(False), weights.card, own, spec)
+    file = weights.file if weights.layout == "vitrail" else None
+    return Classifier(net.to(device).eval().requires_grad_(False), weights.card, file, spec)
 
 
 def as_classifier(
     weights: str | Path | Classifier, image_size: int | Size | None = None, device: str | torch.device = "auto"
 ) -> Classifier:
-    """The Classifier of `weights`, which may be one already: that is used as it is."""
+    """Load `weights`, or return them if they are already a Classifier."""
     if not isinstance(weights, Classifier):
         return load(weights, image_size=image_size, device=device)
     if image_size is not None or device != "auto":
-        raise UserError("a loaded Classifier has its image_size and device: give them to vitrail.load instead")
+        raise UserError("image_size and device cannot change a loaded Classifier: pass them to vitrail.load")
     return weights
 
 
 def _as_images(images: Iterable[Image]) -> Iterable[Image]:
     if isinstance(images, str | Path | bytes | np.ndarray):
-        return [images]  # one image, and not the characters of its name
+        return [images]
     if not isinstance(images, Iterable):
-        raise UserError(f"these are images, or one, and not {type(images).__name__}: {IMAGE}")
+        raise UserError(f"images must be an image or an iterable of images, not {type(images).__name__}: {IMAGE}")
     return images
 
 
-def _may_start_processes() -> bool:
-    """Not from a thread, whose neighbours may hold a lock, nor from a process that may have no children."""
+def _can_start_processes() -> bool:
+    """Whether worker processes can be started: not from a thread, since others may hold locks, nor from a daemon."""
     return threading.current_thread() is threading.main_thread() and not multiprocessing.current_process().daemon

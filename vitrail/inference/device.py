@@ -1,4 +1,4 @@
-"""Where a network runs, in what number format, and with kernels that repeat themselves."""
+"""Device, autocast and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import nn
 from vitrail.errors import UserError
 
 
-def choose_device(asked: str | torch.device) -> torch.device:
-    """The device a user named, or for "auto" the best there is."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if asked == "auto":
-        return torch.device("cuda" if there["cuda"] else "mps" if there["mps"] else "cpu")
+def choose_device(name: str | torch.device) -> torch.device:
+    """The device with a name; for "auto", the best available one."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device("cuda" if available["cuda"] else "mps" if available["mps"] else "cpu")
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
     except (RuntimeError, TypeError):
         device = torch.device("meta")
-    if device.type not in there:
-        raise UserError(f"no device '{asked}': use cpu, cuda, mps or auto")
-    if not there[device.type] or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"there is no device '{asked}' on this machine: use cpu or auto")
+    if device.type not in available:
+        raise UserError(f"unknown device '{name}': use cpu, cuda, mps or auto")
+    if not available[device.type] or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"this machine has no device '{name}': use cpu or auto")
     return device
 
 
@@ -35,7 +35,7 @@ def device_of(net: nn.Module) -> torch.device:
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A factory of contexts in which the network runs in a chosen precision."""
+    """A function that returns an autocast context for a precision ("bf16"; others give a null context)."""
     if precision != "bf16":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
@@ -43,9 +43,9 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
 
 @contextlib.contextmanager
 def deterministic(device: torch.device, enabled: bool = True) -> Iterator[None]:
-    """On a GPU: kernels that give the same bits every time, and float32 convolutions that are float32.
+    """Use deterministic kernels on a GPU, and no TF32 in convolutions. Kernels on a CPU are deterministic anyway.
 
-    A CPU repeats itself as it is. cuBLAS reads its variable when a process first uses it, hence the default.
+    cuBLAS reads its environment variable when a process first uses it.
     """
     if device.type != "cuda" or not enabled:
         yield
@@ -55,7 +55,7 @@ def deterministic(device: torch.device, enabled: bool = True) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filling = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False  # 7 % of a step; only reading such memory would need it
+    memory.fill_uninitialized_memory = False  # saves 7 % of a step; nothing reads such memory
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield

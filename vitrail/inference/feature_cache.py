@@ -1,7 +1,7 @@
-"""Features of images on disk, found again by the content of an image: none has to pass the same network twice.
+"""A cache of image features on disk, by image content.
 
-Parts are written while a network works, each whole or not at all, so memory stays flat, a run that was stopped keeps
-what it had, and several processes can write beside each other.
+Features are written in parts while they are computed, each part atomically. So memory use is constant, an interrupted
+run keeps what it has computed, and several processes can write at the same time.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from vitrail.data.scan import cache_folder
 from vitrail.errors import UserError, error_reason
 
 VERSION = 1
-PART = 4096  # images in a part
+PART_SIZE = 4096  # images per file
 
 
 class FeatureCache:
-    """The features that one network gives images prepared in one way."""
+    """The cached features of one network with one preprocessing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def for_network(cls, net: nn.Module, spec: Preprocess, device: torch.device) -> FeatureCache:
-        """In the cache folder, under a name that changes with the weights, the preprocessing and the kind of device."""
+        """The cache for a network, in a folder whose name depends on weights, preprocessing and device type."""
         name = hashlib.blake2b(f"{VERSION} {device.type} {spec.model_dump_json()}".encode(), digest_size=16)
         for key, tensor in net.state_dict().items():
-            if not key.startswith("head."):  # features do not pass it
+            if not key.startswith("head."):  # not used for features
                 name.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return cls(cache_folder() / "features" / name.hexdigest())
 
     def add(self, digests: np.ndarray, values: np.ndarray) -> None:
-        """Keep (m, D) features of the images of these digests, (m,)."""
+        """Store the features (m, D) of the images with these digests (m,)."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{secrets.token_hex(8)}.npz"
@@ -50,31 +50,31 @@ class FeatureCache:
         except OSError as error:
             reason = error_reason(error)
             raise UserError(
-                f"the features cannot be kept in {self.folder}: {reason}; set VITRAIL_CACHE to a folder with room"
+                f"cannot write features to {self.folder}: {reason}; set VITRAIL_CACHE to a folder with free space"
             ) from None
 
     def missing(self, digests: np.ndarray) -> np.ndarray:
-        """Which of these images have no features yet, each content once: indices, ascending."""
+        """Indices of the images without features, ascending; of images with the same content only the first."""
         known = [part["digests"] for part in self._parts("digests")]
         _, first = np.unique(digests, return_index=True)
         first = np.sort(first)
         return first[~np.isin(digests[first], np.concatenate([np.empty(0, np.uint64), *known]))]
 
     def rows(self, digests: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(indices, features) of those of the images that have some, a part at a time and every image once."""
+        """Iterate over (indices, features) of the images in the cache, one file at a time, each image once."""
         order = np.argsort(digests, kind="stable")
-        waiting = np.ones(len(digests), bool)
+        missing = np.ones(len(digests), bool)
         for part in self._parts("digests", "values"):
             own, place = np.unique(part["digests"], return_index=True)
             at = np.searchsorted(own, digests[order])
-            here = (at < len(own)) & (own[np.minimum(at, len(own) - 1)] == digests[order]) & waiting[order]
+            here = (at < len(own)) & (own[np.minimum(at, len(own) - 1)] == digests[order]) & missing[order]
             chosen = order[here]
             if len(chosen):
-                waiting[chosen] = False
+                missing[chosen] = False
                 yield chosen, part["values"][place[at[here]]]
 
     def take(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The features of all images that have some, in their order, and which those are, (n,) bool."""
+        """The features of the images in the cache, in order, and a mask (n,) of these images."""
         found, values = np.zeros(len(digests), bool), np.empty((0, 0), np.float32)
         for chosen, features in self.rows(digests):
             if not len(values):
@@ -83,7 +83,7 @@ class FeatureCache:
         return values[found] if len(values) else values, found
 
     def _parts(self, *columns: str) -> Iterator[dict[str, np.ndarray]]:
-        """In an order that does not depend on the file system; a part that is damaged counts as not there."""
+        """Read all files, in the order of their names. Damaged files are skipped."""
         for path in sorted(self.folder.glob("*.npz")):
             try:
                 with np.load(path, allow_pickle=False) as stored:

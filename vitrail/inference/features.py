@@ -1,4 +1,4 @@
-"""A frozen network and images -> features, kept on disk; any number of processes share the work."""
+"""Feature extraction with a frozen network, cached on disk and shared among processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.device import deterministic, device_of
-from vitrail.inference.feature_cache import PART, FeatureCache
+from vitrail.inference.feature_cache import PART_SIZE, FeatureCache
 from vitrail.inference.runner import check_finite, forward_batches
 from vitrail.interrupt import Interrupts
 from vitrail.terminal import escape
@@ -28,31 +28,31 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Features:
-    """Of one split: those of the images that could be read."""
+    """The features of a split, without the images that cannot be read."""
 
     cache: FeatureCache
     samples: Samples
     interrupts: Interrupts
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Features and labels of some images, in their order."""
+        """Features and labels of some images, in order."""
         values, found = self.cache.take(self.samples.digests[rows])
         return torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows][found])
 
     def groups(self, rows: np.ndarray) -> np.ndarray:
-        """What belongs together among the images that `take` gives for these rows."""
+        """The group of each image that `take` returns for these rows."""
         _, found = self.cache.take(self.samples.digests[rows])
         return group_ids(self.samples, rows[found])
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features and labels of all images, a part at a time."""
+        """Iterate over features and labels of all images, one cache file at a time."""
         for rows, values in self.cache.rows(self.samples.digests):
             self.interrupts.check()
             yield torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows])
 
 
 class FeatureExtractor:
-    """Runs a network over images whose features are not known yet."""
+    """Computes the features of images that are not in the cache."""
 
     def __init__(self, classifier: Classifier, console: Console, interrupts: Interrupts, ranks: Ranks) -> None:
         self.net, self.spec = classifier.net, classifier.preprocess
@@ -61,29 +61,31 @@ class FeatureExtractor:
         self.cache = FeatureCache.for_network(self.net, self.spec, device_of(self.net))
 
     def extract(self, samples: Samples, rows: np.ndarray | None = None, what: str = "") -> Features:
-        """Make sure that the images, or some rows of them, have features; all processes call this together."""
+        """Compute missing features of a split, or of some of its rows. All processes must call this."""
         rows = np.arange(len(samples)) if rows is None else np.unique(rows)
         todo = self.ranks.broadcast(lambda: rows[self.cache.missing(samples.digests[rows])])
         if len(todo):
             self._run(samples.subset(todo), what)
-            self.ranks.all_gather(None)  # until all have written theirs
+            self.ranks.all_gather(None)  # wait until all processes have written their features
             left = self.ranks.broadcast(lambda: len(self.cache.missing(samples.digests[todo])))
             if left == len(todo):
-                raise UserError(f"none of the {left:,} images of {what} gave features: can they and the cache be read?")
+                raise UserError(
+                    f"no features for any of the {left:,} images of {what}: check that they and the cache can be read"
+                )
             if left:
-                self.console.print(f"[dim]{left:,} images of {escape(what)} could not be read and are left out[/]")
+                self.console.print(f"[dim]{left:,} images of {escape(what)} could not be read and are skipped[/]")
         return Features(self.cache, samples, self.interrupts)
 
     def _run(self, samples: Samples, what: str) -> None:
-        """Memory stays flat, and a run that is stopped keeps what it had."""
+        """Compute features and write them to the cache in parts."""
         device = device_of(self.net)
-        held: list[tuple[np.ndarray, np.ndarray]] = []
+        unwritten: list[tuple[np.ndarray, np.ndarray]] = []
 
         def write() -> None:
-            if sum(len(digests) for digests, _ in held):
-                digests, values = zip(*held, strict=True)
+            if sum(len(digests) for digests, _ in unwritten):
+                digests, values = zip(*unwritten, strict=True)
                 self.cache.add(np.concatenate(digests), np.concatenate(values))
-            held.clear()
+            unwritten.clear()
 
         try:
             with deterministic(device), self._bar(what, -(-len(samples) // self.ranks.world_size)) as progress:
@@ -101,8 +103,8 @@ class FeatureExtractor:
                     readable = batch.weights > 0
                     values, rows = out[readable], batch.sample[readable]
                     check_finite(values, rows, samples)
-                    held.append((samples.digests[rows.numpy()], values.numpy()))
-                    if sum(len(digests) for digests, _ in held) >= PART:
+                    unwritten.append((samples.digests[rows.numpy()], values.numpy()))
+                    if sum(len(digests) for digests, _ in unwritten) >= PART_SIZE:
                         write()
         finally:
             write()

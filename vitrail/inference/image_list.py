@@ -1,4 +1,4 @@
-"""Images that a program hands over: paths, bytes and arrays."""
+"""Images passed from Python: paths, bytes and arrays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vitrail.data.decode import BadImage
 from vitrail.data.files import read_file
 from vitrail.errors import UserError, error_reason
 
-IMAGE = "an image is a path, bytes or a uint8 array"
+IMAGE = "an image must be a path, bytes or a uint8 array"
 Image = str | Path | bytes | np.ndarray  # a file, its bytes, or decoded uint8 (H, W, C)
 
 
 class ImageList:
-    """Files, bytes and decoded images, for a Reader."""
+    """An image source for a `Reader`, from paths, bytes and arrays."""
 
     def __init__(self, images: Sequence[Image], channels: int, first: int = 0) -> None:
-        """`first`: the number of the first one, among those that the user gave."""
+        """`first` is the number of the first image, for error messages."""
         for image in images:
             if isinstance(image, np.ndarray):
                 _check_array(image, channels)
@@ -38,7 +38,7 @@ class ImageList:
         image = self.images[index]
         try:
             return read_file(image) if isinstance(image, str | Path) else image
-        except (OSError, ValueError) as error:  # ValueError: a path that none can be
+        except (OSError, ValueError) as error:  # ValueError: an invalid path
             raise BadImage(error_reason(error)) from None
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
@@ -51,4 +51,4 @@ class ImageList:
 def _check_array(image: np.ndarray, channels: int) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != channels or not image.size:
         shape = "x".join(map(str, image.shape))
-        raise UserError(f"an image array is uint8 height x width x {channels}, not {image.dtype} {shape}")
+        raise UserError(f"an image array must be uint8, height x width x {channels}, not {image.dtype} {shape}")

@@ -1,6 +1,6 @@
-"""The one way images go through a network: decoded in worker processes, batch by batch, in order.
+"""Run a network on images, batch by batch and in order. All commands use this.
 
-The network works while the workers decode what comes next. An image that cannot be read does not stop the others.
+Worker processes decode the next images while the network runs. Images that cannot be read are reported and skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Forward = Callable[[Tensor], Tensor]  # a network, or its forward_features: norm
 
 @dataclass(frozen=True)
 class Outputs:
-    """One row per image that could be read."""
+    """The outputs of a network for the images that could be read, one row each."""
 
     values: Tensor  # (N, K) logits or (N, D) features, float32 on the CPU
     labels: Tensor  # (N,)
@@ -36,12 +36,12 @@ class Outputs:
 
 
 def check_finite(values: Tensor, sample: Tensor, samples: Samples) -> None:
-    """Raise an error that names an image if outputs are not finite: a score of NaN is a score of nothing."""
-    odd = sample[~values.isfinite().all(dim=-1)]
-    if len(odd):
+    """Raise an error that names an image if its outputs are NaN or Inf."""
+    nonfinite = sample[~values.isfinite().all(dim=-1)]
+    if len(nonfinite):
         raise UserError(
-            f"the network's output is not finite for {len(odd):,} of {len(sample):,} images, first "
-            f"'{samples.name(int(odd[0]))}': its weights, or its preprocessing, are unusable"
+            f"the output of the network is NaN or Inf for {len(nonfinite):,} of {len(sample):,} images, first "
+            f"'{samples.name(int(nonfinite[0]))}': the weights or their preprocessing are wrong"
         )
 
 
@@ -54,17 +54,20 @@ def network_outputs(
     interrupts: Interrupts,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> Outputs:
-    """Of every image that can be read, in order. Of several processes each takes a part of the images, and all get all:
-    what stands in a batch, and so every bit, does not depend on their number."""
+    """Run a network on all images of a split.
+
+    In a distributed run each process handles a part of the images, and all return all outputs. Batches, and so the
+    outputs, are the same for any number of processes.
+    """
     rows, failures = [], []
     for batch, out in forward_batches(forward, samples, spec, device, data=data, interrupts=interrupts, ranks=ranks):
         readable = batch.weights > 0
         rows.append((out[readable], batch.labels[readable], batch.sample[readable]))
         failures += batch.failures
-    own = [torch.cat(column) for column in zip(*rows, strict=True)]
-    parts, told = zip(*ranks.all_gather((own, failures)), strict=True)
+    local = [torch.cat(column) for column in zip(*rows, strict=True)]
+    parts, all_failures = zip(*ranks.all_gather((local, failures)), strict=True)
     values, labels, sample = (torch.cat(column) for column in zip(*parts, strict=True))
-    failures = sorted(failure for one in told for failure in one)
+    failures = sorted(failure for rank_failures in all_failures for failure in rank_failures)
     if not len(sample):
         name, reason = failures[0] if failures else ("the data", "there are no images")
         raise UserError(f"no image could be read, first {name}: {reason}")
@@ -82,18 +85,17 @@ def forward_batches(
     device: torch.device,
     *,
     batch_size: int = BATCH,
-    data: DataConfig = DataConfig(),  # noqa: B008, it cannot be changed
+    data: DataConfig = DataConfig(),  # noqa: B008, immutable
     interrupts: Interrupts | None = None,
     ranks: Ranks = SINGLE_PROCESS,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[ImageBatch, Tensor]]:
-    """Every image once (of several processes, this one's): batches, each with what `forward` gives for it, float32 on
-    the CPU.
+    """Iterate over (batch, outputs of `forward`), float32 on the CPU, for the images of this process.
 
-    Rows of images that could not be read have the weight 0, and the batch tells why. `progress` gets the number of
-    rows done. After each batch the run stops if a signal came.
+    Images that cannot be read have weight 0, and `batch.failures` has the reasons. `progress` is called with the number
+    of images done. With `interrupts`, a signal stops the iteration after a batch.
     """
-    reader = Reader(images, spec, data.max_pixels)  # every image once: there is nothing to keep them for
+    reader = Reader(images, spec, data.max_pixels)
     loader = evaluation_loader(reader, batch_size, data.workers, device, ranks)
     done = 0
     for batch, out in _results(forward, loader, spec, device):
@@ -108,8 +110,8 @@ def forward_batches(
 def _results(
     forward: Forward, batches: Iterable[ImageBatch], spec: Preprocess, device: torch.device
 ) -> Iterator[tuple[ImageBatch, Tensor]]:
-    """On a GPU a batch late: it has the next one to work on while results are copied and used."""
-    waiting: tuple[ImageBatch, Tensor, torch.cuda.Event] | None = None
+    """Yield outputs; on a GPU one batch late, so that it computes the next while outputs are copied and used."""
+    pending: tuple[ImageBatch, Tensor, torch.cuda.Event] | None = None
     for batch in batches:
         out = forward(normalise(batch.pixels.to(device, non_blocking=True), spec)).float()
         if device.type != "cuda":
@@ -118,23 +120,23 @@ def _results(
         copy = torch.empty(out.shape, pin_memory=True).copy_(out, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(device))
-        if waiting is not None:
-            waiting[2].synchronize()
-            yield waiting[:2]
-        waiting = batch, copy, copied
-    if waiting is not None:
-        waiting[2].synchronize()
-        yield waiting[:2]
+        if pending is not None:
+            pending[2].synchronize()
+            yield pending[:2]
+        pending = batch, copy, copied
+    if pending is not None:
+        pending[2].synchronize()
+        yield pending[:2]
 
 
 def row_errors(batch: ImageBatch) -> list[str | None]:
-    """Why an image could not be read, for each row of a batch."""
+    """For each row of a batch, why the image could not be read, or None."""
     reasons = iter(batch.failures)
     return [None if weight else next(reasons)[1] for weight in batch.weights.tolist()]
 
 
 def read_pixels(images: ImageSource, spec: Preprocess) -> list[Tensor | str]:
-    """Each image as a network's uint8 input (C, H, W), or why it cannot be read. Without a network: to look at."""
+    """The resized uint8 pixels (C, H, W) of each image, or why it cannot be read."""
     loader = evaluation_loader(Reader(images, spec, MAX_PIXELS), BATCH, None, torch.device("cpu"))
     return [
         pixels.clone() if error is None else error
