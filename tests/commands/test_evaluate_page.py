@@ -1,4 +1,4 @@
-"""Every command of docs/evaluate.md runs, on small images in place of the reader's."""
+"""Every command of docs/evaluate.md runs, on small images."""
 
 import os
 import re
@@ -18,14 +18,14 @@ COMMANDS = re.findall(r"^\$ (vitrail .*)$", PAGE, re.M)
 
 
 @pytest.mark.slow
-def test_every_command_runs(tiny, tmp_path):
+def test_all_commands_run(tiny, tmp_path):
     for name, colour in {"heron": (200, 60, 60), "egret": (60, 60, 200)}.items():
         draw(tmp_path / "photos" / name, colour, 20)
         draw(tmp_path / "more_photos" / name, colour, 8, size=18)
     lists(tmp_path / "vtab-1k" / "patch_camelyon", (800, 200, 20))
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w") as devnull:
         for out in ("photos", "photos-2"):
-            options = {"overrides": QUICK, "from_": tiny, "recipe": "scratch", "console": Console(file=nowhere)}
+            options = {"overrides": QUICK, "from_": tiny, "recipe": "scratch", "console": Console(file=devnull)}
             train(tmp_path / "photos", out=tmp_path / "runs" / out, **options)
     assert {command.split()[1] for command in COMMANDS} == {"evaluate", "compare", "fewshot", "knn", "vtab"}
     for command in COMMANDS:
@@ -33,6 +33,6 @@ def test_every_command_runs(tiny, tmp_path):
         assert done.returncode == 0, command + done.stderr
 
 
-def test_links_point_to_files_that_exist():
+def test_links_point_to_existing_files():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / target).is_file(), target

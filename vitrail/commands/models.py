@@ -1,4 +1,4 @@
-"""`vitrail models`: what networks there are."""
+"""`vitrail models`: list the named networks and the pre-trained weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KINDS = {"Vision Transformers": PLAIN, "hybrids": HYBRIDS, "BiT ResNets": BIT, "
 
 
 def list_models() -> list[dict[str, Any]]:
-    """Every named network with its cost, with 1,000 classes at 224 px."""
-    found = []
+    """Return every named network with its cost, for 1,000 classes at 224 px."""
+    rows = []
     for kind, names in KINDS.items():
         for name in names:
             config = config_from_name(name, 1000)
@@ -39,11 +39,12 @@ def list_models() -> list[dict[str, Any]]:
                 }
             else:
                 row |= {"width": config.features, "layers": 3 * sum(config.blocks) + 2}
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def show_models(console: Console) -> None:
+    """Print tables of the networks and of the pre-trained weights."""
     table = Table(box=None, header_style="dim")
     for heading in ("model", "parameters", "GMAC", "width", "layers", "heads", "tokens"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
@@ -55,8 +56,10 @@ def show_models(console: Console) -> None:
         sizes = (str(row.get(key, "")) for key in ("width", "layers", "heads", "tokens"))
         table.add_row(row["model"], f"{row['parameters']:,}", f"{row['macs'] / 1e9:.2f}", *sizes)
     console.print(table)
-    console.print("[dim]with 1,000 classes at 224 px; any patch size works, as in S/8; more: vitrail plan MODEL[/]\n")
-    console.print("[bold]pre-trained[/], for --from, and where a run is left to choose")
+    console.print(
+        "[dim]for 1,000 classes at 224 px; any patch size works, such as S/8; details: vitrail plan MODEL[/]\n"
+    )
+    console.print("[bold]pre-trained weights[/], for --from (chosen automatically by vitrail train)")
     for backbone in BACKBONES:
         _show_backbone(console, backbone)
     try:
@@ -68,6 +71,6 @@ def show_models(console: Console) -> None:
 def _show_backbone(console: Console, backbone: Backbone) -> None:
     console.print(f"  {backbone.spec}", soft_wrap=True)
     facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
-    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, learned from {escape(backbone.pretrained_on)}[/]")
+    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, trained on {escape(backbone.pretrained_on)}[/]")
     if backbone.result:
         console.print(f"  [dim]{escape(backbone.result)}[/]")

@@ -1,4 +1,4 @@
-"""`vitrail recipes`: what recipes there are, or one of them whole."""
+"""`vitrail recipes`: list the recipes, or print one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrail import strict_json
 from vitrail.config import flatten, read_recipe, read_recipe_file, recipe_folder, recipe_names
 from vitrail.terminal import escape
 
-# Families of recipes by how their names begin, in the order to show them; what is left is for every day.
+# Groups of recipes by the prefixes of their names, in the order of the list.
 EVERY_DAY = "every day"
 FAMILIES: dict[str, tuple[str, ...]] = {
     EVERY_DAY: (),
@@ -27,12 +27,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 def family(name: str) -> str:
-    """The heading that a recipe stands under: the first whose names begin as its own does."""
+    """Return the group of a recipe by the prefix of its name."""
     return next((heading for heading, starts in FAMILIES.items() if name.startswith(starts)), EVERY_DAY)
 
 
 def show_recipes(console: Console, name: str | None) -> None:
-    """What each recipe is, by families; or the whole text of one, and below it what it comes to with its bases."""
+    """Print all recipes by group, or the text of one recipe with all settings it inherits."""
     if name is not None:
         _show_recipe(console, name)
         return
@@ -40,36 +40,36 @@ def show_recipes(console: Console, name: str | None) -> None:
     column = max(map(len, names))
     for heading in FAMILIES:
         console.print(f"[bold]{heading}[/]")
-        for known in (known for known in names if family(known) == heading):
-            console.print(f"  {known:<{column}}  [dim]{escape(_about(known))}[/]")
-    console.print("[dim]the command, cost and expected numbers of one: vitrail recipes NAME[/]")
+        for recipe in (recipe for recipe in names if family(recipe) == heading):
+            console.print(f"  {recipe:<{column}}  [dim]{escape(_description(recipe))}[/]")
+    console.print("[dim]command, cost and expected accuracy of a recipe: vitrail recipes NAME[/]")
 
 
 def _by_number(name: str) -> list[str]:
-    """In this order 90 comes before 150."""
+    """Sort key: 90 comes before 150."""
     return [part.zfill(4) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _about(name: str) -> str:
-    """The second line of a recipe says what it is; the first is its command."""
+def _description(name: str) -> str:
+    """Return the second line of a recipe, which describes it. The first line is its command."""
     lines: list[str] = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     return lines[1].removeprefix("# ")
 
 
 def _show_recipe(console: Console, name: str) -> None:
-    """The file, and as comments what it inherits: the whole remains a recipe that can be saved and changed."""
-    settings = read_recipe(name)  # a wrong name is reported with the right one
+    """Print the file, and as comments all inherited settings. The output is a valid recipe."""
+    settings = read_recipe(name)  # an unknown name is an error with a suggestion
     file = recipe_folder() / f"{name}.toml" if name in recipe_names() else Path(name)
     console.print(file.read_text(encoding="utf-8"), markup=False, end="")
     bases = _bases(name)
     if not bases:
         return
-    console.print(f"\n# base: {', over '.join(bases)}; with it, every setting of this recipe as --set takes it:")
+    console.print(f"\n# base: {', over '.join(bases)}; all settings of this recipe, in the form of --set:")
     for key, value in sorted(flatten(settings).items()):
         console.print(f"#   {key}={strict_json.dumps(value)}", markup=False)
 
 
 def _bases(name: str) -> list[str]:
-    """The recipes below this one, nearest first."""
+    """Return the base recipes of a recipe, nearest first."""
     base = read_recipe_file(name).get("base")
     return [] if base is None else [base, *_bases(base)]

@@ -1,4 +1,4 @@
-"""`vitrail transfer`: fine-tuning as the paper measures it."""
+"""`vitrail transfer`: fine-tune with the protocol of the paper."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ def transfer(
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> Transfer:
-    """Fine-tune by the paper's protocol, and print the row of the table.
+    """Fine-tune with the protocol of the paper: choose a learning rate on a validation split, then train several seeds.
 
     Parameters
     ----------
     data
-        Images with a test split; anything `train` takes.
+        Data with a test split, in any form that `train` takes.
     from_
         Weights to start from: a file, a run folder, "bundled", or "hf-hub:owner/name".
     recipe
         A recipe for fine-tuning, by name or as a .toml file.
     rates
-        The learning rates to choose from; if none, the paper's, or three around that of another recipe.
+        Learning rates to choose from; by default those of the paper, or three around the rate of another recipe.
     seeds
-        Networks trained in the end.
+        Number of final runs.
     out
-        The folder of all runs; if None, one in runs/ with the name of the data. Called again, finished runs are taken
-        as they are, and one that was stopped resumes.
+        The folder of all runs; by default a folder in runs/ with the name of the data. If called again, finished runs
+        are used as they are, and a stopped run resumes.
     overrides
         Settings of the recipe, as "section.key=value".
     console
-        Where to print.
+        Where to print; by default the terminal.
 
     Returns
     -------
     Transfer
-        What each learning rate came to, the best one, and the accuracy of each seed on the test images.
+        The score of each learning rate, the best one, and the test accuracy of each seed.
     """
     return run_transfer(
         data,
