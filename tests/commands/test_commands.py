@@ -160,11 +160,11 @@ def test_predict_imports(weights, photos):
 def test_weights_without_image_size_or_class_names(photos, tmp_path):
     shutil.copy(FIXTURES / "google_vit_token.npz", tmp_path / "vit.npz")
     picture, size = photos / "red" / "000.png", ["--image-size", "16x24"]
-    assert "give the size with --image-size" in error_message(vitrail("predict", tmp_path / "vit.npz", picture))
+    assert "pass --image-size" in error_message(vitrail("predict", tmp_path / "vit.npz", picture))
     done = vitrail("predict", tmp_path / "vit.npz", picture, *size, "--json")
     assert json.loads(done.stdout)["label"].startswith("class ")
     assert "pixels, as 224 or 224x320" in error_message(vitrail("predict", "x", picture, "--image-size", "big"))
-    assert "give the size with --image-size" in error_message(vitrail("evaluate", tmp_path / "vit.npz", photos))
+    assert "pass --image-size" in error_message(vitrail("evaluate", tmp_path / "vit.npz", photos))
     refused = error_message(vitrail("evaluate", tmp_path / "vit.npz", photos, *size))
     assert "vit.npz has 5 classes without names" in refused and "--from" in refused
     assert list(tmp_path.iterdir()) == [tmp_path / "vit.npz"]
