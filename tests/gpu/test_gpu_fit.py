@@ -50,7 +50,7 @@ def go(folder: Path, objective=loss, **others: object) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("compile", ["off", "blocks", "network"])
-def test_stopped_and_gone_on_with_it_ends_with_the_same_bits(tmp_path: Path, compile: str) -> None:
+def test_a_stopped_fit_resumes_bit_for_bit(tmp_path: Path, compile: str) -> None:
     whole = go(tmp_path / "whole", compile=compile)
     calls = 0
 

@@ -40,7 +40,7 @@ def done(world: int, folder: Path, *command: object) -> None:
     assert started.codes(240) == [0] * world, started.errors()
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
     exact = ("precision.compute=fp32", "train.compile=off", "train.steps=50")
     alone = run(1, tmp_path / "one", *exact)
     two = run(2, tmp_path / "two", *exact)
@@ -52,7 +52,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-3, msg=name)
 
 
-def test_compiled_in_bfloat16_they_go_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_compiled_bfloat16_processes_resume_bit_for_bit(tmp_path: Path) -> None:
     usual = ("model.dropout=0.1", "train.checkpoint_every=8", "train.steps=24")
     whole = run(2, tmp_path / "whole", *usual)
     out = tmp_path / "parts" / "run"

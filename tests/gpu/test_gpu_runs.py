@@ -42,7 +42,7 @@ def run(folder: Path, **options: object) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("compile", ["off", "network", "graphs"])
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile: str) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile: str) -> None:
     """In another process, which has to compile everything anew."""
     overrides = (*SETTINGS, f"train.compile={compile}")
     whole = run(tmp_path / "whole", data=bundled_images(), overrides=overrides)
@@ -56,7 +56,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pyt
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
 
 
-def test_small_images_kept_on_the_gpu_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_kept_on_the_gpu_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ("model.name=Ti/8", "model.image_size=[32, 32]", *SETTINGS[2:])
     few = (*few, "augment.crop=shift", "augment.randaugment_layers=2", "train.compile=off")
     kept = run(tmp_path / "kept", data=bundled_images(), overrides=few)
@@ -65,7 +65,7 @@ def test_small_images_kept_on_the_gpu_change_nothing(tmp_path: Path, monkeypatch
     assert [name for name in kept if not torch.equal(kept[name], loaded[name])] == []
 
 
-def test_a_batch_too_large_for_the_memory_is_taken_in_parts_that_are_written_down(tmp_path: Path) -> None:
+def test_a_batch_too_large_for_memory_is_split_into_micro_batches_that_are_saved(tmp_path: Path) -> None:
     few = (*SETTINGS[:5], "train.batch_size=512", "train.steps=3", *SETTINGS[7:], "train.compile=off")
     memory = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()

@@ -139,7 +139,7 @@ def test_every_precision_learns_a_small_batch(make_net, options, recompute):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("micro_batch", [0, 4])
-def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micro_batch):
+def test_steps_with_a_cuda_graph_are_bit_identical(make_net, deterministic, name, micro_batch):
     """With dropout, averaging and a batch that is not finite; the weights of both to the bit."""
     objective, optimizer = Classification(ObjectiveConfig(), 10), OptimizerConfig(name=name, lr=1e-3, layer_decay=0.9)
     generator = torch.Generator("cuda").manual_seed(0)
@@ -155,7 +155,7 @@ def test_steps_as_a_graph_are_the_same_steps(make_net, deterministic, name, micr
         losses = torch.stack([step(state, Batch(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
         found.append((losses, tensors, int(state.nonfinite_steps)))
-    (losses, tensors, unfit), (graph_losses, graph_tensors, graph_unfit) = found
+    (losses, tensors, nonfinite), (graph_losses, graph_tensors, graph_nonfinite) = found
     assert torch.equal(losses.nan_to_num(), graph_losses.nan_to_num()) and len(losses.unique()) == 10
-    assert unfit == graph_unfit == 0
+    assert nonfinite == graph_nonfinite == 0
     assert [key for key in tensors if not torch.equal(tensors[key], graph_tensors[key])] == []

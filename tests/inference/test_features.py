@@ -16,7 +16,7 @@ def digests(*numbers):
     return np.array(numbers, np.uint64)
 
 
-def test_what_was_added_comes_back_in_the_order_asked_for(tmp_path):
+def test_features_are_returned_in_the_requested_order(tmp_path):
     cache = FeatureCache(tmp_path / "new")
     assert cache.missing(digests(5, 9, 5)).tolist() == [0, 1]
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -29,14 +29,14 @@ def test_what_was_added_comes_back_in_the_order_asked_for(tmp_path):
     np.testing.assert_array_equal(found, values[[3, 1, 0, 1]])
 
 
-def test_an_image_that_stands_in_two_parts_comes_once(tmp_path):
+def test_an_image_in_two_files_is_returned_once(tmp_path):
     cache = FeatureCache(tmp_path)
     for _ in range(2):
         cache.add(digests(4, 6), np.ones((2, 3), np.float32))
     assert sorted(row for rows, _ in cache.rows(digests(6, 4, 6)) for row in rows.tolist()) == [0, 1, 2]
 
 
-def test_a_damaged_part_counts_as_not_there(tmp_path):
+def test_a_damaged_file_is_skipped(tmp_path):
     cache = FeatureCache(tmp_path)
     cache.add(digests(1), np.ones((1, 3), np.float32))
     cache.add(digests(2), np.ones((1, 3), np.float32))
@@ -46,7 +46,7 @@ def test_a_damaged_part_counts_as_not_there(tmp_path):
     assert cache.take(digests(1, 2))[1].sum() == 1
 
 
-def test_other_weights_or_preprocessing_have_features_of_their_own():
+def test_the_cache_depends_on_weights_and_preprocessing():
     net, spec = nn.Linear(3, 2), Preprocess(size=(16, 16))
     before = FeatureCache.for_network(net, spec, CPU).folder
     assert FeatureCache.for_network(net, spec, CPU).folder == before
@@ -56,7 +56,7 @@ def test_other_weights_or_preprocessing_have_features_of_their_own():
     assert FeatureCache.for_network(net, spec, CPU).folder != before
 
 
-def test_a_disk_without_room_is_told_in_one_sentence(tmp_path):
+def test_a_full_disk_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write .*VITRAIL_CACHE"):
         FeatureCache(tmp_path / "file" / "features").add(digests(1), np.ones((1, 2), np.float32))

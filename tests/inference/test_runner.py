@@ -49,7 +49,7 @@ def mean_of_pixels(pixels: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_rows_keep_their_order_and_broken_images_their_reason(inbox: Path, workers: int) -> None:
+def test_rows_are_in_order_and_unreadable_images_have_a_reason(inbox: Path, workers: int) -> None:
     found = find_images([inbox])
     done: list[int] = []
     rows = [
@@ -85,7 +85,7 @@ def test_outputs_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
     assert found[0].labels.tolist() == samples.labels.tolist() and found[0].sample.tolist() == list(range(100))
 
 
-def test_no_image_that_can_be_read_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_an_error_names_the_reason_if_no_image_can_be_read(tmp_path: Path) -> None:
     fill(tmp_path, ["a/1.png", "b/2.png"])
     samples = open_dataset(tmp_path, None).splits["all"]
     for name in ("a/1.png", "b/2.png"):
@@ -123,14 +123,14 @@ def test_cifar_is_predicted_as_it_is_published(tmp_path: Path, weights: Path, ve
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "2"])
-def test_processes_are_counted(tmp_path: Path, weights: Path, wrong: object) -> None:
+def test_an_invalid_number_of_workers_is_refused(tmp_path: Path, weights: Path, wrong: object) -> None:
     fill(tmp_path, ["1.png"])
     for call in (predict, embed):
         with pytest.raises(UserError, match=r"workers must be .*at least 0"):
             call(weights, tmp_path, device="cpu", workers=wrong)
 
 
-def test_damaged_data_beside_images_does_not_stop_them(tmp_path: Path, weights: Path) -> None:
+def test_damaged_data_next_to_images_is_skipped(tmp_path: Path, weights: Path) -> None:
     damaged = python(tmp_path, 10)
     (damaged / "batches.meta").write_bytes(b"nothing")
     fill(tmp_path / "more", ["1.png"])
@@ -145,7 +145,7 @@ def test_a_zip_and_its_folder_have_the_same_predictions(inbox: Path, tmp_path: P
     assert [row.error for row in found[0]] == [row.error for row in found[1]] and len(found[0]) == 99
 
 
-def test_features_are_those_before_the_classifier(inbox: Path, weights: Path) -> None:
+def test_features_are_the_input_of_the_head(inbox: Path, weights: Path) -> None:
     found = embed(weights, inbox, device="cpu")
     assert found.values.shape == (97, 192) and found.values.dtype == np.float32
     assert len(found.files) == 97 and [Path(name).name for name, _ in found.failures][-1] == "099.png"
@@ -160,7 +160,7 @@ def test_features_are_those_before_the_classifier(inbox: Path, weights: Path) ->
         clf.embed([inbox / "000.png", inbox / "010 broken.png"])
 
 
-def test_many_images_and_an_iterator_of_them_are_predicted_alike(inbox: Path, weights: Path, monkeypatch) -> None:
+def test_an_iterator_gives_the_same_predictions_as_a_list(inbox: Path, weights: Path, monkeypatch) -> None:
     """The list by worker processes, the iterator a batch at a time."""
     files = [inbox / f"{number:03}.png" for number in range(97)]
     monkeypatch.setattr("vitrail.data.loader.loader.cores", lambda: 3)

@@ -96,7 +96,7 @@ def test_a_fresh_network_starts_with_the_papers_loss(loss, bias, expected):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_parts_of_a_batch_add_up_to_the_whole(loss):
+def test_micro_batch_losses_add_up_to_the_batch_loss(loss):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     objective = Classification(ObjectiveConfig(loss=loss, label_smoothing=0.1), 5, [1.0, 2.0, 3.0, 4.0, 5.0])
@@ -108,7 +108,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss):
     assert torch.allclose(sum(part.correct for part in parts), whole.correct)
 
 
-def test_an_image_of_weight_zero_counts_nothing():
+def test_an_image_with_weight_zero_is_ignored():
     objective = Classification(SOFTMAX, 3)
     logits, targets = torch.randn(4, 3), objective.targets(torch.tensor([0, 1, 2, 0]))
     weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
@@ -121,7 +121,7 @@ def test_an_image_of_weight_zero_counts_nothing():
     assert mean(objective.loss_of_logits(logits, targets, torch.zeros(4)), torch.zeros(4)) == 0
 
 
-def test_right_is_the_weight_of_images_got_right():
+def test_correct_is_the_total_weight_of_correct_images():
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 1.0]])
     targets = torch.tensor([[0.6, 0.4, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     weights = torch.tensor([0.5, 4.0, 2.0])
@@ -129,14 +129,14 @@ def test_right_is_the_weight_of_images_got_right():
     assert Classification(SIGMOID, 3).loss_of_logits(logits, targets, weights).correct.item() == 2.5
 
 
-def test_with_several_labels_right_is_the_share_of_classes():
+def test_multilabel_correct_is_the_fraction_of_correct_classes():
     logits = torch.tensor([[2.0, -1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0]])
     targets = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     objective = Multilabel(SIGMOID, 4)
     assert objective.loss_of_logits(logits, targets, torch.tensor([2.0, 1.0])).correct.item() == 2 * 0.75
 
 
-def test_half_precision_logits_are_measured_in_float32():
+def test_the_loss_of_half_precision_logits_is_float32():
     logits = torch.full((1, 1000), -10.0, dtype=torch.bfloat16)
     targets = Classification(SIGMOID, 1000).targets(torch.tensor([0]))
     total = Classification(SIGMOID, 1000).loss_of_logits(logits, targets, torch.ones(1)).total
@@ -144,13 +144,13 @@ def test_half_precision_logits_are_measured_in_float32():
 
 
 @pytest.mark.parametrize("counts", [[10, 10, 10], [1, 7, 92], [3, 500, 20]])
-def test_balanced_weights_are_scikit_learns(counts):
+def test_balanced_weights_match_scikit_learn(counts):
     labels = np.repeat(np.arange(3), counts)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     assert class_weights("balanced", ["a", "b", "c"], counts) == pytest.approx(expected.tolist())
 
 
-def test_a_class_without_images_is_left_out_of_the_balance():
+def test_a_class_without_images_has_balanced_weight_zero():
     weights = class_weights("balanced", ["a", "b", "c"], [1, 0, 3])
     expected = compute_class_weight("balanced", classes=np.array([0, 2]), y=np.array([0, 2, 2, 2]))
     assert weights == [pytest.approx(expected[0]), 0.0, pytest.approx(expected[1])]
@@ -169,7 +169,7 @@ def test_weights_by_name_and_none():
         ("balanced", [0, 0], "all weights are 0"),
     ],
 )
-def test_weights_that_cannot_be_used_are_one_sentence(setting, counts, words):
+def test_invalid_class_weights_are_a_user_error(setting, counts, words):
     with pytest.raises(UserError) as error:
         class_weights(setting, ["cat", "dog"], counts)
     assert words in str(error.value)

@@ -89,7 +89,7 @@ def test_only_the_student_learns(answers):
     assert all(p.grad is None for p in teacher.parameters())
 
 
-def test_hard_answers_with_several_labels_are_all_that_are_likely():
+def test_multilabel_hard_targets_are_all_probable_labels():
     labels = Multilabel(ObjectiveConfig(loss="sigmoid"), 3)
     taught, logits = torch.tensor([[1.0, -1.0, 2.0]]), torch.randn(1, 3)
     got = Distillation(labels, nn.Identity(), 1.0, "hard", 1.0, "sigmoid").per_image(logits, taught)
@@ -97,7 +97,7 @@ def test_hard_answers_with_several_labels_are_all_that_are_likely():
     assert torch.allclose(got[0], expected)
 
 
-def test_a_share_of_nothing_asks_no_teacher_and_a_share_of_all_no_labels():
+def test_teacher_weight_0_does_not_call_the_teacher_and_1_ignores_the_labels():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
     batch = a_batch(labels)
@@ -110,7 +110,7 @@ def test_a_share_of_nothing_asks_no_teacher_and_a_share_of_all_no_labels():
     assert torch.isfinite(Distillation(labels, teacher, 1.0, "soft", 1.0, "softmax").loss(student, broken).total)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole():
+def test_micro_batch_losses_add_up_to_the_batch_loss():
     student, teacher = networks()
     labels = Classification(ObjectiveConfig(), CLASSES)
     batch, objective = a_batch(labels), Distillation(labels, teacher, 0.5, "soft", 2.0, "softmax")
@@ -118,7 +118,7 @@ def test_parts_of_a_batch_add_up_to_the_whole():
     assert torch.allclose(sum(parts), objective.loss(student, batch).total)
 
 
-def test_a_teacher_sees_pixels_as_its_own_preprocessing_makes_them():
+def test_pixels_are_renormalised_for_the_teacher():
     imagenet = Preprocess(size=(8, 8), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     ours = Preprocess(size=(8, 8))
     image = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
@@ -126,7 +126,7 @@ def test_a_teacher_sees_pixels_as_its_own_preprocessing_makes_them():
     assert torch.allclose(seen, normalise(image, imagenet).flatten(1)[:, :2], atol=1e-6)
 
 
-def test_a_teacher_of_another_size_sees_a_resized_image():
+def test_images_are_resized_for_a_teacher_of_another_size():
     teacher, student = Preprocess(size=(4, 4)), Preprocess(size=(8, 12))
     pixels, seen = torch.randn(2, 3, 8, 12), []
 
@@ -142,7 +142,7 @@ def test_a_teacher_of_another_size_sees_a_resized_image():
     assert seen[1] is pixels  # nothing to do, nothing done
 
 
-def test_classes_come_in_the_students_order():
+def test_teacher_logits_are_in_the_students_class_order():
     spec = Preprocess(size=(2, 2))
     teacher = matching_teacher(lambda x: torch.tensor([[1.0, 2.0, 3.0]]), spec, spec, ["b", "c", "a"], ["a", "b", "c"])
     assert teacher(torch.zeros(1, 3, 2, 2)).tolist() == [[3.0, 1.0, 2.0]]

@@ -74,7 +74,7 @@ def test_every_patch_and_every_pair_is_as_likely():
     assert steps[0] == 0 and (steps[1:] - per_step).abs().max() < 5 * per_step**0.5
 
 
-def test_what_is_drawn_depends_on_the_keys_alone():
+def test_corruption_depends_only_on_the_keys():
     epoch, sample = torch.tensor([0, 0, 1, 1]), torch.tensor([3, 4, 3, 2**40])
     whole = objective().corruption(epoch, sample, CPU)
     for row in range(4):
@@ -100,7 +100,7 @@ def test_colors_of_plain_patches_are_those_by_hand(spec):
     assert targets.flatten().tolist() == [64 * 3 + 8 * 4 + 5, 7, 8 + 1, 64, 511, 0]
 
 
-def test_every_color_is_its_own_target():
+def test_every_color_has_a_distinct_target():
     spec = Preprocess(size=(64, 128), **IMAGENET)  # 16 x 32 patches
     levels = torch.arange(8) * 32 + 31 * (torch.arange(8) % 2)
     color = torch.cartesian_prod(levels, levels, levels).to(torch.uint8)  # (512, 3), blue fastest
@@ -198,14 +198,14 @@ def a_batch(count=8):
 
 
 @pytest.mark.parametrize("target", ["color", "grid"])
-def test_a_fresh_network_knows_nothing(target):
+def test_a_fresh_network_has_the_loss_of_guessing(target):
     net, batch = a_network(target), a_batch()
     loss = objective(target, size=(32, 32), patch=(8, 8)).loss(net, batch)
     assert (loss.total / batch.weights.sum()).item() == pytest.approx(math.log(512), rel=1e-6)
 
 
 @pytest.mark.parametrize("target", ["color", "grid", "pixels"])
-def test_parts_of_a_batch_add_up_to_the_whole(target):
+def test_micro_batch_losses_add_up_to_the_batch_loss(target):
     net, batch = a_network(target), a_batch()
     nn.init.normal_(net.head.weight, std=0.1)
     masked = objective(target, size=(32, 32), patch=(8, 8))

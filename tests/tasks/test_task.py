@@ -36,7 +36,7 @@ def members(protocol: type) -> set[str]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_of_the_table_is_whole(name):
+def test_every_task_in_the_table_has_all_members(name):
     task = TASKS[name]
     assert task.name == name and callable(task.from_run)
     wanted = members(PredictionTask if hasattr(task, "predictions") else Task)
@@ -63,7 +63,7 @@ def measured(task, model, batches):
     return validation.compute(SINGLE_PROCESS)
 
 
-def test_classification_is_measured_over_the_images_that_can_be_read():
+def test_classification_validation_ignores_unreadable_images():
     task, model = Classification(ObjectiveConfig(label_smoothing=0.1), 4), a_network()
     labels, weights = torch.arange(10) % 4, torch.ones(10)
     weights[[2, 7]] = 0
@@ -80,7 +80,7 @@ def test_classification_is_measured_over_the_images_that_can_be_read():
         measured(task, model, [broken])
 
 
-def test_any_number_of_labels_is_measured_by_their_ranking():
+def test_multilabel_validation_is_mean_average_precision():
     task, model = Multilabel(SIGMOID, 4), a_network()
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (12, 4), dtype=np.uint8))
     batch = Batch(torch.randn(12, 3, 2, 2), task.targets(labels), torch.tensor([1.0] * 11 + [0.0]))
@@ -108,7 +108,7 @@ def test_corrupted_patches_are_the_same_each_time(target):
 
 
 @pytest.mark.parametrize("labels", [Classification(ObjectiveConfig(), 4), Multilabel(SIGMOID, 4)], ids=lambda t: t.name)
-def test_distillation_is_measured_as_the_task_it_learns(labels):
+def test_distillation_validates_like_its_task(labels):
     task, model = Distillation(labels, a_network(), 0.5, "soft", 1.0, "softmax"), a_network()
     marks = (
         torch.eye(4, dtype=torch.uint8)[torch.arange(8) % 4] if isinstance(labels, Multilabel) else torch.arange(8) % 4
@@ -119,7 +119,7 @@ def test_distillation_is_measured_as_the_task_it_learns(labels):
     assert task.graph_safe
 
 
-def test_predictions_are_one_label_or_those_above_their_thresholds():
+def test_predictions_apply_thresholds():
     p = torch.tensor([[0.5, 0.3, 0.2]])
     single, many = (prediction_task(name, 3) for name in ("classification", "multilabel"))
     ((ranked, given),) = single.predictions(p, 2, None, Postprocess())
@@ -144,7 +144,7 @@ class AreaOfClass:
     name, count, iou = "sky", 12, 0.7
 
 
-def test_a_report_shows_what_a_task_of_another_kind_gives():
+def test_a_report_shows_the_result_of_a_new_kind_of_task():
     right = np.arange(10) < 7
     scores = Area(n=10, per_class=[AreaOfClass()], reliability=bin_confidence(np.full(10, 0.7), right))
     result = Result(

@@ -35,7 +35,7 @@ def timms(**options):
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_depths_are_in_the_order_of_the_forward_pass(kind):
+def test_depths_follow_the_forward_pass(kind):
     """A gradient reaches all and only what is at or before the block whose output it starts from."""
     net = small(**OPTIONS[kind])
     nn.init.normal_(net.head.weight)
@@ -53,7 +53,7 @@ def test_depths_are_in_the_order_of_the_forward_pass(kind):
         assert reached == {name for name, depth in depths.items() if depth <= index + 1}
 
 
-def test_hidden_matrices_are_those_between_layers_of_equal_kind():
+def test_hidden_matrices():
     found = hidden_matrices(small(pool="map", positions="relative", layer_scale=0.1))
     layers = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 1, "mlp.fc2": 1}
     pool = {"q": 1, "kv": 2, "proj": 1, "mlp.fc1": 1, "mlp.fc2": 1}
@@ -61,7 +61,7 @@ def test_hidden_matrices_are_those_between_layers_of_equal_kind():
     assert found == expected | {f"attn_pool.{layer}.weight": count for layer, count in pool.items()}
 
 
-def test_what_predicts_masked_patches_answers_for_the_network_within():
+def test_a_masked_patch_network_reports_the_blocks_of_its_network():
     inner = small(num_classes=0)
     net = MaskedPatchNetwork(inner, "color")
     assert net.blocks is inner.blocks and transformer_blocks(net) == list(inner.blocks)
@@ -78,7 +78,7 @@ def test_what_predicts_masked_patches_answers_for_the_network_within():
     assert all(block.grad_checkpointing and block.residual_dtype == torch.bfloat16 for block in inner.blocks)
 
 
-def test_low_rank_updates_are_as_deep_as_the_matrix_beside_them():
+def test_lora_matrices_have_the_depth_of_their_layer():
     net = small()
     add_lora(net, LoraConfig(rank=2))
     depths = param_depths(net)
@@ -93,7 +93,7 @@ def test_a_resnet_has_no_blocks():
 
 
 @pytest.mark.parametrize("options", [{}, {"global_pool": "map", "class_token": False}, {"reg_tokens": 2}], ids=str)
-def test_a_network_of_timm_is_read_by_its_order(options):
+def test_depths_of_a_timm_network_follow_its_parameter_order(options):
     """Names that ours has too have the same answers there."""
     theirs = timms(**options)
     kind = {"pool": "map", "class_token": False} if "global_pool" in options else {}
@@ -107,7 +107,7 @@ def test_a_network_of_timm_is_read_by_its_order(options):
     assert transformer_blocks(theirs) == list(theirs.blocks)
 
 
-def test_other_peoples_networks_have_layer_decay_and_muon():
+def test_other_networks_support_layer_decay_and_muon():
     class Wrapped(nn.Module):
         def __init__(self):
             super().__init__()
@@ -131,7 +131,7 @@ def test_other_peoples_networks_have_layer_decay_and_muon():
     assert not torch.equal(before, net.backbone.blocks[0].attn.qkv.weight)
 
 
-def test_two_networks_in_one_have_blocks_and_no_depths():
+def test_a_module_with_two_networks_has_blocks_but_no_depths():
     net = nn.ModuleDict({"first": small(), "second": small()})
     assert len(transformer_blocks(net)) == 6 and not param_depths(net)
     assert len(hidden_matrices(net)) == 2 * len(hidden_matrices(small()))

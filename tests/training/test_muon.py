@@ -68,7 +68,7 @@ class Twin:
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
-def test_muon_is_torchs_for_every_matrix_and_adamw_for_the_rest(torch_in_float32, layer_decay):
+def test_matches_torchs_muon_for_matrices_and_adamw_for_the_rest(torch_in_float32, layer_decay):
     def scale(name):
         depth = 0 if name.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed.")) else 3
         depth = int(name.split(".")[1]) + 1 if name.startswith("blocks") else depth
@@ -105,7 +105,7 @@ def test_the_scaled_update_is_as_large_as_adamws():
 
 
 @pytest.mark.parametrize("shape", [(6, 16, 16), (3, 10, 24), (3, 24, 10), (1, 1, 7)])
-def test_stacked_matrices_become_orthogonal_each_by_itself(shape):
+def test_stacked_matrices_are_orthogonalised_separately(shape):
     """Against the iteration in float64, applied to the singular values of each: it leaves the singular vectors."""
     torch.manual_seed(0)
     matrices = torch.randn(shape) * torch.logspace(-4, 4, shape[0])[:, None, None]
@@ -119,7 +119,7 @@ def test_stacked_matrices_become_orthogonal_each_by_itself(shape):
     assert not orthogonalize(torch.zeros(shape)).any()
 
 
-def test_one_product_serves_all_matrices_of_a_shape(monkeypatch):
+def test_matrices_of_the_same_shape_are_orthogonalised_in_one_batch(monkeypatch):
     shapes = []
     monkeypatch.setattr("vitrail.training.muon.orthogonalize", lambda stack: shapes.append(tuple(stack.shape)) or stack)
     net = small(pool="token", class_token=True)
@@ -128,7 +128,7 @@ def test_one_product_serves_all_matrices_of_a_shape(monkeypatch):
     assert sorted(shapes) == [(2, 32, 40), (2, 40, 32), (8, 32, 32)]
 
 
-def test_parameters_without_gradient_stay():
+def test_parameters_without_gradient_do_not_change():
     net = small()
     optimizer = build_optimizer(net, OptimizerConfig(name="muon", lr=0.1, weight_decay=0.1))
     gradients(net, 0)
@@ -141,7 +141,7 @@ def test_parameters_without_gradient_stay():
     assert not any(optimizer.state.get(net.get_parameter(name)) for name in left_out)
 
 
-def test_saved_state_goes_on_as_if_never_stopped():
+def test_a_restored_state_continues_bit_for_bit():
     config = OptimizerConfig(name="muon", lr=0.01, weight_decay=0.1)
     net = small()
     optimizer = build_optimizer(net, config)
@@ -176,7 +176,7 @@ def test_muon_lowers_a_loss():
     assert losses[-1] < 0.2 * losses[0]
 
 
-def test_networks_and_parameters_that_muon_cannot_take_are_refused():
+def test_networks_and_parameters_without_matrices_are_refused():
     resnet = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
     with pytest.raises(UserError, match="name=adamw"):
         build_optimizer(resnet, OptimizerConfig(name="muon"))

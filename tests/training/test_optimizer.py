@@ -125,7 +125,7 @@ def test_big_visions_decay_is_a_hundredfold_adamw_decay_at_its_learning_rate():
         assert group["weight_decay"] * group["lr"] == pytest.approx(1e-4)
 
 
-def test_matrices_only_spares_biases_norms_positions_and_class_token():
+def test_weight_decay_of_matrices_excludes_biases_norms_positions_and_class_token():
     net = tiny()
     groups = build_optimizer(net, OptimizerConfig(weight_decay=0.1, weight_decay_params="matrices")).param_groups
     names = {id(p): name for name, p in net.named_parameters()}
@@ -138,14 +138,14 @@ def test_matrices_only_spares_biases_norms_positions_and_class_token():
     assert len(decayed | spared) == len(names)
 
 
-def test_updates_of_low_rank_decay_as_the_matrices_they_are():
+def test_lora_matrices_have_weight_decay():
     net = small()
     add_lora(net, LoraConfig(rank=2))
     decayed = build_optimizer(net, OptimizerConfig(weight_decay=0.1, weight_decay_params="matrices")).param_groups[0]
     assert len(decayed["params"]) == 3 * 2 * 2 + 1  # two in each of two layers of three blocks, and the head's
 
 
-def test_sgd_is_plain_momentum():
+def test_sgd_has_plain_momentum():
     net = tiny()
     optimizer = build_optimizer(net, OptimizerConfig(name="sgd", lr=0.1, momentum=0.9))
     expected = in_double(net)
@@ -173,7 +173,7 @@ def test_decay_of_sgd_goes_through_its_momentum():
     assert_same(net, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_sgd_has_no_decay_by_the_schedule():
+def test_sgd_refuses_weight_decay_scale_schedule():
     with pytest.raises(UserError, match="weight_decay_scale=lr"):
         build_optimizer(small(), OptimizerConfig(name="sgd", weight_decay=0.1, weight_decay_scale="schedule"))
 
@@ -191,7 +191,7 @@ def scales(net, **options):
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_each_block_learns_slower_than_the_next(name):
+def test_layer_decay_lowers_the_learning_rate_of_earlier_blocks(name):
     found = scales(small(representation=8, registers=2), name=name)
     before = {key for key in found if key.startswith(("patch_embed.", "cls_token", "reg_token", "pos_embed."))}
     assert {"cls_token", "reg_token", "patch_embed.proj.bias", "pos_embed.table"} <= before
@@ -204,7 +204,7 @@ def test_each_block_learns_slower_than_the_next(name):
             assert key.startswith(("norm.", "pre_logits.", "head.")) and scale == 1
 
 
-def test_positions_of_a_block_learn_as_fast_as_the_block():
+def test_positions_in_a_block_have_the_depth_of_the_block():
     found = scales(small(positions_at="layers"))
     assert [found[f"pos_embed.{i}.table"] for i in range(3)] == [0.125, 0.25, 0.5]
 
@@ -217,14 +217,14 @@ def test_a_convolutional_stem_is_before_all_blocks_and_an_attention_pool_after_t
     assert {scale for key, scale in found.items() if key.startswith("attn_pool.")} == {1}
 
 
-def test_what_a_masked_network_puts_in_place_of_patches_is_before_all_blocks():
+def test_mask_tokens_have_the_depth_before_all_blocks():
     torch.manual_seed(0)
     found = scales(MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, "num_classes": 0})), "color"))
     assert found["mask"] == found["net.cls_token"] == 0.5**4
     assert found["net.blocks.2.mlp.fc1.weight"] == 0.5 and found["head.weight"] == 1
 
 
-def test_layers_of_a_resnet_are_not_slowed_down():
+def test_layer_decay_is_refused_for_a_resnet():
     with pytest.raises(UserError, match="layer_decay=1"):
         build_optimizer(small_resnet(), OptimizerConfig(layer_decay=0.9))
     assert [group["lr_scale"] for group in build_optimizer(small_resnet(), OptimizerConfig()).param_groups] == [1.0]
@@ -255,7 +255,7 @@ def test_the_whole_backbone_is_frozen():
 
 
 @pytest.mark.parametrize("count", [-1, 4])
-def test_only_blocks_that_there_are_can_be_frozen(count):
+def test_invalid_freeze_settings_are_refused(count):
     with pytest.raises(UserError, match="0 to 3"):
         freeze(small(), count)
     with pytest.raises(UserError, match=r"optimizer\.freeze .*no blocks"):
@@ -263,7 +263,7 @@ def test_only_blocks_that_there_are_can_be_frozen(count):
     assert len(transformer_blocks(small())) == 3
 
 
-def test_something_has_to_be_trained():
+def test_freezing_everything_is_refused():
     net = small(num_classes=0)
     freeze(net, "backbone")
     with pytest.raises(UserError, match=r"frozen.*optimizer\.freeze"):
@@ -312,7 +312,7 @@ def test_a_step_without_finite_gradients_changes_nothing(config, bad):
 
 
 @pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in optimizers()])
-def test_a_step_with_finite_gradients_is_the_plain_one(config):
+def test_a_step_with_finite_gradients_matches_the_plain_optimizer(config):
     net, twin = small(), small()
     optimizer, plain = build_optimizer(net, config), build_optimizer(twin, config)
     for step in range(3):
@@ -325,7 +325,7 @@ def test_a_step_with_finite_gradients_is_the_plain_one(config):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_parameters_that_get_gradients_later_begin_their_momentum_then():
+def test_momentum_starts_with_the_first_gradient():
     """Torch's own fused SGD would stop at a list of which only some have begun."""
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = build_optimizer(nn.ParameterList([first, second]), OptimizerConfig(name="sgd", lr=1.0, momentum=0.5))
@@ -337,7 +337,7 @@ def test_parameters_that_get_gradients_later_begin_their_momentum_then():
 
 
 @pytest.mark.parametrize("ramp", [True, False])
-def test_average_follows_its_formula(ramp):
+def test_ema_follows_its_formula(ramp):
     net = tiny()
     average = EMA(net, 0.9, ramp)
     expected = net.head.bias.detach().clone()

@@ -18,7 +18,7 @@ def test_warm_up_starts_at_zero_and_reaches_the_base():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_warms_up_in_a_line(shape):
+def test_every_shape_has_a_linear_warm_up(shape):
     config = ScheduleConfig(shape=shape, warmup=10, end_lr=1e-5)
     assert [learning_rate(step, 0.3, 100, config) for step in (0, 3, 10)] == [0, pytest.approx(0.09), 0.3]
 
@@ -37,7 +37,7 @@ def test_cosine_decay_is_the_cosine(step):
     assert learning_rate(100, 0.3, 100, config) == 0
 
 
-def test_a_share_of_the_steps_can_be_warm_up():
+def test_warm_up_can_be_a_fraction_of_the_steps():
     config = ScheduleConfig(shape="constant", warmup=0.25)
     assert learning_rate(10, 1.0, 80, config) == pytest.approx(0.5)
     assert learning_rate(20, 1.0, 80, config) == 1.0
@@ -62,7 +62,7 @@ def test_the_square_root_falls_by_its_timescale():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cooldown", [20, 0.2])
-def test_every_shape_can_cool_down_to_zero_in_a_line(shape, cooldown):
+def test_every_shape_can_have_a_linear_cool_down(shape, cooldown):
     plain = ScheduleConfig(shape=shape, warmup=10, end_lr=0.1)
     config = plain.model_copy(update={"cooldown": cooldown})
     for step in range(101):
@@ -79,7 +79,7 @@ def test_every_shape_can_cool_down_to_zero_in_a_line(shape, cooldown):
         ((500, 6000, 12_000, 18_000, 20_000), (0.3, 0.6, 0.9)),
     ],
 )
-def test_the_staircase_is_that_of_bit(supports, drops):
+def test_the_staircase_matches_bit(supports, drops):
     """Its rule in words: warm up until the first of these steps; a tenth after each of the next three; stop at the
     last. The step with the number of a drop still has the rate of before."""
     warmup, first, second, third, total = supports
@@ -96,7 +96,7 @@ def test_the_staircase_is_that_of_bit(supports, drops):
 
 
 @pytest.mark.parametrize("percent", range(1, 100))
-def test_shares_that_binary_numbers_miss_drop_at_the_right_step(percent):
+def test_milestones_that_are_not_binary_fractions_drop_at_the_right_step(percent):
     config = ScheduleConfig(shape="staircase", milestones=(percent / 100,))
     assert learning_rate(percent, 1.0, 100, config) == 1
     assert learning_rate(percent + 1, 1.0, 100, config) == 0.1
