@@ -149,7 +149,7 @@ def test_compiles_whole(kind):
 
 def test_networks_without_patches_of_their_own_are_refused():
     resnet = ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=0)
-    axial = ModelConfig(**{**SMALL, "Axial": True, "pool": "gap", "class_token": False})
+    axial = ModelConfig(**{**SMALL, "axial": True, "pool": "gap", "class_token": False})
     with pytest.raises(UserError, match="ResNet has no patches"):
         MaskedPatchNetwork(build_model(resnet), "color")
     with pytest.raises(UserError, match="Axial"):
