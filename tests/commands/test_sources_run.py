@@ -133,7 +133,7 @@ def test_multilabel_thresholds_are_written_and_used(run, tagged, quiet, tmp_path
     for one in vitrail.load(weights).predict([samples.read(i) for i in range(len(samples))], top=len(card.classes)):
         least = dict(zip(card.classes, card.postprocess.thresholds, strict=True))
         assert set(one.labels) == {name for name, p in one.top if p >= least[name]}
-    with pytest.raises(UserError, match="give an image one label"):
+    with pytest.raises(UserError, match="--target-accuracy"):
         evaluate(weights, tagged, target_accuracy=0.9, console=quiet)
 
 

@@ -325,7 +325,7 @@ def test_every_kind_of_network_trains_and_starts_another_at_a_larger_size(photos
     if model.kind == "vit":
         old, new = ("x".join(map(str, config.grid)) for config in (model, grown))
         how = (
-            "relative positions"
+            "relative position embedding resampled"
             if model.positions == "relative"
             else "position embedding resampled, bicubic as in DeiT"
         )
