@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.metrics.calibration import bin_confidence
 from vitrail.metrics.selective import risk_coverage_curve
-from vitrail.report import plots
+from vitrail.report import canvas, plots, training_plots
 
 pytestmark = pytest.mark.slow  # draws plots
 
@@ -35,33 +35,33 @@ def ids(svg: str) -> list[str]:
 
 def test_the_legend_does_not_cover_the_curves() -> None:
     rising = [row | ({"val_loss": row["step"] / 100} if "val_loss" in row else {}) for row in HISTORY]
-    svg = ElementTree.fromstring(plots.learning_curves(rising, None)[0])
+    svg = ElementTree.fromstring(training_plots.learning_curves(rising, None)[0])
     height = {element.text: float(element.attrib["y"]) for element in svg.iter() if element.tag.endswith("text")}
     assert max(height["training"], height["validation"]) <= height["Loss"]  # next to the title
 
 
 def test_plots_on_one_page_have_different_ids() -> None:
     diagram = plots.reliability_diagram(bin_confidence(np.linspace(0.1, 1, 50), np.arange(50) % 3 > 0))
-    svgs = [*plots.learning_curves(HISTORY, 0.4), plots.confusion_matrix(np.eye(3, dtype=int), "abc"), diagram]
+    svgs = [*training_plots.learning_curves(HISTORY, 0.4), plots.confusion_matrix(np.eye(3, dtype=int), "abc"), diagram]
     every_id = [name for svg in svgs for name in ids(svg)]
     assert len(svgs) == 4 and len(every_id) == len(set(every_id)) > 0
     for svg in svgs:
         root = ElementTree.fromstring(svg)
         assert root.tag == "svg" and root.attrib["role"] == "img"
         assert "http" not in svg and "<style" not in svg and "<?xml" not in svg and "DejaVu" not in svg
-        assert plots.INK not in svg and "currentColor" in svg
+        assert canvas.INK not in svg and "currentColor" in svg
         used = {element.attrib["href"][1:] for element in root.iter("use")}
         assert used <= set(ids(svg))
 
 
 def test_curves_show_the_baseline_and_omit_empty_panels() -> None:
-    loss, accuracy = plots.learning_curves(HISTORY, 0.4)
+    loss, accuracy = training_plots.learning_curves(HISTORY, 0.4)
     assert "Loss" in texts(loss) and "lr" in texts(loss) and "validation" in texts(loss)
     assert any("baseline 40.0" in text for text in texts(accuracy))
-    assert not any("baseline" in text for text in texts(plots.learning_curves(HISTORY, None)[1]))
-    assert plots.learning_curves([], 0.4) == []
-    assert len(plots.learning_curves([{"step": 5, "val_top1": 0.5}], 0.4)) == 1
-    assert len(plots.learning_curves([{"step": 5, "loss": 0.5}, {"loss": 3}, {"step": 6}, {}], None)) == 1
+    assert not any("baseline" in text for text in texts(training_plots.learning_curves(HISTORY, None)[1]))
+    assert training_plots.learning_curves([], 0.4) == []
+    assert len(training_plots.learning_curves([{"step": 5, "val_top1": 0.5}], 0.4)) == 1
+    assert len(training_plots.learning_curves([{"step": 5, "loss": 0.5}, {"loss": 3}, {"step": 6}, {}], None)) == 1
 
 
 def test_invalid_and_repeated_rows() -> None:
@@ -71,15 +71,15 @@ def test_invalid_and_repeated_rows() -> None:
         {"step": 3, "loss": 9.0},
         {"step": 3, "loss": 1.0},
     ]
-    steps, values = plots._series(rows, "loss")
+    steps, values = training_plots._series(rows, "loss")
     assert steps.tolist() == [3] and values.tolist() == [1.0]  # a resumed run repeats steps: the last row counts
-    assert plots.learning_curves(rows[:2], None) == []
-    assert plots.learning_curves([{"step": 1, "loss": 0.0, "lr": 0.0}], None)
+    assert training_plots.learning_curves(rows[:2], None) == []
+    assert training_plots.learning_curves([{"step": 1, "loss": 0.0, "lr": 0.0}], None)
 
 
 def test_a_long_history_makes_a_small_svg() -> None:
     rows = [{"step": step, "loss": 1 / (1 + step), "lr": 1e-4} for step in range(20_000)]
-    assert len(plots.learning_curves(rows, None)[0]) < 100_000
+    assert len(training_plots.learning_curves(rows, None)[0]) < 100_000
 
 
 def file_texts(path: Path) -> list[str]:
@@ -88,17 +88,17 @@ def file_texts(path: Path) -> list[str]:
 
 def test_training_curves_are_a_standalone_file(tmp_path: Path) -> None:
     events = [{"step": 120, "event": "3 steps were skipped <&>"}]
-    plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.svg")
+    training_plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.svg")
     found = file_texts(tmp_path / "curves.svg")
     assert {"Loss", "Accuracy", "Learning rate", "Images per second", "validation", "training"} <= set(found)
     assert "step 120: 3 steps were skipped <&>" in found
     text = (tmp_path / "curves.svg").read_text()
-    assert plots.INK not in text and "currentColor" in text and "prefers-color-scheme: dark" in text
-    plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.png")
+    assert canvas.INK not in text and "currentColor" in text and "prefers-color-scheme: dark" in text
+    training_plots.draw_training_curves([*HISTORY, *events], tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
         assert picture.width >= 1600
-    for hue in (plots.BLUE, plots.RED, plots.GREEN):  # training, validation, learning rate
+    for hue in (canvas.BLUE, canvas.RED, canvas.GREEN):  # training, validation, learning rate
         assert (pixels == [int(hue[at : at + 2], 16) for at in (1, 3, 5)]).all(-1).sum() > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "curves.svg"]
 
@@ -106,7 +106,7 @@ def test_training_curves_are_a_standalone_file(tmp_path: Path) -> None:
 def test_events_are_marked_in_every_panel(tmp_path: Path) -> None:
     def dotted(events: int) -> int:
         rows = [{"step": 10 * number, "event": f"event {number}"} for number in range(1, events + 1)]
-        plots.draw_training_curves([*HISTORY, *rows], tmp_path / f"{events}.svg")
+        training_plots.draw_training_curves([*HISTORY, *rows], tmp_path / f"{events}.svg")
         return (tmp_path / f"{events}.svg").read_text().count("stroke-dasharray")
 
     assert dotted(0) == 0 and dotted(2) == 4 * 2 and dotted(9) == 4 * 9
@@ -115,14 +115,16 @@ def test_events_are_marked_in_every_panel(tmp_path: Path) -> None:
 
 
 def test_curves_with_few_values(tmp_path: Path) -> None:
-    plots.draw_training_curves([], tmp_path / "none.svg")
-    plots.draw_training_curves([{"step": 3, "event": "stopped"}, {"step": 3, "loss": None}], tmp_path / "none.png")
+    training_plots.draw_training_curves([], tmp_path / "none.svg")
+    training_plots.draw_training_curves(
+        [{"step": 3, "event": "stopped"}, {"step": 3, "loss": None}], tmp_path / "none.png"
+    )
     assert not list(tmp_path.iterdir())
-    plots.draw_training_curves([{"step": 5, "val_map": 0.5}], tmp_path / "one.svg")
+    training_plots.draw_training_curves([{"step": 5, "val_map": 0.5}], tmp_path / "one.svg")
     found = file_texts(tmp_path / "one.svg")
     assert "validation mean average precision" in found and "Loss" not in found
     rows = [{"step": step, "loss": 1 / (1 + step), "lr": 1e-4} for step in range(20_000)]
-    plots.draw_training_curves(rows, tmp_path / "long.svg")
+    training_plots.draw_training_curves(rows, tmp_path / "long.svg")
     assert (tmp_path / "long.svg").stat().st_size < 150_000
 
 

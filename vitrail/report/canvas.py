@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitrail.atomic import atomic_write
@@ -93,6 +95,22 @@ def short_name(name: str, longest: int) -> str:
     """Shorten a class name for an axis; characters that XML does not allow become a dot."""
     clean = "".join(letter if is_printable(letter) else "·" for letter in str(name))
     return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"
+
+
+def draw_level(axes: Axes, level: float, text: str, *, above: bool, side: Literal["left", "right"]) -> None:
+    """Draw a labelled dashed line across the plot."""
+    axes.axhline(level, color=RED, linewidth=1.5, linestyle=(0, (5, 3)))
+    left = side == "left"
+    axes.annotate(
+        text,
+        (0 if left else 1, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(4 if left else -4, 4 if above else -4),
+        textcoords="offset points",
+        ha=side,
+        va="bottom" if above else "top",
+        color=RED,
+    )
 
 
 @contextmanager

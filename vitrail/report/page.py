@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.atomic import atomic_write
 from vitrail.errors import os_errors_as
-from vitrail.report import plots
+from vitrail.report import plots, training_plots
 from vitrail.tasks.result import THIN_SPACE, Result, SelectivePrediction, percent
 from vitrail.terminal import printable_text
 
@@ -90,7 +90,7 @@ def render_report(facts: ReportFacts) -> str:
             result=result,
             selective=result.selective and _selective_prediction(result.selective, result.scores.n),
             label_error_sentence=label_error_sentence(facts),
-            curves=[Markup(svg) for svg in plots.learning_curves(facts.history, facts.val_baseline)],
+            curves=[Markup(svg) for svg in training_plots.learning_curves(facts.history, facts.val_baseline)],
             confusion=None if result.confusion is None else _confusion_section(result),
             reliability=Markup(plots.reliability_diagram(result.scores.reliability)),
             classes=result.classes,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.config import RunConfig, TrainConfig
 from vitrail.errors import UserError, os_errors_as
 from vitrail.interrupt import Interrupted
-from vitrail.report.plots import draw_training_curves
+from vitrail.report.training_plots import draw_training_curves
 from vitrail.tasks.task import TrainingTask
 from vitrail.terminal import escape
 from vitrail.training.batches import BatchStream
