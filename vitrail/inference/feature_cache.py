@@ -75,12 +75,12 @@ class FeatureCache:
 
     def take(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The features of the images in the cache, in order, and a mask (n,) of these images."""
-        found, values = np.zeros(len(digests), bool), np.empty((0, 0), np.float32)
+        cached, values = np.zeros(len(digests), bool), np.empty((0, 0), np.float32)
         for chosen, features in self.rows(digests):
             if not len(values):
                 values = np.empty((len(digests), features.shape[1]), np.float32)
-            values[chosen], found[chosen] = features, True
-        return values[found] if len(values) else values, found
+            values[chosen], cached[chosen] = features, True
+        return values[cached] if len(values) else values, cached
 
     def _parts(self, *columns: str) -> Iterator[dict[str, np.ndarray]]:
         """Read all files, in the order of their names. Damaged files are skipped."""

@@ -36,13 +36,13 @@ class Features:
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features and labels of some images, in order."""
-        values, found = self.cache.take(self.samples.digests[rows])
-        return torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows][found])
+        values, cached = self.cache.take(self.samples.digests[rows])
+        return torch.from_numpy(values), torch.from_numpy(self.samples.labels[rows][cached])
 
     def groups(self, rows: np.ndarray) -> np.ndarray:
         """The group of each image that `take` returns for these rows."""
-        _, found = self.cache.take(self.samples.digests[rows])
-        return group_ids(self.samples, rows[found])
+        _, cached = self.cache.take(self.samples.digests[rows])
+        return group_ids(self.samples, rows[cached])
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over features and labels of all images, one cache file at a time."""
@@ -89,7 +89,7 @@ class FeatureExtractor:
 
         try:
             with deterministic(device), self._bar(what, -(-len(samples) // self.ranks.world_size)) as progress:
-                found = forward_batches(
+                outputs = forward_batches(
                     self.forward,
                     samples,
                     self.spec,
@@ -99,7 +99,7 @@ class FeatureExtractor:
                     ranks=self.ranks,
                     progress=progress,
                 )
-                for batch, out in found:
+                for batch, out in outputs:
                     readable = batch.weights > 0
                     values, rows = out[readable], batch.sample[readable]
                     check_finite(values, rows, samples)
