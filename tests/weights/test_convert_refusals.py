@@ -67,15 +67,15 @@ def broken(folder: Path, case: str) -> Path:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("unknown", "holds no known layout"),
+        ("unknown", "has no known layout"),
         ("text", "is not a safetensors file"),
         ("truncated", "is damaged"),
         ("truncated npz", "truncated zip archive"),
-        ("long header", "is not a safetensors file, or it was cut short"),
+        ("long header", "is not a safetensors file, or it is truncated"),
         ("pickle", "is a pickle, which can run code"),
         ("pickle in an npz", "an array of Python objects, which is a pickle"),
-        ("zip bomb", "would unpack to 200,000,128 bytes, far more than weights of its size do"),
-        ("picture", "is not a safetensors file, or it was cut short"),
+        ("zip bomb", "would unpack to 200,000,128 bytes"),
+        ("picture", "is not a safetensors file, or it is truncated"),
         ("folder", "has no weights file"),
         ("missing", "no weights at"),
     ],
@@ -92,16 +92,16 @@ def test_files_that_are_no_use(tmp_path, convert, case, words, to):
 @pytest.mark.parametrize(
     ("target", "to", "words"),
     [
-        ("out", "vitrail", "writes one file: give it a name that ends in .safetensors"),
+        ("out", "vitrail", "--to vitrail writes a file: pass a name that ends in .safetensors"),
         ("out.npz", "vitrail", "ends in .safetensors"),
         ("out.safetensors", "google", "ends in .npz"),
         ("out.safetensors", "timm", "writes a folder"),
-        ("nowhere/out.npz", "google", "is not a folder: make it first"),
-        ("ours.safetensors", "vitrail", "is what is converted"),
-        ("full", "timm", "holds something else"),
-        ("there.npz", "google", "is there already: give another name, or --overwrite"),
-        ("folder.npz", "google", "holds something else"),
-        ("circle", "timm", "is a link: give another name, or the place that it leads to"),
+        ("nowhere/out.npz", "google", "nowhere' does not exist; create it first"),
+        ("ours.safetensors", "vitrail", "is the input"),
+        ("full", "timm", "was not written by vitrail convert"),
+        ("there.npz", "google", "exists; pass another name or --overwrite"),
+        ("folder.npz", "google", "was not written by vitrail convert"),
+        ("circle", "timm", "is a symbolic link"),
     ],
 )
 def test_places_that_are_refused(tmp_path, convert, ours, target, to, words):
@@ -111,13 +111,16 @@ def test_places_that_are_refused(tmp_path, convert, ours, target, to, words):
     (tmp_path / "there.npz").write_text("before")
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    flags = ["--overwrite"] if "something else" in words else []
+    flags = ["--overwrite"] if "was not written" in words else []
     code, _, error = convert(source, tmp_path / target, "--to", to, *flags)
     assert code == 2 and words in error and not list(tmp_path.glob(".*"))
     assert (tmp_path / "there.npz").read_text() == "before" and (tmp_path / "full" / "thesis.doc").exists()
 
 
-@pytest.mark.parametrize(("target", "words"), [("", "no name"), (".", "no name"), ("x" * 300, "File name too long")])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("", "not a valid output path"), (".", "not a valid output path"), ("x" * 300, "File name too long")],
+)
 def test_invalid_specs(tmp_path, convert, ours, monkeypatch, target, words):
     source = ours()
     (tmp_path / "empty").mkdir()
@@ -132,7 +135,7 @@ def test_a_link_is_not_replaced(tmp_path, convert, ours):
     assert convert(source, tmp_path / "real", "--to", "timm")[0] == 0
     (tmp_path / "link").symlink_to(tmp_path / "real")
     code, _, error = convert(source, tmp_path / "link", "--to", "timm", "--overwrite")
-    assert code == 2 and "is a link" in error and (tmp_path / "link").is_symlink()
+    assert code == 2 and "is a symbolic link" in error and (tmp_path / "link").is_symlink()
 
 
 def test_pages_of_evaluate_are_replaced_with_the_weights(tmp_path, convert, ours):
@@ -144,7 +147,7 @@ def test_pages_of_evaluate_are_replaced_with_the_weights(tmp_path, convert, ours
 
 def test_a_representation_layer_without_a_place(tmp_path, convert, ours):
     code, _, error = convert(ours(representation=48, num_classes=0), tmp_path / "timm", "--to", "timm")
-    assert code == 2 and "vitrail train --from leaves that layer out" in error
+    assert code == 2 and "fine-tune it with vitrail train --from" in error
 
 
 def test_an_unknown_layout(tmp_path, convert, ours):
@@ -162,7 +165,7 @@ def test_a_target_inside_the_source(tmp_path, convert, ours, to):
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to(tmp_path / "run")
         code, _, error = convert(spec, tmp_path / "run" / PLACES[to].format("target"), "--to", to)
-        assert code == 2 and "is inside the folder that is converted: give a place outside it" in error
+        assert code == 2 and "is inside the input folder; pass a path outside it" in error
     assert list((tmp_path / "run").iterdir()) == [source]
 
 
@@ -172,8 +175,8 @@ def test_a_source_that_would_be_overwritten(tmp_path, convert, ours, source):
     assert convert(ours(), folder, "--to", "timm")[0] == 0
     before = {path: path.read_bytes() for path in folder.iterdir()}
     code, _, error = convert(f"{tmp_path}/{source}", folder, "--to", "huggingface", "--overwrite")
-    verb = "holds" if source.endswith("safetensors") else "is"
-    assert code == 2 and f"'{folder}' {verb} what is converted: give another name" in error
+    verb = "contains" if source.endswith("safetensors") else "is"
+    assert code == 2 and f"'{folder}' {verb} the input; pass another output path" in error
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -152,7 +152,7 @@ def test_transformers_loads(tmp_path, options):
         (small(pool="gap"), "pools by mean of the patches, and ViT in transformers only by class token"),
         (small(pool="map"), "pools by attention pooling"),
         (small(norm="after_pool"), "has a norm after pooling"),
-        (small(positions="none"), "has no position embedding, which the networks of transformers all have some"),
+        (small(positions="none"), "has no position embedding, which the networks of transformers require"),
         (small(positions="relative"), "has relative position embeddings"),
         (small(positions_at="layers"), "has position embeddings at every layer"),
         (config_from_name("Axial-B/32", 5), "has axial attention"),
@@ -214,7 +214,7 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
         (small(layer_scale=0.1), "has LayerScale, which"),
         (small(norm="after_pool"), "has a norm after pooling, which"),
         (small(pool="gap"), "has a class token together with pooling of the patches"),
-        (small(positions="none"), "has no position embedding, which the networks of Google's code all have some"),
+        (small(positions="none"), "has no position embedding, which the networks of Google's code require"),
         (small(positions="relative"), "has relative position embeddings, which"),
         (config_from_name("Axial-B/32", 5), "has axial attention, which"),
         (

@@ -52,7 +52,7 @@ def _forward(
 def _backward(
     qkv,
     gradient,
-    given,
+    dqkv,
     tokens: tl.constexpr,
     scale: tl.constexpr,
     heads: tl.constexpr,
@@ -70,7 +70,7 @@ def _backward(
     inside = tl.arange(0, depth)[None, :]
     column = tl.arange(0, columns)
     here = qkv + image * tokens * 3 * width + head * depth
-    to = given + image * tokens * 3 * width + head * depth
+    to = dqkv + image * tokens * 3 * width + head * depth
     coming = gradient + image * tokens * width + head * depth
     there = column[:, None] * 3 * width + inside
     k = tl.load(here + width + there, mask=column[:, None] < tokens, other=0.0)
@@ -135,11 +135,11 @@ def short_attention_backward(qkv: Tensor, gradient: Tensor, heads: int) -> Tenso
     batch, tokens, width = gradient.shape
     depth, columns = width // heads, _padded(tokens)
     rows, warps, stages = BACKWARD[columns]
-    given = torch.empty(batch, tokens, 3 * width, dtype=qkv.dtype, device=qkv.device)
+    dqkv = torch.empty(batch, tokens, 3 * width, dtype=qkv.dtype, device=qkv.device)
     wrap_triton(_backward)[(batch * heads,)](
         qkv.contiguous(),
         gradient.contiguous(),
-        given,
+        dqkv,
         tokens,
         depth**-0.5,
         heads,
@@ -149,7 +149,7 @@ def short_attention_backward(qkv: Tensor, gradient: Tensor, heads: int) -> Tenso
         num_warps=warps,
         num_stages=stages,
     )
-    return given
+    return dqkv
 
 
 def _padded(tokens: int) -> int:
