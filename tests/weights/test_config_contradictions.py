@@ -154,8 +154,8 @@ def test_the_tensors_speak_before_the_name(tmp_path):
     for name, words in {
         "vit_base_patch16_clip_224": "a norm before the encoder",
         "deit_tiny_distilled_patch16_224": "a distillation token",
-        "beit_base_patch16_224": "relative positions of another kind",
-        "swin_tiny_patch4_window7_224": "relative positions of another kind",
+        "beit_base_patch16_224": "a different kind of relative position embedding",
+        "swin_tiny_patch4_window7_224": "a different kind of relative position embedding",
     }.items():
         small = {} if "swin" in name else {"depth": 1}
         save_for_hf(timm.create_model(name, **small), tmp_path / name, safe_serialization=True)
