@@ -356,7 +356,7 @@ def test_uneven_batches_are_refused_and_the_first_process_validates(tmp_path):
     [
         (("train.steps=0",), "train.steps"),
         (("optimizer.lrr=1",), "did you mean 'optimizer.lr'"),
-        (("data.test_fraction=0.5",), "data.test_fraction has no effect on your own module"),
+        (("data.holdout_fraction=0.5",), "data.holdout_fraction has no effect on your own module"),
         (("train.batch_size=4",), "train.batch_size has no effect"),
         (("optimizer.momentum=0.8",), "optimizer.momentum has no effect without optimizer.name=sgd or muon"),
         (("optimizer.name=muon",), r"optimizer\.name=muon .*optimizer\.name=adamw"),

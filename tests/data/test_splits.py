@@ -24,12 +24,12 @@ from vitrail.data.splits import SplitRule
 
 def test_the_validation_split_is_stratified_and_never_takes_the_last_image(tmp_path: Path) -> None:
     counts = {"one": 1, "two": 2, "three": 3, "ten": 10, "many": 52}
-    data = open_dataset(fill(tmp_path, numbered(counts)), SplitRule(test_fraction=0.2))
+    data = open_dataset(fill(tmp_path, numbered(counts)), SplitRule(holdout_fraction=0.2))
     in_val = Counter(name.split("/")[0] for name in names_of(data, "val"))
     assert in_val == {"two": 1, "three": 1, "ten": 2, "many": 10}
     assert len(data.notes) == 1 and has_note(data.notes, "single image", "'one'")
     assert not names_of(data, "val") & names_of(data, "train")
-    mostly = open_dataset(tmp_path, SplitRule(test_fraction=0.99))
+    mostly = open_dataset(tmp_path, SplitRule(holdout_fraction=0.99))
     assert Counter(name.split("/")[0] for name in names_of(mostly, "train")) == dict.fromkeys(counts, 1)
 
 
@@ -102,7 +102,7 @@ def open_groups(root: Path, rows: list[tuple[str, str]], seed: int, fraction: fl
     fill(root, [f"{i}.png" for i in range(len(rows))])
     lines = [f"{i}.png,{label},{group}" for i, (label, group) in enumerate(rows)]
     (root / "list.csv").write_text("\n".join(["path,label,group", *lines]))
-    return open_dataset(root / "list.csv", SplitRule(split_seed=seed, test_fraction=fraction))
+    return open_dataset(root / "list.csv", SplitRule(split_seed=seed, holdout_fraction=fraction))
 
 
 def count_of(data: Dataset, split: str) -> Counter[str]:
@@ -164,7 +164,7 @@ def test_the_fingerprint_depends_on_content_names_and_classes_only(tmp_path: Pat
     copied = shutil.copytree(root, tmp_path / "two")
     os.utime(copied / "a/0.png", (1, 1))
     assert open_dataset(copied).fingerprint == fingerprint
-    assert open_dataset(root, SplitRule(test_fraction=0.5), classes=["b", "a"]).fingerprint == fingerprint
+    assert open_dataset(root, SplitRule(holdout_fraction=0.5), classes=["b", "a"]).fingerprint == fingerprint
     (copied / "a/0.png").write_bytes(image_bytes(200))
     swapped = open_dataset(copied).fingerprint
     (copied / "a/0.png").rename(copied / "b/extra.png")

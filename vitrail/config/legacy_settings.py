@@ -11,7 +11,7 @@ from vitrail.errors import UserError
 RENAMED: dict[str, dict[str, str]] = {
     "model": {"initial": "init", "head": "head_init"},
     "data": {
-        "holdout": "test_fraction",
+        "holdout": "holdout_fraction",
         "monitor": "val_fraction",
         "val": "val_as_test",
         "test": "use_test",

@@ -61,7 +61,7 @@ class DataConfig(Schema):
     path: str = ""
     quarantine: str = ""  # list of images to skip, written by `vitrail check`
     follow_links: bool = True  # false: skip symbolic links in the data
-    test_fraction: float = Field(default=0.2, gt=0, lt=1)  # of each class, if the data has no split
+    holdout_fraction: float = Field(default=0.2, gt=0, lt=1)  # of each class, if the data has no split
     # Fraction of the training images used for validation if the data has a test split only. 0: no validation; train on
     # all images except the test split
     val_fraction: float = Field(default=0.1, ge=0, lt=1)

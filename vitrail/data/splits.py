@@ -27,7 +27,7 @@ class SplitRule:
     its data defines the split.
     """
 
-    test_fraction: float = 0.2  # of each class becomes "val", in data without a validation or test split
+    holdout_fraction: float = 0.2  # of each class becomes "val", in data without a validation or test split
     # Fraction of each training class that becomes "val", in data with a test split only, so that nothing uses the test
     # images before the end. 0: no validation split, and the images of a "val" split are training images too.
     val_fraction: float = 0.1
@@ -36,8 +36,8 @@ class SplitRule:
     group_similar: bool = True  # similar images stay in one split
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_fraction < 1:
-            raise UserError(f"test_fraction must be between 0 and 1, not {self.test_fraction}")
+        if not 0 < self.holdout_fraction < 1:
+            raise UserError(f"holdout_fraction must be between 0 and 1, not {self.holdout_fraction}")
         if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction must be at least 0 and below 1, not {self.val_fraction}")
 
@@ -54,7 +54,7 @@ class SplitRule:
             return replace(images, splits=["train" if name == "val" else name for name in images.splits])
         if "val" in images.splits:
             return images
-        fraction = self.val_fraction if "test" in images.splits else self.test_fraction
+        fraction = self.val_fraction if "test" in images.splits else self.holdout_fraction
         similar = similar_groups(descriptors) if self.group_similar else None
         return make_val_split(images, digests, similar, fraction, self.split_seed, notes)
 

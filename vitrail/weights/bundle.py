@@ -67,7 +67,7 @@ class _Data(_Known):
     fingerprint: str = ""
     images: dict[str, int] = Field(default_factory=dict)
     given_split: bool = False
-    test_fraction: float = 0
+    holdout_fraction: float = 0
     val_fraction: float = 0
     split_seed: int = 0
     group_similar: bool = False

@@ -60,9 +60,9 @@ def test_split_group_weight_and_unknown_columns(tmp_path: Path) -> None:
 def test_multilabel_tables_in_csv_and_parquet(tmp_path: Path) -> None:
     sets = [("red",), ("red", "round"), (), ("square",)] * 3
     text = "path,labels\n" + "".join(f"{p},{'|'.join(names)}\n" for p, names in zip(IMAGES, sets, strict=True))
-    from_csv = open_dataset(table(tmp_path, text), SplitRule(test_fraction=0.3))
+    from_csv = open_dataset(table(tmp_path, text), SplitRule(holdout_fraction=0.3))
     pq.write_table(pa.table({"path": IMAGES, "labels": [list(names) for names in sets]}), tmp_path / "list.parquet")
-    from_parquet = open_dataset(tmp_path / "list.parquet", SplitRule(test_fraction=0.3))
+    from_parquet = open_dataset(tmp_path / "list.parquet", SplitRule(holdout_fraction=0.3))
     assert from_csv.fingerprint == from_parquet.fingerprint
     for data in (from_csv, from_parquet):
         assert data.classes == ("red", "round", "square")
@@ -77,7 +77,7 @@ def test_a_group_stays_in_one_split(tmp_path: Path) -> None:
     images = [f"{i}.png" for i in range(60)]
     text = "path,label,group\n" + "".join(f"{name},{'ab'[i % 2]},{i // 6}\n" for i, name in enumerate(images))
     for seed in range(4):
-        data = open_dataset(table(tmp_path, text, images=images), SplitRule(test_fraction=0.3, split_seed=seed))
+        data = open_dataset(table(tmp_path, text, images=images), SplitRule(holdout_fraction=0.3, split_seed=seed))
         groups = {split: {int(Path(name).stem) // 6 for name in names_of(data, split)} for split in data.splits}
         assert groups["train"] and groups["val"] and not groups["train"] & groups["val"]
         assert 6 <= len(data.splits["val"]) <= 30

@@ -167,8 +167,8 @@ def test_paths_that_are_not_a_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 2])
 def test_a_test_fraction_outside_0_to_1_is_an_error(tmp_path: Path, fraction: float) -> None:
-    with pytest.raises(UserError, match=f"test_fraction .*between 0 and 1, not {fraction}"):
-        open_dataset(tmp_path, SplitRule(test_fraction=fraction))
+    with pytest.raises(UserError, match=f"holdout_fraction .*between 0 and 1, not {fraction}"):
+        open_dataset(tmp_path, SplitRule(holdout_fraction=fraction))
 
 
 def test_no_decodable_image(tmp_path: Path) -> None:
