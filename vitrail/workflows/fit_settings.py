@@ -18,7 +18,7 @@ from vitrail.training.blocks import transformer_blocks
 from vitrail.training.optimizer import parameter_groups
 from vitrail.training.precision import choose_precision
 from vitrail.training.tensorboard import require_tensorboard
-from vitrail.workflows.resolve import parse_settings
+from vitrail.workflows.validate import parse_settings
 
 UNREAD = (
     "optimizer.freeze",

@@ -21,10 +21,8 @@ from vitrail.config import (
     TrainConfig,
     check_no_unused,
     check_resolved,
-    key_paths,
     leaves,
     merge,
-    parse_overrides,
     read_recipe,
     read_recipe_file,
     validate,
@@ -32,7 +30,7 @@ from vitrail.config import (
 from vitrail.data.dataset import Dataset, open_dataset
 from vitrail.data.splits import SplitRule
 from vitrail.data.transforms import resolve_preprocess
-from vitrail.errors import UserError, did_you_mean, user_path
+from vitrail.errors import UserError, user_path
 from vitrail.inference.device import choose_device
 from vitrail.models.flops import count_macs
 from vitrail.models.variants import parse_name
@@ -52,11 +50,10 @@ from vitrail.workflows.choose import (
 )
 from vitrail.workflows.network import network_from_weights, new_network
 from vitrail.workflows.starting_weights import choose_start, random_start_decision, starts_automatically
-from vitrail.workflows.validate import check_requirements
+from vitrail.workflows.validate import check_probe_settings, check_requirements
 
 if TYPE_CHECKING:
     import torch
-
 
 SMALL_STEP = 1.5e13  # FLOP: about 50 ms on a fast GPU, and launching the kernels of a step takes the CPU as long
 
@@ -167,11 +164,11 @@ class _Resolver:
         from_user = self.user_settings
         self.user_settings = with_recipe_file(name, self.user_settings)
         values = merge(merge({"recipe": name}, read_recipe(name)), self.user_settings)
-        if "epochs" in from_user.get("train", {}):  # --epochs wins over the steps of the recipe
-            values["train"].pop("steps", None)
+        if "epochs" in from_user.get("train", {}):
+            values["train"].pop("steps", None)  # --epochs wins over the steps of the recipe
         self.config = validate(RunConfig, values, "settings")
         if self.config.kind == "probe":
-            _check_probe_settings(from_user)
+            check_probe_settings(from_user)
 
     def set(self, path: str, value: Any) -> None:
         section, key = path.split(".")
@@ -246,9 +243,7 @@ def read_data(config: RunConfig, scanned: Callable[[int, int], None] | None) -> 
         progress=scanned,
     )
     if data.val_fraction == 0 and config.kind == "masked":
-        raise UserError(
-            "masked-patch pre-training is measured on validation images only: set data.val_fraction above 0"
-        )
+        raise UserError("masked-patch pre-training is measured on validation images: set data.val_fraction above 0")
     if not data.use_test and "test" in dataset.splits:
         dataset = replace(dataset, splits={name: samples for name, samples in dataset.splits.items() if name != "test"})
     if data.val_fraction == 0 and not dataset.splits.keys() & {"val", "test"}:
@@ -288,21 +283,9 @@ def write_config(path: Path, values: dict[str, Any]) -> None:
 
 
 def _choice_inputs(dataset: Dataset, device: torch.device, weights: Weights | None) -> ChoiceInputs:
-    start = weights.card.model if weights else None
     images, classes = len(dataset.splits["train"]), len(dataset.classes)
+    start = weights.card.model if weights else None
     return ChoiceInputs(images, classes, dataset.median_size, device.type, start, dataset.multilabel)
-
-
-def parse_settings(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse settings given as "section.key=value" into a nested dictionary; unknown keys raise UserError."""
-    settings = parse_overrides(overrides)
-    known = key_paths(RunConfig)
-    for path in leaves(settings):
-        if path not in known:
-            raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
-    if {"steps", "epochs"} <= settings.get("train", {}).keys():
-        raise UserError("train.steps and train.epochs both set the length of training: set one of them")
-    return settings
 
 
 def with_recipe_file(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -315,11 +298,3 @@ def with_recipe_file(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     if "epochs" in settings.get("train", {}):
         from_file.get("train", {}).pop("steps", None)
     return merge(from_file, settings)
-
-
-def _check_probe_settings(settings: dict[str, Any]) -> None:
-    """Raise UserError for a training setting: a linear probe does not train the network."""
-    used = ("data.", "model.", "preprocess", "probe.", "train.seed", "train.device")
-    for path in leaves(settings):
-        if not path.startswith(used):
-            raise UserError(f"{path} has no effect with the probe recipe: leave it out")

@@ -207,34 +207,21 @@ def read_run(
     latest = CheckpointManager(folder / "checkpoints", written.train.keep_checkpoints).latest()
     if latest is None:
         raise UserError(f"{folder} has no checkpoint to resume from: start the run again with --overwrite")
-    saved, damaged = latest
-    missing = {
-        "config",
-        "model",
-        "preprocess",
-        "fingerprint",
-        "environment",
-        "decisions",
-        "seconds",
-    } - saved.facts.keys()
-    if missing:
-        raise UserError(
-            f"the checkpoint of {folder} was written by an incompatible version of vitrail: start the run again"
-        )
+    saved, warnings = latest
+    if NEEDED - saved.facts.keys():
+        raise UserError(f"the checkpoint of {folder} is of an incompatible version of vitrail: start the run again")
     facts = read_facts(saved, folder)
     config = validate(RunConfig, facts["config"], "checkpoint")
     if written != config:
         _check_changes(folder, config, written, facts["step"], accept_changes, console)
         config = written
-    for sentence in damaged:
-        console.print(f"[yellow]{escape(sentence)}[/]")
     if facts.get("teacher", now := _teacher_digest(config)) != now:
-        sentence = f"the teacher, {config.objective.teacher}, has changed since the run was started"
+        warnings.append(f"the teacher, {config.objective.teacher}, has changed since the run was started")
         if not accept_changes:
-            raise UserError(
-                f"{sentence}: restore its weights, add --accept-changes, or start a new run with another --out"
-            )
-        console.print(f"[yellow]{escape(sentence)}[/]")
+            advice = "restore its weights, add --accept-changes, or start a new run with another --out"
+            raise UserError(f"{warnings[-1]}: {advice}")
+    for warning in warnings:
+        console.print(f"[yellow]{escape(warning)}[/]")
     dataset = _same_data(config, facts, accept_changes, console, interrupts)
     device = choose_device(config.train.device)
     warn_machine_changed(facts["environment"], environment(device), console)
@@ -310,6 +297,5 @@ def warn_machine_changed(then: dict[str, str], now: dict[str, str], console: Con
     changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
     if changed:
         console.print(
-            f"[yellow]the machine or a library changed ({escape('; '.join(changed))}): results may differ in the last "
-            "digits[/]",
+            f"[yellow]the machine or a library changed ({escape('; '.join(changed))}): the last digits may differ[/]"
         )

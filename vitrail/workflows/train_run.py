@@ -34,7 +34,7 @@ from vitrail.workflows.batches import ImageBatches, make_validation
 from vitrail.workflows.finish import finish
 from vitrail.workflows.fit import fit
 from vitrail.workflows.new_run import prepare_run, run_probe
-from vitrail.workflows.resolve import Plan, make_plan, parse_settings
+from vitrail.workflows.resolve import Plan, make_plan
 from vitrail.workflows.resume import check_same_settings, has_saved_run, is_finished, read_run, resumed_facts
 from vitrail.workflows.run_folder import (
     check_inputs_are_outside,
@@ -48,6 +48,7 @@ from vitrail.workflows.run_folder import (
 from vitrail.workflows.run_model import build_trained_module, final_network, task_of_plan
 from vitrail.workflows.run_training import TrainResult, resume_advice, train_in_folder
 from vitrail.workflows.show import scan_progress, show_data, show_decisions
+from vitrail.workflows.validate import parse_settings
 
 CUSTOM_MODULE = ("objective", "source", "evaluator")  # the old names of task, batches and evaluate of `vitrail.fit`
 

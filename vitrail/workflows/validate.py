@@ -1,13 +1,28 @@
-"""Check the requirements of a run beyond its settings: starting weights, a teacher, installed libraries."""
+"""Check settings against the schema, and what a run requires beyond them: starting weights, a teacher, libraries."""
 
 from __future__ import annotations
 
-from vitrail.config import RunConfig
-from vitrail.errors import UserError
+from collections.abc import Sequence
+from typing import Any
+
+from vitrail.config import RunConfig, key_paths, leaves, parse_overrides
+from vitrail.errors import UserError, did_you_mean
 from vitrail.models.variants import parse_name
 from vitrail.training.tensorboard import require_tensorboard
 from vitrail.weights.names import local_path
 from vitrail.weights.read import Weights
+
+
+def parse_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse settings given as "section.key=value" into a nested dictionary; unknown keys raise UserError."""
+    settings = parse_overrides(overrides)
+    known = key_paths(RunConfig)
+    for path in leaves(settings):
+        if path not in known:
+            raise UserError(f"--set: unknown key '{path}'{did_you_mean(path, known)}")
+    if {"steps", "epochs"} <= settings.get("train", {}).keys():
+        raise UserError("train.steps and train.epochs both set the length of training: set one of them")
+    return settings
 
 
 def check_requirements(config: RunConfig, weights: Weights | None, automatic_start: bool = False) -> None:
@@ -59,3 +74,11 @@ def _check_masked(config: RunConfig, resnet: bool) -> None:
         raise UserError("masked-patch pre-training has no classification loss: leave out the settings of objective")
     if config.optimizer.freeze or config.lora.rank:
         raise UserError("masked-patch pre-training trains the whole network: leave out optimizer.freeze and lora.rank")
+
+
+def check_probe_settings(settings: dict[str, Any]) -> None:
+    """Raise UserError for a training setting: a linear probe does not train the network."""
+    used = ("data.", "model.", "preprocess", "probe.", "train.seed", "train.device")
+    for path in leaves(settings):
+        if not path.startswith(used):
+            raise UserError(f"{path} has no effect with the probe recipe: leave it out")
