@@ -50,8 +50,8 @@ from vitrail.workflows.train_test_overlap import TrainingRecord, earlier_trainin
 # Automatic values: config.toml has the value that was chosen, so these may be given again.
 CHOSEN = {"train.micro_batch_size": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
 # Settings that the tensors of a checkpoint depend on.
-FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
-         "precision.parameters")  # fmt: skip
+FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "precision.parameters", "train.ema")
+FIXED += ("optimizer.name", "optimizer.freeze")
 NEEDED = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"}  # facts, to resume
 
 
@@ -140,10 +140,11 @@ def resumed_facts(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 def has_saved_run(folder: Path) -> bool:
     """Whether a folder holds a checkpoint or a finished run."""
-    if CheckpointManager(folder / "checkpoints", 1).steps() or is_finished(folder):
+    checkpoints = folder / "checkpoints"
+    if CheckpointManager(checkpoints, 1).steps() or is_finished(folder):
         return True
-    if any((folder / "checkpoints").glob("step_*")):
-        raise UserError(f"no checkpoint in {folder / 'checkpoints'} is complete: start again with --overwrite")
+    if any(checkpoints.glob("step_*")):
+        raise UserError(f"no checkpoint in {checkpoints} is complete: start again with --overwrite")
     return False
 
 
@@ -199,7 +200,7 @@ def read_run(
     """The plan of an unfinished run, and the checkpoint to resume from."""
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: it has no config.toml")
-    if (folder / "model.safetensors").is_file():
+    if is_finished(folder):
         raise UserError(f"the run in {folder} is finished: its weights are {folder / 'model.safetensors'}")
     written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
     if written.kind == "custom":
@@ -260,14 +261,14 @@ def _same_data(
 ) -> Dataset:
     with scan_progress(console, interrupts) as scanned:
         dataset = read_data(config, scanned)
-    if dataset.fingerprint == facts["fingerprint"]:
-        return dataset
-    if not accept_changes:
-        raise UserError(
-            f"the images in {config.data.path} have changed since the run was started{_image_counts(facts, dataset)}; "
-            "restore them, add --accept-changes, or start a new run with another --out"
-        )
-    console.print("[yellow]the images have changed since the run was started[/]")
+    if dataset.fingerprint != facts["fingerprint"]:
+        if not accept_changes:
+            counts = _image_counts(facts, dataset)
+            raise UserError(
+                f"the images in {config.data.path} have changed since the run was started{counts}; "
+                "restore them, add --accept-changes, or start a new run with another --out"
+            )
+        console.print("[yellow]the images have changed since the run was started[/]")
     return dataset
 
 
@@ -278,10 +279,8 @@ def _images(dataset: Dataset) -> dict[str, int]:
 def _image_counts(facts: dict[str, Any], dataset: Dataset) -> str:
     """The number of images in each split then and now, for a message; old checkpoints have none."""
     now, then = _images(dataset), facts.get("images")
-    if then is None:
-        return ""
-    if then == now:
-        return ": the number is the same, but not the images"
+    if then is None or then == now:
+        return "" if then is None else ": the number is the same, but not the images"
     before, after = (", ".join(f"{count:,} {name}" for name, count in images.items()) for images in (then, now))
     return f": {before} then, {after} now"
 
