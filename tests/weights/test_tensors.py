@@ -89,7 +89,7 @@ def safetensors_file(path: Path, header: dict, data: bytes) -> Path:
 def test_a_header_of_too_many_tensors(tmp_path):
     nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     path = safetensors_file(tmp_path / "a.safetensors", {f"t{index}": nothing for index in range(100_001)}, b"")
-    with pytest.raises(UserError, match="has 100,001 tensors, and no network has more than 100,000"):
+    with pytest.raises(UserError, match="has 100,001 tensors"):
         read_header(path)
 
 

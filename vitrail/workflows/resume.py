@@ -50,8 +50,8 @@ from vitrail.workflows.train_test_overlap import TrainingRecord, earlier_trainin
 # Automatic values: config.toml has the value that was chosen, so these may be given again.
 CHOSEN = {"train.micro_batch_size": 0, "train.compile": "auto", "train.device": "auto", "precision.compute": "auto"}
 # Settings that the tensors of a checkpoint depend on.
-FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "precision.parameters", "train.ema")
-FIXED += ("optimizer.name", "optimizer.freeze")
+FIXED = ("kind", "model.", "preprocess.", "lora.", "masked.target", "optimizer.name", "optimizer.freeze", "train.ema",
+         "precision.parameters")  # fmt: skip
 NEEDED = {"config", "model", "preprocess", "fingerprint", "environment", "decisions", "seconds"}  # facts, to resume
 
 
