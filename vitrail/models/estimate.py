@@ -112,24 +112,24 @@ def estimate_training_step(config: NetworkConfig, batch: int, device: Accelerato
     spent = cost(config, whole=False)
     empty = training_memory(spent, 0)
     free = device.memory - empty.weights - empty.optimizer - empty.activations - WORKSPACE
-    largest = math.floor(free / (spent.saved + spent.passing)) if empty.total < device.memory else 0
+    largest = math.floor(free / (spent.saved + spent.transient_bytes)) if empty.total < device.memory else 0
     return StepEstimate(batch, training_memory(spent, batch), step_seconds(spent, batch, device), largest)
 
 
 def training_memory(spent: Cost, batch: int) -> MemoryEstimate:
     """Peak memory of a training step with `batch` images."""
     weights = 4 * spent.parameters
-    return MemoryEstimate(weights, weights, 2 * weights, weights / 2 + (spent.saved + spent.passing) * batch)
+    return MemoryEstimate(weights, weights, 2 * weights, weights / 2 + (spent.saved + spent.transient_bytes) * batch)
 
 
 def step_seconds(spent: Cost, batch: int, device: Accelerator) -> float:
     """Seconds of a training step: those of the device, or of the host's kernel launches if they take longer."""
     products = 3 * 2 * (spent.macs - spent.fused) * batch / (PRODUCTS * device.flops)
-    attention = 2 * spent.tiled * batch / (ATTENTION * device.flops)
-    streamed = spent.streamed * batch / (STREAM * device.bandwidth)
-    moved = spent.moved * batch / (ELEMENTWISE * device.bandwidth)
+    attention = 2 * spent.attention_step_macs * batch / (ATTENTION * device.flops)
+    matmul_bytes = spent.matmul_bytes * batch / (STREAM * device.bandwidth)
+    elementwise_bytes = spent.elementwise_bytes * batch / (ELEMENTWISE * device.bandwidth)
     update = UPDATE * spent.parameters / (STREAM * device.bandwidth)
-    return max(products + attention + streamed + moved + update, START + spent.kernels * LAUNCH)
+    return max(products + attention + matmul_bytes + elementwise_bytes + update, START + spent.kernels * LAUNCH)
 
 
 def training_flops(config: NetworkConfig, images: float) -> float:

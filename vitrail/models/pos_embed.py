@@ -30,7 +30,7 @@ class LearnedPositions(nn.Module):
         return tokens + (F.pad(self.table, (0, 0, self.skip, 0)) if self.skip else self.table)  # (B, T, D)
 
 
-class AxisPositions(nn.Module):
+class Learned2dPositions(nn.Module):
     """Learned 2-D embedding: one half of the vector for the patch's column, the other for its row."""
 
     def __init__(self, config: ModelConfig):
@@ -102,7 +102,7 @@ class RelativePositions(nn.Module):
         """The bias of the attention scores: (B, heads, queries, D/heads) -> (B, heads, queries, T)."""
         queries = queries / queries.shape[-1] ** 0.5
         offsets = 2 * self.patches - 1
-        inside = self._slide(queries[:, :, self.prefix :] @ self.table[:offsets].flip(0).T)
+        inside = self._relative_shift(queries[:, :, self.prefix :] @ self.table[:offsets].flip(0).T)
         if not self.prefix:
             return inside
         start, to, among = (queries @ self.table[offsets:].T).split(1, dim=-1)  # each (B, heads, queries, 1)
@@ -111,7 +111,7 @@ class RelativePositions(nn.Module):
         rest = [to[:, :, self.prefix :].expand(shape), inside]
         return torch.cat([torch.cat(first, dim=-1), torch.cat(rest, dim=-1)], dim=2)
 
-    def _slide(self, scores: Tensor) -> Tensor:
+    def _relative_shift(self, scores: Tensor) -> Tensor:
         """Select the scores of the N keys of patch i from its scores for all offsets +(N-1) to -(N-1).
 
         Row i needs columns N-1-i to 2N-2-i. With one padding column, the rows of length 2N are reread as rows of length
@@ -126,7 +126,7 @@ class RelativePositions(nn.Module):
         return flat[..., count - 1 : count - 1 + length].unflatten(2, (scores.shape[2], 2 * count - 1))[..., :count]
 
 
-ADDED = {"1d": LearnedPositions, "2d": AxisPositions, "sincos": SinCosPositions}
+ADDED = {"1d": LearnedPositions, "2d": Learned2dPositions, "sincos": SinCosPositions}
 
 
 def build_pos_embed(config: ModelConfig) -> nn.Module:

@@ -39,7 +39,7 @@ RESNET = re.compile(r"R(?P<layers>\d+)x(?P<factor>[1-9]\d?)")
 
 
 def config_from_name(name: str, num_classes: int, image_size: int | Size = 224, **options: Any) -> NetworkConfig:
-    """The config of a named network: `configure("S/16", 10, (224, 320), pool="gap")`."""
+    """The config of a named network: `config_from_name("S/16", 10, (224, 320), pool="gap")`."""
     if not isinstance(name, str):
         raise UserError(f"name must be a string, such as 'S/16', not {type(name).__name__}")
     check_integer("num_classes", num_classes, "the number of classes", least=0)

@@ -59,7 +59,7 @@ class VisionTransformer(nn.Module):
         self.pools_class_token = config.pool == "token"
         self.positions_at_blocks = config.positions_at != "stem"
         if self.pools_class_token:
-            self.blocks[-1].keep = 1
+            self.blocks[-1].keep = 1  # the head needs no other token of the last block
         if self.positions_at_blocks:
             shared = [self.pos_embed] * len(self.blocks)
             modules = self.pos_embed if isinstance(self.pos_embed, nn.ModuleList) else shared
@@ -98,7 +98,7 @@ class VisionTransformer(nn.Module):
         x = self.add_prefix_tokens(x)  # (B, T, D)
         x = self.add_positions(x)
         for block in self.blocks:
-            x = block(x)
+            x = block(x)  # Block.forward; Block.__call__ adds positions of its own, checkpointing and hooks, if set
         return self.pre_logits(self.pool(self.norm(x)))
 
     def add_prefix_tokens(self, patches: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def choose_micro_batch_size(
         free = MEMORY_FRACTION * available_memory() / ranks.local_world_size - 0.75 * state_bytes
     model_cost = cost(model, whole=False)
     factor = 1.0 if config.precision.compute == "bf16" else FLOAT32_FACTOR
-    fits = int(free / (factor * (model_cost.saved + model_cost.passing)))
+    fits = int(free / (factor * (model_cost.saved + model_cost.transient_bytes)))
     return len(example) if fits >= len(example) else _even_size(len(example), max(1, fits))
 
 

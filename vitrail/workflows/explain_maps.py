@@ -23,18 +23,23 @@ from vitrail.workflows.explain_options import ExplainOptions
 
 
 def explain_images(
-    classifier: Classifier, net: VisionTransformer, seen: InputImages, shown: int, wanted: ExplainOptions, bar: Progress
+    classifier: Classifier,
+    net: VisionTransformer,
+    images: InputImages,
+    shown: int,
+    options: ExplainOptions,
+    bar: Progress,
 ) -> list[ExplainedImage]:
     """Draw the maps of `shown` of the images, evenly chosen, with the prediction for each."""
-    indices = evenly(len(seen.pixels), shown) if shown else []
+    indices = evenly(len(images.pixels), shown) if shown else []
     explained = []
     for number, index in enumerate(bar.track(indices, description="maps")):
-        pixels = next(normalised_batches(classifier, seen.pixels[index : index + 1]))
-        prediction, panels = _panels(classifier, net, pixels, wanted)
-        heads = attention_maps(net, pixels, wanted.layers)[0][:, wanted.heads]
-        name, file = seen.names[index], f"image-{number:02d}"
-        maps = draw_maps(seen.picture(index), panels, name)
-        heads_plot = draw_heads(seen.picture(index), heads, wanted.layers, wanted.heads, name)
+        pixels = next(normalised_batches(classifier, images.pixels[index : index + 1]))
+        prediction, panels = _panels(classifier, net, pixels, options)
+        heads = attention_maps(net, pixels, options.layers)[0][:, options.heads]
+        name, file = images.names[index], f"image-{number:02d}"
+        maps = draw_maps(images.picture(index), panels, name)
+        heads_plot = draw_heads(images.picture(index), heads, options.layers, options.heads, name)
         explained.append(
             ExplainedImage(name, prediction, PageFigure(f"{file}-maps", maps), PageFigure(f"{file}-heads", heads_plot))
         )
@@ -42,7 +47,7 @@ def explain_images(
 
 
 def _panels(
-    classifier: Classifier, net: VisionTransformer, pixels: Tensor, wanted: ExplainOptions
+    classifier: Classifier, net: VisionTransformer, pixels: Tensor, options: ExplainOptions
 ) -> tuple[str, list[MapPanel]]:
     """The prediction for one image, and the maps that explain it."""
     classes = classifier.classes
@@ -52,8 +57,8 @@ def _panels(
     with torch.no_grad():
         logits = net(pixels).float().cpu()
     order = logits[0].argsort(descending=True, stable=True).tolist()
-    why = wanted.why if wanted.why is not None else next(k for k in order if k != wanted.rather_than)
-    rather = [wanted.rather_than] if wanted.rather_than is not None else [k for k in order if k != why][:1]
+    why = options.why if options.why is not None else next(k for k in order if k != options.rather_than)
+    rather = [options.rather_than] if options.rather_than is not None else [k for k in order if k != why][:1]
     prediction = f"{short_name(classes[order[0]], 18)} {percent(float(classifier.probabilities(logits)[0, order[0]]))}"
     panels = [MapPanel(f"input\n{prediction}", None), overview]
     for first, second in [([why], rather), (rather, [why])] if rather else [([why], [])]:

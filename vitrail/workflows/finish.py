@@ -138,9 +138,7 @@ def _card(
 ) -> Card:
     dataset, data = plan.dataset, plan.config.data
     recipe = plan.config.model_dump(mode="json", exclude_none=True)
-    recipe["data"]["path"] = Path(
-        dataset.root
-    ).name  # a whole path tells run_facts the machine, not run_facts the weights
+    recipe["data"]["path"] = Path(dataset.root).name  # the full path says nothing about the weights
     recipe["model"]["weights"] = run_facts["source"]
     return Card(
         model=plan.model,

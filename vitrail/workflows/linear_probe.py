@@ -62,7 +62,7 @@ def fit_baseline(plan: Plan, net: Network | None, interrupts: Interrupts) -> tup
     images = sum(len(samples) for samples in splits.values())
     if len(splits["train"]) > SMALL_DATA or plan.dataset.multilabel:
         return None
-    if net is not None and 2 * count_macs(plan.model) * images / plan.facts.flops > BASELINE_SECONDS:
+    if net is not None and 2 * count_macs(plan.model) * images / plan.choice_inputs.flops > BASELINE_SECONDS:
         return None
     started = time.monotonic()
     name, spec, device = "the starting weights' features", plan.preprocess, plan.device

@@ -75,7 +75,7 @@ class Plan:
         return self.config.train.steps or 0  # 0 for a linear probe
 
     @property
-    def facts(self) -> ChoiceInputs:
+    def choice_inputs(self) -> ChoiceInputs:
         return _choice_inputs(self.dataset, self.device, self.weights)
 
 
@@ -139,9 +139,9 @@ def make_plan(
     resolver.set("objective.teacher", absolute_spec(resolver.config.objective.teacher))
     check_requirements(resolver.config, weights)  # again, because the recipe may have been chosen automatically
     if dataset.multilabel and resolver.config.kind != "masked":
-        resolver.fix_multilabel_loss()
+        resolver.resolve_multilabel_loss()
     if resolver.config.kind != "probe":
-        resolver.fix_training(facts, model, device)
+        resolver.resolve_training(facts, model, device)
         check_resolved(resolver.config, device.type, world)
     check_no_unused(leaves(settings), resolver.config)
     config = validate(RunConfig, resolver.config.model_dump(), "settings")  # the settings together, with all choices
@@ -183,7 +183,7 @@ class _Resolver:
                 self.set(path, value)
                 self.decisions.append(decision)
 
-    def fix_multilabel_loss(self) -> None:
+    def resolve_multilabel_loss(self) -> None:
         if self.config.kind == "probe":
             raise UserError(
                 "the probe recipe needs images with one label each, and these are multilabel: choose another --recipe"
@@ -192,24 +192,24 @@ class _Resolver:
         if self.config.objective.loss != "sigmoid":
             raise UserError("multilabel images need objective.loss=sigmoid: softmax is for one label per image")
 
-    def fix_training(self, facts: ChoiceInputs, model: NetworkConfig, device: torch.device) -> None:
+    def resolve_training(self, facts: ChoiceInputs, model: NetworkConfig, device: torch.device) -> None:
         """Batch size, length, precision, compilation and warm-up."""
         self.choose(choose_batch(facts, self.config.train))
         if self.config.train.steps is None and self.config.train.epochs is None:
             self.choose(choose_length(facts, self.config.train, model))
-        self.fix_precision(device)
-        self.fix_compile(device, 6.0 * count_macs(model) * self.config.train.batch_size)
-        self.fix_steps(facts.images)
+        self.resolve_precision(device)
+        self.resolve_compile(device, 6.0 * count_macs(model) * self.config.train.batch_size)
+        self.resolve_steps(facts.images)
         self.choose(choose_warmup(self.config.schedule, self.config.train.steps or 0))
 
-    def fix_precision(self, device: torch.device) -> None:
+    def resolve_precision(self, device: torch.device) -> None:
         setting = self.config.precision.compute
         precision, why = choose_precision(setting, device)
         self.set("precision.compute", precision)
         if setting == "auto":
             self.decisions.append(Decision("precision", precision, why))
 
-    def fix_compile(self, device: torch.device, flops: float) -> None:
+    def resolve_compile(self, device: torch.device, flops: float) -> None:
         """`flops`: FLOP of a training step."""
         if self.config.train.compile != "auto":
             return
@@ -219,7 +219,7 @@ class _Resolver:
             why = "CUDA graphs, because the steps are short" if how == "graphs" else "there is a GPU"
             self.decisions.append(Decision("compile", how, why))
 
-    def fix_steps(self, images: int) -> None:
+    def resolve_steps(self, images: int) -> None:
         """Convert epochs to steps, so that config.toml has the exact length of the run."""
         self.set("train.steps", total_steps(self.config.train, images))
         self.set("train.epochs", None)

@@ -60,7 +60,7 @@ LOCK = ".lock"
 NEW = ".vitrail-new"  # a new run, until its first checkpoint
 OLD = ".vitrail-old"  # the earlier run, until the new one is finished
 REPLACED = "replaced"  # in NEW: a replaced unfinished run, while OLD holds a finished one
-WEAK = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # file names that other programs use too
+COMMON_NAMES = ("metrics.jsonl", PREDICTIONS, OLD_PREDICTIONS, EXCLUDED)  # file names that other programs use too
 
 
 def check_output_folder(out: str | Path | None, overwrite: bool, may_resume: bool = False) -> None:
@@ -117,7 +117,7 @@ def files_of_run(folder: Path) -> list[Path]:
     paths, run = [], is_vitrail_file(folder / "config.toml")
     for name in FILES:
         path = folder / name
-        if path.is_symlink() or (is_vitrail_file(path) and (run or name not in WEAK)):
+        if path.is_symlink() or (is_vitrail_file(path) and (run or name not in COMMON_NAMES)):
             paths.append(path)
         elif path.exists():
             _refuse(path)

@@ -28,7 +28,7 @@ from vitrail.inference.classifier import Classifier
 from vitrail.weights.bundle import Card, read_trained_on
 from vitrail.weights.read import Weights
 
-STRAY = 0.01  # if at most this fraction is known to be training images, images of unknown origin are kept
+MAX_STRAY_FRACTION = 0.01  # if at most this fraction is known to be training images, images of unknown origin are kept
 
 
 class TrainingRecord(NamedTuple):
@@ -102,7 +102,7 @@ def _without_trained(
     """The images without those that any of the weights were trained on, and the description with their number.
 
     Old weights record a part of their training images only (a sketch). Images that it says nothing about are doubtful:
-    they are excluded too, unless few of the others are training images (`STRAY`)."""
+    they are excluded too, unless few of the others are training images (`MAX_STRAY_FRACTION`)."""
     seen, doubtful, chance = np.zeros(len(samples), bool), np.zeros(len(samples), bool), 0.0
     for card, digests in weights:
         seen |= match_digests(samples, digests)
@@ -117,7 +117,7 @@ def _without_trained(
     if not seen.any():
         return samples, sentence
     doubtful &= ~seen
-    keep_doubtful = chance < STRAY  # a few stray copies, not the training set
+    keep_doubtful = chance < MAX_STRAY_FRACTION  # a few stray copies, not the training set
     kept = ~seen if keep_doubtful else ~(seen | doubtful)
     if not kept.any():
         raise UserError(f"these weights were trained on every image of {data}: no image is left to measure on")

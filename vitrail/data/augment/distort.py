@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.augment.policy import BOX_ONE, BOX_PASSES, Layer, LayerArguments, Op
+from vitrail.data.augment.policy import BOX_ONE, BOX_PASSES, Layer, Op, OpArguments
 from vitrail.data.to_device import on_device
 
 FILL = 128  # value outside the image
@@ -27,7 +27,7 @@ LUMA = (19595.0, 38470.0, 7471.0)  # over 65536, as in Pillow; all sums are belo
 
 
 class KernelArguments(NamedTuple):
-    """Arguments of the rows that a kernel processes, on their device; see LayerArguments."""
+    """Arguments of the rows that a kernel processes, on their device; see OpArguments."""
 
     factor: Tensor  # float32 (n, 1, 1, 1)
     integers: Tensor  # int32 (n, 6)
@@ -48,7 +48,7 @@ def distort(pixels: Tensor, layers: Sequence[Layer]) -> Tensor:
     rows = np.arange(len(pixels))  # rows[k]: index of the sample in row k
     pixels = pixels if grouped else pixels.clone()
     for layer in layers:
-        arguments = LayerArguments.of(layer, pixels.shape[-2], pixels.shape[-1])
+        arguments = OpArguments.of(layer, pixels.shape[-2], pixels.shape[-1])
         kernels = _KERNEL_OF[layer.op]
         kernels[(layer.op == Op.BLUR) & (arguments.integers[:, 2] > 0)] = _WIDE_BLUR
         if grouped:

@@ -177,7 +177,7 @@ TIMM: dict[Op, Range] = {
 
 
 @dataclass(frozen=True)
-class LayerArguments:
+class OpArguments:
     """Kernel arguments of a layer."""
 
     factor: np.ndarray  # float32 (B,): the value
@@ -185,7 +185,7 @@ class LayerArguments:
     table: np.ndarray  # uint8 (B, 256): new value of each value, for operations that are a lookup table
 
     @classmethod
-    def of(cls, layer: Layer, height: int, width: int) -> LayerArguments:
+    def of(cls, layer: Layer, height: int, width: int) -> OpArguments:
         op, value = layer.op, layer.value
         integers = np.zeros((len(op), 6))
         moved, blurred, cut = (op >= Op.ROTATE) & (op <= Op.TRANSLATE_Y), op == Op.BLUR, op == Op.CUTOUT
@@ -196,8 +196,8 @@ class LayerArguments:
             integers[cut, 0:2], integers[cut, 2:4] = centre - value[cut, None], centre + value[cut, None]
         return cls(value.astype(np.float32), integers.astype(np.int32), _tables(op, value))
 
-    def __getitem__(self, rows: np.ndarray) -> LayerArguments:
-        return LayerArguments(self.factor[rows], self.integers[rows], self.table[rows])
+    def __getitem__(self, rows: np.ndarray) -> OpArguments:
+        return OpArguments(self.factor[rows], self.integers[rows], self.table[rows])
 
 
 def _tables(op: np.ndarray, value: np.ndarray) -> np.ndarray:
