@@ -131,13 +131,14 @@ def exact_findings(source: DataSource, identical: list[list[int]], reasons: dict
         ),
         Finding(
             "conflict",
-            f"{counted(len(conflicts), 'image')} with different labels on identical files.",
-            "At most one of the labels is correct. Correct them; until then quarantine.csv lists all copies.",
+            f"{counted(len(conflicts), 'image')} stored more than once with different labels (identical files).",
+            "At most one of the labels is correct. Correct the labels. Until then, exclude all copies from training: "
+            "quarantine.csv lists them.",
             conflicts,
         ),
         Finding(
             "duplicate",
-            f"{counted(len(redundant), 'image')} more than once in one split with one label (identical files).",
+            f"{counted(len(redundant), 'image')} more than once in one split, with the same label (identical files).",
             "Each copy counts again in training and in the scores. quarantine.csv lists all but the first.",
             redundant,
         ),
@@ -181,7 +182,7 @@ def near_findings(source: DataSource, matches: Sequence[Match], reasons: dict[in
         ),
         Finding(
             "near-duplicate",
-            f"{counted(len(groups), 'group')} of near duplicates in one split with one label.",
+            f"{counted(len(groups), 'group')} of near duplicates in the same split with the same label.",
             "They add less than the same number of different images. When vitrail splits the data, it keeps each group "
             "in one split.",
             groups,
