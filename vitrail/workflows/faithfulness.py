@@ -73,7 +73,7 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
         )
     sentence = (
         f"An image is shrunk and pasted into a quarter of an image of another class. {counts}, because of what it "
-        f"covers; these are not used. Of the others, {len(pasted.pixels):,} are used, the same number for each quarter. "
+        f"covers; these are not used. Of the others, {len(pasted.pixels):,} are used, the same number per quarter. "
         f"Their prediction depends on pixels inside the pasted box, though other pixels may contribute. A map that "
         f"highlights the same patch in every image points to the box in {percent(pasted.chance)} of the images."
     )
