@@ -23,7 +23,7 @@ MIN_LEAKS = 10  # up to this many near-leaks are listed whatever their fraction:
 _CANDIDATES = 3  # images of each split that an image is compared with
 _DECODE_BATCH, _COMPARE_BATCH = 1024, 64  # pairs decoded together, and pairs compared together
 _LEAK_ADVICE = (
-    "The accuracy measured on them is too high. Exclude the training images from training: quarantine.csv lists them."
+    "The accuracy measured on them is too high. Exclude the copies from training: quarantine.csv lists them."
 )
 _LAYOUT_ADVICE = (
     "So many images look alike that they probably share a layout (screens, forms, scans). Look at them. "
