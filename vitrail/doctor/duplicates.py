@@ -22,9 +22,7 @@ MAX_LEAK_FRACTION = 0.05  # of a split; more near-leaks than this are probably a
 MIN_LEAKS = 10  # up to this many near-leaks are listed whatever their fraction: a user can look through them
 _CANDIDATES = 3  # images of each split that an image is compared with
 _DECODE_BATCH, _COMPARE_BATCH = 1024, 64  # pairs decoded together, and pairs compared together
-_LEAK_ADVICE = (
-    "The accuracy measured on them is too high. Exclude the copies from training: quarantine.csv lists them."
-)
+_LEAK_ADVICE = "The accuracy measured on them is too high. Exclude the copies from training: quarantine.csv lists them."
 _LAYOUT_ADVICE = (
     "So many images look alike that they probably share a layout (screens, forms, scans). Look at them. "
     "quarantine.csv does not list them."
