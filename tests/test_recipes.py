@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitrail.commands.recipes import EVERY_DAY, FAMILIES, family, show_recipes
+from vitrail.commands.recipes import FAMILIES, GENERAL, family, show_recipes
 from vitrail.config import (
     RunConfig,
     merge,
@@ -342,7 +342,7 @@ def test_list_of_recipes():
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(listed) == NAMES
     assert [line for line in lines if not line.startswith("  ")][:-1] == list(FAMILIES)
-    assert {family(name) for name in ("demo", "scratch", "lora", "mine.toml")} == {EVERY_DAY}
+    assert {family(name) for name in ("demo", "scratch", "lora", "mine.toml")} == {GENERAL}
     short, longer = (next(i for i, line in enumerate(lines) if f"-s16-{epochs} " in line) for epochs in (90, 150))
     assert short < longer
 

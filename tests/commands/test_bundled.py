@@ -64,8 +64,8 @@ def test_reports_are_in_the_current_folder_and_not_in_a_folder_of_that_name(fold
 
 def test_models_lists_it_with_its_card(typed):
     out = " ".join(typed("models")[1].split())
-    told = "bundled Ti/8 at 64 px, 0 million parameters, 0 MB, for research, trained on 1,234 images of other-pictures"
-    assert f"{told} top-1 43.2%. Measured on 100 images of the val split." in out
+    line = "bundled Ti/8 at 64 px, 0 million parameters, 0 MB; trained on 1,234 images of other-pictures"
+    assert f"{line}; licence: for research top-1 43.2%. Measured on 100 images of the val split." in out
 
 
 def test_models_are_listed_without_the_file(tmp_path, monkeypatch, typed):

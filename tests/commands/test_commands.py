@@ -224,7 +224,7 @@ def test_corrupt_file_is_skipped_and_named(photos, tmp_path):
     (root / "red" / "003.png").write_bytes(whole[: len(whole) // 2])
     done = vitrail("train", root, "--out", tmp_path / "out", *FEW)
     assert done.returncode == 0, done.stderr
-    assert "Skipped 1 image that cannot be used (.png 1); 'red/003.png'" in done.stdout
+    assert "Skipped 1 unusable file (.png 1). First: 'red/003.png'" in done.stdout
     assert done.stderr == ""
     assert "red/003.png" in (tmp_path / "out" / "report.html").read_text()
 

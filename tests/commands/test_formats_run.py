@@ -42,7 +42,7 @@ def test_predict_has_a_row_for_every_image(form: str, inbox: Path, stand_in: Pat
     assert code == 2
     lines = errors.splitlines()
     assert "Ignored 3 non-image files: .mp4 2, .txt 1." in lines
-    assert {"1 missing: .jpg 1", "1 broken: .avif 1", "2 in unsupported formats: .cr2 1, .svg 1"} <= set(lines)
+    assert {"1 missing: .jpg 1", "1 unreadable: .avif 1", "2 in unsupported formats: .cr2 1, .svg 1"} <= set(lines)
 
 
 def test_predict_reports_missing_files_of_a_table(tmp_path: Path, stand_in: Path, typed: Typed) -> None:
@@ -52,7 +52,7 @@ def test_predict_reports_missing_files_of_a_table(tmp_path: Path, stand_in: Path
     error = {row["file"]: row["error"] for row in csv.DictReader(io.StringIO(output))}
     assert error["1.png"] == "" and error["gone.png"].startswith("the file cannot be found")
     assert not error["cut.png"].startswith("the file cannot be found") and error["cut.png"]
-    assert code == 2 and "1 missing: .png 1" in errors and "1 broken: .png 1" in errors
+    assert code == 2 and "1 missing: .png 1" in errors and "1 unreadable: .png 1" in errors
 
 
 def test_predict_without_images_reports_what_was_found(tmp_path: Path, stand_in: Path, typed: Typed) -> None:

@@ -40,7 +40,7 @@ def test_images_beyond_a_full_sketch_are_excluded_unless_few_were_trained_on(tmp
     assert split_used.startswith(f"folder; {seen} images that these weights were trained on are excluded")
     assert len(measured) == (kept or 200 - seen - 80)
     assert split_used.endswith(
-        "and about 1 more may be among the rest" if kept else "80 more that may be training images"
+        "and about 1 of the other images may be training images too" if kept else "80 more that may be training images"
     )
 
 

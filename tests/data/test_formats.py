@@ -214,7 +214,7 @@ def test_missing_and_broken_files_are_distinguished(tmp_path: Path) -> None:
     cases = cases_of(found)
     assert cases["missing"] == ["p/gone.png", "p/link.png"] and cases["corrupt"] == ["p/cut.png"]
     text = " ".join(open_dataset(tmp_path / "list.csv").notes)
-    assert "Missing: 2 files" in text and "Skipped 1 image" in text
+    assert "Missing: 2 files" in text and "Skipped 1 unusable file" in text
 
 
 def test_a_broken_link_to_a_class_folder_is_named(tmp_path: Path) -> None:

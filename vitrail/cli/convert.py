@@ -22,7 +22,7 @@ def convert(
     """Convert weights between the layouts of vitrail, timm, Hugging Face transformers and google-research.
 
     Reads weights of vitrail, timm, transformers (ViT, DINOv2, BiT) and google-research (ViT, hybrids, big_vision, BiT).
-    The result is compared with the library's own network where that library is installed. If the target layout cannot
+    If timm or transformers is installed, the result is compared with its network. If the target layout cannot
     represent the network, nothing is written.
 
     Examples:
@@ -46,7 +46,7 @@ def convert(
     allow_pickle
         Also read .bin, .pt and .pth files; only their tensors are loaded.
     adopt_constants
-        Use the constants that the target library fixes (epsilons, GELU, smoothing) where they differ.
+        Where constants differ (epsilons, GELU, smoothing), use those of the target library.
     half
         Store weights in float16, half the file size (--to vitrail only).
     licence

@@ -45,8 +45,9 @@ def fewshot(
         The method: closed-form least squares, a linear probe fitted by L-BFGS, or weighted k-nearest neighbours. May be
         repeated.
     form
-        The protocol of least squares. paper: the first images of each class; for each number of shots, the penalty from
-        2^-10 to 2^19 with the best mean rank over the datasets. big_vision: three random draws and the penalty 2^10.
+        The protocol of least squares. paper: take the first images of each class; choose the penalty, from 2^-10 to
+        2^19, that ranks best on the test images over all datasets. big_vision: average three random draws of images;
+        the penalty is 2^10.
     json
         Print the results as JSON.
     """

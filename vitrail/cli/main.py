@@ -63,8 +63,8 @@ app = App(
     version=f"vitrail {__version__}",
     help="Vision Transformers: from a folder of images to a trained, measured classifier.",
     help_epilogue="Start with `vitrail demo`. To train on your own images, put each class in a folder of photos/, "
-    "then run `vitrail train photos/` and `vitrail predict runs/photos new.jpg`. For the options of a command, run "
-    "`vitrail train --help`.",
+    "then run `vitrail train photos/` and `vitrail predict runs/photos new.jpg`. `vitrail COMMAND "
+    "--help` lists the options of a command.",
     default_parameter=Parameter(negative=(), show_default=_default_text),
     console=SafeConsole(),  # errors repeat file names that were typed or globbed
     error_console=SafeConsole(stderr=True),

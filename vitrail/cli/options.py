@@ -22,7 +22,8 @@ Device = Annotated[str, Parameter(help="cpu, cuda, mps, or auto: the best availa
 Workers = Annotated[int, Parameter(help="The number of decoding processes; 0: decode in the main process.")]
 NoFollow = Annotated[bool, Parameter(help="Skip symbolic links in the data.")]
 Quarantine = Annotated[str, Parameter(help="A list of images to skip, written by `vitrail check`.")]
-Quiet = Annotated[bool, Parameter(help="Print only errors, and the results of --json or --csv.")]
+QuietRun = Annotated[bool, Parameter(help="Print only errors.")]
+Quiet = Annotated[bool, Parameter(help="Print only errors and the output of --json.")]
 Split = Annotated[
     Literal["train", "val", "test", "all", "real"],
     Parameter(help="The split to use; real: the ReaL labels of ImageNet. [default: test, else val, else all]"),

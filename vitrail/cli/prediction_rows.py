@@ -45,7 +45,7 @@ def print_rows(
             _csv(count_errors(), sys.stdout, top)
         case _:
             _text(count_errors(), console or make_console())
-    kinds = {"missing": missing, "in unsupported formats": foreign, "broken": broken}
+    kinds = {"missing": missing, "in unsupported formats": foreign, "unreadable": broken}
     failed = sum(counts.total() for counts in kinds.values())
     return failed, [f"{counts.total():,} {kind}: {format_counts(counts)}" for kind, counts in kinds.items() if counts]
 

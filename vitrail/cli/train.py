@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import NoFollow, Quarantine, Quiet, Setting, TrainOptions
+from vitrail.cli.options import NoFollow, Quarantine, QuietRun, Setting, TrainOptions
 from vitrail.terminal import escape, make_console
 
 
@@ -26,7 +26,7 @@ def train(
     resume: bool = False,
     accept_changes: bool = False,
     overwrite: bool = False,
-    quiet: Quiet = False,
+    quiet: QuietRun = False,
 ) -> None:
     """Train a classifier on a folder of images.
 

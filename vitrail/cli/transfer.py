@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import FineTuneOptions, Quiet, Rates, Setting
+from vitrail.cli.options import FineTuneOptions, QuietRun, Rates, Setting
 
 
 def transfer(
@@ -20,7 +20,7 @@ def transfer(
     out: str | None = None,
     everyday: FineTuneOptions = FineTuneOptions(),  # noqa: B008
     overrides: Setting = (),
-    quiet: Quiet = False,
+    quiet: QuietRun = False,
 ) -> None:
     """Fine-tune by the paper's protocol and report the test accuracy.
 

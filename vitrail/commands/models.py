@@ -71,6 +71,7 @@ def show_models(console: Console) -> None:
 def _show_backbone(console: Console, backbone: Backbone) -> None:
     console.print(f"  {backbone.spec}", soft_wrap=True)
     facts = f"{backbone.network}, {backbone.parameters:g} million parameters, {backbone.megabytes} MB"
-    console.print(f"  [dim]{facts}, {escape(backbone.licence)}, trained on {escape(backbone.pretrained_on)}[/]")
+    trained_on, licence = escape(backbone.pretrained_on), escape(backbone.licence)
+    console.print(f"  [dim]{facts}; trained on {trained_on}; licence: {licence}[/]")
     if backbone.result:
         console.print(f"  [dim]{escape(backbone.result)}[/]")

@@ -12,9 +12,9 @@ from vitrail.config import flatten, read_recipe, read_recipe_file, recipe_folder
 from vitrail.terminal import escape
 
 # Groups of recipes by the prefixes of their names, in the order of the list.
-EVERY_DAY = "every day"
+GENERAL = "general"
 FAMILIES: dict[str, tuple[str, ...]] = {
-    EVERY_DAY: (),
+    GENERAL: (),
     "small data from random weights": ("cifar", "tiny-imagenet"),
     "the paper's fine-tuning (Table 4)": ("paper-finetune",),
     "the paper's pre-training (Table 3)": ("paper-",),
@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 def family(name: str) -> str:
     """Return the group of a recipe by the prefix of its name."""
-    return next((heading for heading, starts in FAMILIES.items() if name.startswith(starts)), EVERY_DAY)
+    return next((heading for heading, starts in FAMILIES.items() if name.startswith(starts)), GENERAL)
 
 
 def show_recipes(console: Console, name: str | None) -> None:

@@ -195,10 +195,10 @@ def _usable(
     if broken:
         name, reason = broken[0]
         kinds = by_extension(name for name, _ in broken)
-        notes.append(f"Skipped {counted(len(broken), 'image')} that cannot be used ({kinds}); '{name}': {reason}.")
+        notes.append(f"Skipped {counted(len(broken), 'unusable file')} ({kinds}). First: '{name}': {reason}.")
     if missing:
         name, reason = missing[0]
-        notes.append(f"Missing: {counted(len(missing), 'file')}; '{shorten(name)}': {reason}.")
+        notes.append(f"Missing: {counted(len(missing), 'file')}. First: '{shorten(name)}': {reason}.")
     lost = sorted(set(source.labels) - {source.labels[row] for row in rows})
     if lost and not source.multilabel:
         notes.append(f"No usable image in the {plural(source.noun)} {quoted(labels[0] for labels in lost)}.")

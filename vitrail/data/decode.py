@@ -304,7 +304,7 @@ def _reason(error: Exception, data: bytes) -> str:
             return unsupported
         if kind in EXTENSIONS:
             return f"damaged or unusual {kind}: its header cannot be read"
-        return f"not a readable image ({SUPPORTED_FORMATS})"
+        return f"not a readable image; supported: {SUPPORTED_FORMATS}"
     if isinstance(error, Image.DecompressionBombError):
         return "the header states more pixels than the limit allows"
     if isinstance(error, MemoryError):

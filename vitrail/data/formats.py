@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 HEAD_BYTES = 132  # enough to detect the format of a file
 CAN_READ_HEIF = importlib.util.find_spec("pillow_heif") is not None
 SUPPORTED_FORMATS = (
-    "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and HEIC (with the extra 'heif')"
+    "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF, PPM/PGM/PBM, JPEG 2000, QOI and, with the extra 'heif', HEIC"
 )
 
 # Pillow's name of a format -> its file extensions. docs/decisions.md has the reasons why others are not in this list.

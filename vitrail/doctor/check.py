@@ -186,7 +186,7 @@ def _unusable_findings(source: DataSource, scan: ScanResult) -> list[Finding]:
     return [
         Finding(
             "corrupt",
-            f"{counted(len(cases['corrupt']), 'file')} that cannot be used.",
+            f"{counted(len(cases['corrupt']), 'unusable file')}.",
             "Training skips them. Copy or download them again, or delete them.",
             cases["corrupt"],
         ),

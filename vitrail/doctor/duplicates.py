@@ -22,9 +22,7 @@ MAX_LEAK_FRACTION = 0.05  # of a split; more near-leaks than this are probably a
 MIN_LEAKS = 10  # up to this many near-leaks are listed whatever their fraction: a user can look through them
 _CANDIDATES = 3  # images of each split that an image is compared with
 _DECODE_BATCH, _COMPARE_BATCH = 1024, 64  # pairs decoded together, and pairs compared together
-_LEAK_ADVICE = (
-    "The accuracy measured on them is too high. Exclude the training images from training: quarantine.csv lists them."
-)
+_LEAK_ADVICE = "The accuracy measured on them is too high. Exclude the copies from training: quarantine.csv lists them."
 _LAYOUT_ADVICE = (
     "So many images look alike that they probably share a layout (screens, forms, scans). Look at them. "
     "quarantine.csv does not list them."
@@ -131,13 +129,14 @@ def exact_findings(source: DataSource, identical: list[list[int]], reasons: dict
         ),
         Finding(
             "conflict",
-            f"{counted(len(conflicts), 'image')} with different labels on identical files.",
-            "At most one of the labels is correct. Correct them; until then quarantine.csv lists all copies.",
+            f"{counted(len(conflicts), 'image')} stored more than once with different labels (identical files).",
+            "At most one of the labels is correct. Correct the labels. Until then, exclude all copies from training: "
+            "quarantine.csv lists them.",
             conflicts,
         ),
         Finding(
             "duplicate",
-            f"{counted(len(redundant), 'image')} more than once in one split with one label (identical files).",
+            f"{counted(len(redundant), 'image')} more than once in one split, with the same label (identical files).",
             "Each copy counts again in training and in the scores. quarantine.csv lists all but the first.",
             redundant,
         ),
@@ -181,7 +180,7 @@ def near_findings(source: DataSource, matches: Sequence[Match], reasons: dict[in
         ),
         Finding(
             "near-duplicate",
-            f"{counted(len(groups), 'group')} of near duplicates in one split with one label.",
+            f"{counted(len(groups), 'group')} of near duplicates in the same split with the same label.",
             "They add less than the same number of different images. When vitrail splits the data, it keeps each group "
             "in one split.",
             groups,

@@ -138,7 +138,7 @@ def distance_sentences(distances: AttentionDistances) -> list[str]:
     first = heads[:early]
     local, far = int((first < LOCAL * uniform).sum()), int((first > GLOBAL * uniform).sum())
     where = "The first block has" if early == 1 else f"The first {early} blocks have"
-    spread = f"from {first.min():.1f} to {first.max():.1f} px"
+    spread = f"their attention distances range from {first.min():.1f} to {first.max():.1f} px"
     if local and far:
         kinds = f"both local and global heads ({local} and {far} of {first.size})"
     elif local:
@@ -148,7 +148,8 @@ def distance_sentences(distances: AttentionDistances) -> list[str]:
     else:
         kinds = "neither local nor global heads"
     sentences.append(
-        f"{where} {kinds}: {spread}. Local: below {LOCAL:g} times uniform attention. Global: above {GLOBAL:g} times."
+        f"{where} {kinds}: {spread}. A head is local below {LOCAL:g} times the distance of uniform attention, "
+        f"and global above {GLOBAL:g} times."
     )
     most = float(distances.elsewhere.max())
     if most > 1e-6:

@@ -192,8 +192,8 @@ class Classification(CrossEntropy):
             ],
             verdict=classification_verdict(scores, baseline),
             stats=stats,
-            purpose=f"It predicts one of {len(scores.per_class):,} classes for an image, with a probability. An image "
-            "of something else gets one of these classes, too, unless a threshold is set.",
+            purpose=f"The model predicts one of {len(scores.per_class):,} classes for an image, with a probability. It "
+            "also predicts one of these classes for an image of something else, unless you set a threshold.",
             calibration=f"{calibration} {temperature_sentence(scores)}".rstrip(),
             tuning=[temperature_sentence(scores), abstention_sentence(scores)],
             columns=[Column("recall", "recall"), Column("precision", "precision"), Column("F1", "f1", in_card=False)],
@@ -215,7 +215,7 @@ def example(row: int, predicted: int, truth: int, probabilities: np.ndarray, cla
 def classification_verdict(scores: ClassificationScores, baseline: Baseline | None) -> list[str]:
     """Sentences: how many predictions are correct, compared with guessing and the baseline."""
     correct = round(scores.top1 * scores.n)
-    sentences = [f"It predicts the correct class for {correct:,} of {scores.n:,} images."]
+    sentences = [f"The model predicts the correct class for {correct:,} of {scores.n:,} images."]
     guess, level = _guessing(scores)
     compared = "" if scores.top1_interval[0] > level else _compare(scores, level)
     sentences.append(f"{guess[0].upper()}{guess[1:]} would score {percent(level)}{compared}.")
@@ -229,8 +229,8 @@ def temperature_sentence(scores: ClassificationScores) -> str:
     """Whether the calibration error is more than chance, and how a temperature would change it; or an empty string."""
     if scores.ece_chance is not None and scores.ece <= scores.ece_chance:
         return (
-            f"With this number of images, perfect probabilities would have a calibration error of up to "
-            f"{percent(scores.ece_chance)} by chance: {percent(scores.ece)} is no evidence of miscalibration."
+            f"With this number of images, perfect probabilities can have a calibration error of up to "
+            f"{percent(scores.ece_chance)} by chance. So {percent(scores.ece)} does not show miscalibration."
         )
     if scores.tuned is None or scores.ece - scores.tuned.ece <= MIN_IMPROVEMENT:
         return ""
@@ -254,7 +254,7 @@ def abstention_sentence(scores: ClassificationScores) -> str:
     if abstention.answered is None or abstention.right is None:
         return (
             f"{begin}at least {percent(abstention.accuracy)} of the predictions on these images are correct. "
-            "There are too few images for cross-fitting."
+            "There are too few images to measure this on images that were not used for the fit."
         )
     return (
         f"{begin}{percent(abstention.answered)} of the images get a prediction, and {percent(abstention.right)} of "

@@ -18,8 +18,8 @@ MAX_MISTAKES, MAX_UNCERTAIN, MAX_SUSPECTS = 12, 6, 12  # examples in a report
 COVERAGES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)  # rows of the table of selective prediction
 
 RECALL_AND_PRECISION = (
-    "Recall: fraction of the images of a class that are predicted as it. "
-    "Precision: fraction of the predictions of a class that are correct."
+    "Recall: of the images of a class, the fraction predicted as that class. "
+    "Precision: of the predictions of a class, the fraction that is correct."
 )
 
 Baseline = tuple[str, float]  # its name, and its headline score on the same images

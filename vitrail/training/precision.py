@@ -58,7 +58,7 @@ def choose_precision(setting: str, device: torch.device) -> tuple[Precision, str
     if device.type != "cpu":
         return "fp32", f"bfloat16 is untested on {device.type}"
     if not has_amx():
-        return "fp32", "this CPU has no AMX, without which bfloat16 is slower"
+        return "fp32", "bf16 is slower on a CPU without AMX"
     if not bf16_works_on_cpu():
         return "fp32", "this CPU lists AMX, but bfloat16 failed a test"
     return "bf16", "this CPU has AMX"

@@ -60,19 +60,21 @@ def measure_faithfulness(classifier: Classifier, seen: InputImages, measured: in
     pasted, points, examples = _pasted(classifier, pixels, measured, bar)
     rows = score_maps(curves, points)
     counts = (
-        f"the network then predicts the class of the pasted image in {pasted.changed:,} of {pasted.tried:,} tries, in "
-        f"{pasted.hidden:,} of these also for a grey box in its place"
+        f"The network predicts the class of the pasted image in {pasted.changed:,} of {pasted.tried:,} tries. In "
+        f"{pasted.hidden:,} of these, a grey box in its place gives the same prediction"
     )
     notes = []
     if not pasted.tried:
         notes.append("Pointing could not be measured: the network predicts one class for all these images.")
     elif not points:
-        rest = f"{len(pasted.pixels)} of the others are spread evenly over the quarters, but {MIN_IMAGES} are needed"
-        notes.append(f"Pointing could not be measured: {counts}, and {rest}.")
+        notes.append(
+            f"Pointing could not be measured: it needs at least {MIN_IMAGES} images, and {len(pasted.pixels)} remain. "
+            f"{counts}; these are not used, and every quarter of the image must have the same number of images."
+        )
     sentence = (
-        f"An image is shrunk and pasted into a quarter of an image of another class: {counts}, because of the part of "
-        f"the image that it covers. {len(pasted.pixels):,} of the others are kept, the same number for each quarter: "
-        f"their prediction depends on pixels inside the pasted box, though other pixels may contribute. A map that "
+        f"An image is shrunk and pasted into a quarter of an image of another class. {counts}, because of what it "
+        f"covers; these are not used. Of the others, {len(pasted.pixels):,} are used, the same number per quarter. "
+        f"Their prediction depends on pixels inside the pasted box, though other pixels may contribute. A map that "
         f"highlights the same patch in every image points to the box in {percent(pasted.chance)} of the images."
     )
     return FaithfulnessResult(

@@ -184,9 +184,9 @@ def _report_facts(
         ("device", run_facts["environment"]["device"]),
     ]
     return measurement.facts(
-        (f"linear probe on {baseline['features']}", baseline["accuracy"]) if baseline else None,
+        (f"a linear probe on {baseline['features']}", baseline["accuracy"]) if baseline else None,
         title=data_name(dataset.root),
-        subtitle=f"{plan.config.recipe} of a {plan.config.model.name or 'ViT'}, {dataset_line(plan)}",
+        subtitle=f"{plan.config.model.name or 'ViT'}, recipe {plan.config.recipe}, {dataset_line(plan)}",
         history=history,
         val_baseline=baseline["watched"] if baseline else None,
         predictions_file=PREDICTIONS,

@@ -37,7 +37,8 @@ def scan_progress(console: Console, interrupts: Interrupts) -> Iterator[Callable
 
 def show_data(console: Console, dataset: Dataset) -> None:
     """Print the number of classes, the images of each split, and the notes."""
-    counts = ", ".join(f"{len(samples):,} {name}" for name, samples in dataset.splits.items())
+    splits = {"without a split" if name == "all" else name: len(samples) for name, samples in dataset.splits.items()}
+    counts = ", ".join(f"{number:,} {name}" for name, number in splits.items())
     classes = f"{len(dataset.classes)} classes; " if len(dataset.classes) > 1 else ""
     console.print(f"{classes}images: {counts}")
     for note in dataset.notes:

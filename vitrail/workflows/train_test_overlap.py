@@ -113,7 +113,9 @@ def _without_trained(
                 doubtful |= beyond
                 chance = max(chance, float(matched.sum() / (~beyond).sum()))
     if not all(len(record.digests) or record.card.data.get("trained_on") for record in weights):
-        sentence += "; these weights have no record of their training images, which may be among them"
+        sentence += (
+            "; these weights have no record of their training images, so some of these images may be among those"
+        )
     if not seen.any():
         return samples, sentence
     doubtful &= ~seen
@@ -126,7 +128,7 @@ def _without_trained(
     if more and not keep_doubtful:
         excluded += f", and {more:,} more that may be training images"
     elif round(chance * more):
-        excluded += f", and about {chance * more:.0f} more may be among the rest"
+        excluded += f", and about {chance * more:.0f} of the other images may be training images too"
     return samples.subset(np.flatnonzero(kept)), f"{sentence}; {excluded}"
 
 

@@ -73,9 +73,9 @@ def write_postprocess(weights: str | Path, card: Card, measurement: Measurement,
     """Write the fitted temperature and thresholds into the card of the weights. Returns a sentence about the result."""
     path, tuning, before = writable_weights_file(weights), measurement.scores.tuned, card.postprocess
     if measurement.scores.n < FEWEST:
-        return f"nothing written: fitting needs at least {FEWEST} images, and these are {measurement.scores.n}"
+        return f"nothing written: fitting needs at least {FEWEST} images, but only {measurement.scores.n} were measured"
     if len(np.unique(group_ids(samples))) < 2:
-        return "nothing written: all images are one group, so none can be held out to check the fit"
+        return "nothing written: all images are one group, so they cannot be split to check the fit"
     changes, words = measurement.task.to_postprocess(tuning, before)
     changed = [f"temperature {changes['temperature']:.3g} (before: {before.temperature:.3g})", *words]
     changes |= {"fitted_on": _identity(samples)}

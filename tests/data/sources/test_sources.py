@@ -239,7 +239,7 @@ def test_broken_images_are_excluded_with_a_reason(tmp_path: Path) -> None:
     assert "not a readable image" in reasons["a/text.jpg"]
     assert {"a/wrong extension.png", "b/ünï cöde 図.jpeg", "b/folder.jpg/inside.TIFF"} <= names_of(data, "all")
     assert data.classes == ("a", "b")
-    assert has_note(data.notes, "Skipped 5 images", "'a/bomb.png'")
+    assert has_note(data.notes, "Skipped 5 unusable files", "'a/bomb.png'")
     assert has_note(data.notes, "No usable image in the class folders 'c'")
 
 
