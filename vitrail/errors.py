@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -66,10 +68,16 @@ def warn_once(old: str, new: str) -> None:
 
 
 def note_once(message: str) -> None:
-    """Warn, unless the same message was already printed."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(Note(message), stacklevel=3)
+    """Warn, unless the same message was already printed. Of several processes, only the first warns.
+
+    The warning has the file and line of the caller outside vitrail."""
+    if message in _warned or os.environ.get("RANK", "0") != "0":
+        return
+    _warned.add(message)
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("vitrail."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(Note(message), stacklevel=level)
 
 
 def check_integer(name: str, value: object, what: str = "an integer", least: int = 1) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tests import ranks as processes
 from tests.commands.conftest import weights
+from tests.lock.data import OLD
 from vitrail.commands.check import check
 from vitrail.commands.demo import demo
 from vitrail.commands.evaluate import evaluate
@@ -81,6 +82,26 @@ def table(path: Path, photos: Path) -> Path:
     rows = [f"{image},{image.parent.name}" for image in sorted(photos.rglob("*.png"))]
     path.write_text("\n".join(["path,label", *rows]) + "\n")
     return path
+
+
+@pytest.mark.slow
+def test_predictions_under_their_former_name_are_replaced(run, photos, tmp_path, quiet, finished):
+    """By a new run, by the end of a run that an earlier version started, and by an evaluation."""
+    old = (OLD / "run" / "answers.csv").read_bytes()
+    (run / "answers.csv").write_bytes(old)
+    for name in ("model.safetensors", "predictions.csv"):
+        (run / name).unlink()
+    train(out=run, resume=True, console=quiet)
+    assert (run / "predictions.csv").is_file() and not (run / "answers.csv").exists()
+    (run / "answers.csv").write_bytes(old)
+    for name in ("page-answers.csv", "other-answers.csv"):
+        (tmp_path / name).write_bytes(old)
+    (tmp_path / "mine-answers.csv").write_text("name,answer\n1,2\n")
+    for page in ("page", "mine"):
+        evaluate(run, photos, report=tmp_path / f"{page}.html", console=quiet)
+    assert sorted(path.name for path in tmp_path.glob("*-answers.csv")) == ["mine-answers.csv", "other-answers.csv"]
+    train(photos, from_=finished, recipe="scratch", out=run, overrides=SETTINGS, overwrite=True, console=quiet)
+    assert (run / "predictions.csv").is_file() and not (run / "answers.csv").exists()
 
 
 # ---- what --overwrite removes

@@ -110,7 +110,7 @@ def test_a_validation_split_alone_is_the_test_split(split, tiny, tmp_path, quiet
 @pytest.mark.slow
 def test_a_recipe_without_validation_compares_rates_on_some_images(split, tiny, tmp_path, quiet):
     own = tmp_path / "own.toml"
-    own.write_text('base = "paper-finetune"\n[data]\nmonitor = 0.0\n')
+    own.write_text('base = "paper-finetune"\n[data]\nval_fraction = 0.0\n')
     ask = {"from_": tiny, "recipe": str(own), "rates": (1e-4, 3e-2), "seeds": 1, "out": tmp_path / "runs"}
     transfer(split, **ask, overrides=("model.image_size=[16, 16]", *STEPS[:-1]), console=quiet)
     counts = {

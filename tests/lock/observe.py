@@ -42,6 +42,7 @@ RENAMED, KEYS, VALUES = INTENDED["rename"], INTENDED["key"], INTENDED["value"]
 MARK = "patch_embed.proj.weight"  # of our Vision Transformers
 SHOWN = 6  # values of one path that are kept as they are; of more: how many, mean, deviation, first and last
 FIGURES = 9
+FORMER = "still called"  # marks what has a former name
 
 
 def flat(value: Any, folder: Path) -> dict[str, Any]:
@@ -177,7 +178,8 @@ def called_before(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
-    """What a case left, with the keys, files and values of settings called as they were in the baseline."""
+    """What a case left, with the keys, files and values of settings called as they were in the baseline. A key, file or
+    value that still has its former name is marked: it differs from the baseline, too."""
     named: dict[str, Any] = {}
     for key, value in found.items():
         before = _key_before(key, document)
@@ -185,7 +187,8 @@ def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
             value = keys_before(value, document or key)
         elif isinstance(value, list):
             texts = key in ("files", "gone")
-            value = [_key_before(one, "") if texts else _value_before(before, one) for one in value]
+            texts_before = _key_before if key == "files" else _text_before
+            value = [texts_before(one, "") if texts else _value_before(before, one) for one in value]
             value = sorted(value) if texts else value
         assert before not in named, f"{key}: another key becomes {before}, too"
         named[before] = value
@@ -193,17 +196,31 @@ def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
 
 
 def _key_before(key: str, document: str) -> str:
-    for one in KEYS:
-        if fnmatchcase(document, one.get("within", "*")):
-            key = re.sub(one["new"], one["old"], key)
+    former = any(re.search(_whole_words(one["old"]), key) for one in _keys_of(document))
+    return f"{FORMER} {key}" if former else _text_before(key, document)
+
+
+def _whole_words(text: str) -> str:
+    return rf"(?<!\w){re.escape(text)}" + (r"\b" if text[-1].isalnum() else "")
+
+
+def _text_before(key: str, document: str) -> str:
+    for one in _keys_of(document):
+        key = re.sub(one["new"], one["old"], key)
     return key
 
 
+def _keys_of(document: str) -> list[dict[str, str]]:
+    return [one for one in KEYS if fnmatchcase(document, one.get("within", "*"))]
+
+
 def _value_before(key: str, value: Any) -> Any:
-    for one in VALUES:
-        if re.search(one["key"], key) and value == one["new"] and type(value) is type(one["new"]):
+    mine = [one for one in VALUES if re.search(one["key"], key)]
+    for one in mine:
+        if value == one["new"] and type(value) is type(one["new"]):
             return one["old"]
-    return value
+    former = any(value == one["old"] and type(value) is type(one["old"]) for one in mine)
+    return f"{FORMER} {value}" if former else value
 
 
 def weights(named: dict[str, np.ndarray], folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.atomic import atomic_write
-from vitrail.config import DataConfig, read_recipe
+from vitrail.config import DataConfig, read_run_config
 from vitrail.data.dataset import Samples, bundled_images, open_dataset
 from vitrail.errors import UserError, os_errors_as, user_path
 from vitrail.inference.classifier import load
@@ -93,7 +93,7 @@ def demo(
 
 def _train(folder: Path, run: _Run, again: bool, overrides: Sequence[str], console: Console) -> None:
     config = folder / "config.toml"
-    if config.is_file() and read_recipe(str(config)).get("recipe") != run.recipe:
+    if config.is_file() and read_run_config(config).get("recipe") != run.recipe:
         raise UserError(f"{folder} holds another run: choose another --out for the demo")
     images = bundled_images()
     train(
@@ -122,7 +122,7 @@ def _difference(pretrained: ComparedRun) -> str:
 
 def _steps_and_minutes(folder: Path) -> tuple[int, float]:
     """Return the training steps and minutes from the log of a run."""
-    batch = read_recipe(str(folder / "config.toml"))["train"]["batch_size"]
+    batch = read_run_config(folder / "config.toml")["train"]["batch_size"]
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if isinstance(row.get("images_per_second"), float)]
     if not rows:
         raise UserError(f"{folder / 'metrics.jsonl'} has no training steps: start over with --again")

@@ -28,7 +28,13 @@ from vitrail.workflows.measure import Measurement, compute_logits, score_outputs
 from vitrail.workflows.show import data_name, scan_progress, show_data
 from vitrail.workflows.train_test_overlap import TrainingRecord, check_class_names, unseen_images
 from vitrail.workflows.tune import fitted_note, show_tuning, with_tuning, writable_weights_file, write_postprocess
-from vitrail.workflows.vitrail_files import MODEL_CARD, PREDICTIONS, refuse_foreign_files
+from vitrail.workflows.vitrail_files import (
+    MODEL_CARD,
+    OLD_PREDICTIONS,
+    PREDICTIONS,
+    refuse_foreign_files,
+    remove_old_predictions,
+)
 
 MAX_NAME = 100  # characters of the data set name in the file name of a report
 
@@ -133,6 +139,7 @@ def evaluate(
             predictions, model_card = _predictions_path(path), _model_card_path(path)
             facts = _facts(spec, dataset, card, measurement, command, predictions.name)
             write_predictions(predictions, measurement, samples, card.postprocess)
+            remove_old_predictions(path.with_name(f"{path.stem}-{OLD_PREDICTIONS}"))
             write_model_card(model_card, facts)
             write_report(path, facts)
             console.print(f"report: [bold]{escape(str(path))}[/]")

@@ -14,7 +14,7 @@ from vitrail.config.network import (
     StemConfig,
 )
 from vitrail.config.overrides import OPTIONS, parse_overrides, with_options
-from vitrail.config.recipes import read_recipe, read_recipe_file, recipe_folder, recipe_names
+from vitrail.config.recipes import read_recipe, read_recipe_file, read_run_config, recipe_folder, recipe_names
 from vitrail.config.run import (
     AugmentConfig,
     DataConfig,
@@ -66,6 +66,7 @@ __all__ = [
     "parse_overrides",
     "read_recipe",
     "read_recipe_file",
+    "read_run_config",
     "recipe_folder",
     "recipe_names",
     "validate",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vitrail.errors import UserError
-
 # section: {old name: new name}
 RENAMED: dict[str, dict[str, str]] = {
     "model": {"initial": "init", "head": "head_init"},
@@ -53,7 +51,7 @@ def current_settings(values: Any, warn: Callable[[str, str], None] | None = None
 
 
 def current_section(section: str, settings: Any, warn: Callable[[str, str], None] | None = None) -> Any:
-    """Return one section with current names and values. Raises a UserError if both names of a setting are present."""
+    """Return one section with current names and values. Raises a ValueError if both names of a setting are present."""
     if not isinstance(settings, Mapping):
         return settings
     renamed = RENAMED.get(section, {})
@@ -61,7 +59,7 @@ def current_section(section: str, settings: Any, warn: Callable[[str, str], None
     for old, value in settings.items():
         new = str(renamed.get(old, old))
         if new in current or (new != old and new in settings):
-            raise UserError(f"{section}.{old} and {section}.{new} are the same setting: keep one of them")
+            raise ValueError(f"{section}.{old} and {section}.{new} are the same setting: keep one of them")
         renamed_values = VALUES.get((section, new), {})
         current_value = renamed_values[value] if isinstance(value, str) and value in renamed_values else value
         current[new] = current_value

@@ -36,7 +36,10 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
             value = text.strip()
         for part in reversed(path.strip().split(".")):
             value = {part: value}
-        nested = merge(nested, current_settings(value, warn_once))
+        try:
+            nested = merge(nested, current_settings(value, warn_once))
+        except ValueError as error:
+            raise UserError(f"--set: {error}") from None
     return nested
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from vitrail.config.legacy_settings import current_settings
@@ -24,7 +26,15 @@ def read_recipe(name: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
 
     `derived` are the recipes that led here by their `base`.
     """
-    values = read_recipe_file(name)
+    return _with_base(name, read_recipe_file(name), derived)
+
+
+def read_run_config(path: str | Path) -> dict[str, Any]:
+    """Return the settings in the config.toml of a run. Former names give no warning: the user did not write them."""
+    return _with_base(str(path), _read(str(path), lambda old, new: None))
+
+
+def _with_base(name: str, values: dict[str, Any], derived: tuple[str, ...] = ()) -> dict[str, Any]:
     if isinstance(values.get("train"), dict) and {"steps", "epochs"} <= values["train"].keys():
         raise UserError(f"recipe '{name}': train.steps and train.epochs exclude each other: keep one of them")
     base = values.pop("base", None)
@@ -42,6 +52,14 @@ def read_recipe(name: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def read_recipe_file(name: str) -> dict[str, Any]:
     """Return the settings in a recipe's own file, without its base."""
+    renamed: list[str] = []
+    values = _read(name, lambda old, new: renamed.append(f"{old} -> {new}"))
+    if renamed:
+        note_once(f"recipe '{name}' uses former setting names, which still work. Rename them: {', '.join(renamed)}")
+    return values
+
+
+def _read(name: str, warn: Callable[[str, str], None]) -> dict[str, Any]:
     if name in recipe_names():
         text = (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
@@ -57,8 +75,7 @@ def read_recipe_file(name: str) -> dict[str, Any]:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: deeply nested tables
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from None
-    renamed: list[str] = []
-    values = current_settings(values, lambda old, new: renamed.append(f"{old} -> {new}"))
-    if renamed:
-        note_once(f"recipe '{name}' uses former setting names, which still work. Rename them: {', '.join(renamed)}")
-    return values
+    try:
+        return dict(current_settings(values, warn))
+    except ValueError as error:
+        raise UserError(f"recipe '{name}': {error}") from None

@@ -34,7 +34,7 @@ from vitrail.workflows.run_training import TrainResult
 from vitrail.workflows.show import data_name
 from vitrail.workflows.train_test_overlap import count_seen_digests, earlier_digests
 from vitrail.workflows.tune import with_tuning
-from vitrail.workflows.vitrail_files import MODEL_CARD, PREDICTIONS
+from vitrail.workflows.vitrail_files import MODEL_CARD, OLD_PREDICTIONS, PREDICTIONS, remove_old_predictions
 
 
 def finish(plan: Plan, net: Network, run: RunContext, seconds: float) -> TrainResult:
@@ -77,6 +77,7 @@ def _finish_classifier(plan: Plan, net: Network, run: RunContext, seconds: float
     config = (output / "config.toml").read_text(encoding="utf-8")
     facts = _report_facts(plan, measurement, folder, run_facts, seconds, card, history, config)
     write_predictions(output / PREDICTIONS, measurement, samples)
+    remove_old_predictions(output / OLD_PREDICTIONS)
     write_report(output / "report.html", facts)
     write_model_card(output / MODEL_CARD, facts)
     write_bundle(output / "model.safetensors", _with_digests(plan, net, run_facts), card)

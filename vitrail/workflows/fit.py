@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.atomic import atomic_write
-from vitrail.config import RunConfig, read_recipe, validate, with_options
+from vitrail.config import RunConfig, read_run_config, validate, with_options
 from vitrail.distributed import Ranks, process_group
 from vitrail.errors import UserError, user_path
 from vitrail.inference.device import autocast, choose_device
@@ -160,9 +160,7 @@ def _read_run(
     latest = CheckpointManager(folder / "checkpoints", 1).latest()
     if latest is None and not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: it has no config.toml; choose another out")
-    written = (
-        read_facts(latest[0], folder)["config"] if latest is not None else read_recipe(str(folder / "config.toml"))
-    )
+    written = read_facts(latest[0], folder)["config"] if latest is not None else read_run_config(folder / "config.toml")
     before = validate(RunConfig, written, str(folder))
     if before.kind != "custom":
         raise UserError(f"{folder} holds a run of `vitrail train`: choose another out")

@@ -29,7 +29,7 @@ from vitrail.config import (
     leaves,
     merge,
     network_config,
-    read_recipe,
+    read_run_config,
     validate,
 )
 from vitrail.data.dataset import Dataset
@@ -158,7 +158,7 @@ def check_same_settings(folder: Path, settings: dict[str, Any], recipe: str | No
     file = folder / "config.toml"
     if not file.is_file():
         return
-    stored = read_recipe(str(file))
+    stored = read_run_config(file)
     requested = deepcopy(with_recipe_file(recipe or "", settings))
     if recipe and not recipe.endswith(".toml"):  # a recipe file is compared by its settings, not by its name
         requested["recipe"] = recipe
@@ -202,7 +202,7 @@ def read_run(
         raise UserError(f"{folder} holds no run: it has no config.toml")
     if is_finished(folder):
         raise UserError(f"the run in {folder} is finished: its weights are {folder / 'model.safetensors'}")
-    written = validate(RunConfig, read_recipe(str(folder / "config.toml")), str(folder / "config.toml"))
+    written = validate(RunConfig, read_run_config(folder / "config.toml"), str(folder / "config.toml"))
     if written.kind == "custom":
         raise UserError(f"{folder} holds a run of vitrail.fit: resume it with vitrail.fit(..., resume=True)")
     latest = CheckpointManager(folder / "checkpoints", written.train.keep_checkpoints).latest()

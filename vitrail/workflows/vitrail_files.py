@@ -47,6 +47,12 @@ def refuse_foreign_files(paths: Iterable[tuple[Path, str]], advice: str) -> None
             raise UserError(f"{path} was not written by vitrail and would be replaced: {advice}")
 
 
+def remove_old_predictions(path: Path) -> None:
+    """Remove a table of predictions under its former name, which `predictions.csv` beside it replaces."""
+    if is_vitrail_file(path, OLD_PREDICTIONS):
+        path.unlink(missing_ok=True)
+
+
 def has_vitrail_header(path: Path) -> bool:
     """Whether a safetensors file has a vitrail header. The tensors after the header may be incomplete."""
     try:
