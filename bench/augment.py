@@ -21,7 +21,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from rich.console import Console
 from torch import Tensor
 
-from bench.harness import Contestant, Effort, Race, cuda_clock, processor_clock, race
+from bench.harness import Candidate, Comparison, Effort, compare, cuda_clock, processor_clock
 from bench.record import RESULTS, installed, machine_facts, table, write_results
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.batch import augment_batch
@@ -132,16 +132,16 @@ def kornia_work(pixels: Tensor, policy: str, each: bool) -> Work:
     return work
 
 
-def run_race(policy: str, batch: int, device: str, effort: Effort) -> Race:
+def compare_policy(policy: str, batch: int, device: str, effort: Effort) -> Comparison:
     pixels = pictures(batch).to(device)
     config = POLICIES[policy]
-    contestants = [Contestant("ours", ours_work(pixels, config)), Contestant("pillow", pillow_work(pixels, config))]
+    candidates = [Candidate("ours", ours_work(pixels, config)), Candidate("pillow", pillow_work(pixels, config))]
     if installed("kornia"):
-        contestants += [
-            Contestant("kornia", kornia_work(pixels, policy, each=False)),
-            Contestant("kornia each", kornia_work(pixels, policy, each=True)),
+        candidates += [
+            Candidate("kornia", kornia_work(pixels, policy, each=False)),
+            Candidate("kornia each", kornia_work(pixels, policy, each=True)),
         ]
-    return race(contestants, effort, cuda_clock if device == "cuda" else processor_clock)
+    return compare(candidates, effort, cuda_clock if device == "cuda" else processor_clock)
 
 
 def pictures(count: int) -> Tensor:
@@ -164,7 +164,7 @@ def main() -> None:
     rows, results = [], []
     for policy in POLICIES:
         for batch in (64,) if options.quick else (64, 256):
-            outcome = run_race(policy, batch, options.device, Effort(seconds=20, min_rounds=7, max_rounds=30))
+            outcome = compare_policy(policy, batch, options.device, Effort(seconds=20, min_rounds=7, max_rounds=30))
             speeds = {name: round(batch / outcome.time(name).median) for name in outcome.seconds}
             console.print(f"{policy}, {batch}: images/s {speeds}")
             rows.append(((policy, str(batch), f"{speeds['ours']:,}"), outcome))

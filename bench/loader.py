@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.harness import Contestant, Spread, order
+from bench.harness import Candidate, Spread, order
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
 from vitrail.config import AugmentConfig, Preprocess
@@ -156,14 +156,14 @@ def timed(one: Pass) -> tuple[float, float, int]:
     return time.perf_counter() - wall, processor_seconds() - processor, images
 
 
-def race_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict[str, Any]:
+def compare_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict[str, Any]:
     """Turns in changing order; per image, and per round as a ratio to ours."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
     for one in passes.values():
         timed(one)
-    contestants = [Contestant(name, one) for name, one in passes.items()]
+    candidates = [Candidate(name, one) for name, one in passes.items()]
     for number in range(rounds):
-        for name in (contestant.name for contestant in order(contestants, number)):
+        for name in (candidate.name for candidate in order(candidates, number)):
             wall, processor, images = timed(passes[name])
             found[name].append((wall / images, processor / images))
             console.print(f"round {number + 1}: {name} {images / wall:.0f} images/s, {1e3 * processor / images:.2f} ms")
@@ -239,7 +239,7 @@ def main() -> None:
         passes["pillow"] = plain(sorted(root.rglob("*.jpg")))
         if installed("timm"):
             passes |= {"timm": timm_loader(root, False), "timm prefetcher": timm_loader(root, True)}
-        results = race_loaders(passes, rounds, console)
+        results = compare_loaders(passes, rounds, console)
         memory = {name: memory_over_epochs(samples, 5, keep) for name, keep in (("files", False), ("kept", True))}
     show(results, console)
     peers = [row["wall_ratio"]["median"] for name, row in results.items() if not name.startswith("ours")]

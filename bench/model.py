@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
-from bench.harness import Clock, Contestant, Effort, Race, cuda_clock, processor_clock, race, wall_clock
+from bench.harness import Candidate, Clock, Comparison, Effort, compare, cuda_clock, processor_clock, wall_clock
 from bench.peers import PEERS, NotComparable, Peer, build_ours, build_peer, disagreement
 from bench.record import RESULTS, machine_facts, table, write_results
 from bench.variants import variant
@@ -115,16 +115,16 @@ def run(settings: Settings, console: Console) -> None:
         torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # the patch projection must be as exact as the other products
     facts = machine_facts(settings.device)
-    rows: list[tuple[list[str], Race]] = []
+    rows: list[tuple[list[str], Comparison]] = []
     cases: list[dict[str, Any]] = []
     agreement: dict[str, Any] = {}
     races = by_model(settings)
     configs = {model: variant(model, CLASSES, IMAGE_SIZE, settings.gelu) for model in races}
     for model, batches in races.items():
-        nets, agreement[model] = contestants(model, configs[model], settings, console)
+        nets, agreement[model] = candidates(model, configs[model], settings, console)
         for kind, batch in batches:
             with console.status(f"{model} {kind}, batch {batch}"):
-                result = race_nets(nets, kind, batch, settings)
+                result = compare_nets(nets, kind, batch, settings)
             speed = float(f"{batch / result.time(result.first).median:.4g}")
             rows.append(([model, kind, str(batch), f"{speed:g}"], result))
             cases.append({"model": model, "kind": kind, "batch": batch, "images_per_second": speed, **result.summary()})
@@ -143,7 +143,7 @@ def by_model(settings: Settings) -> dict[str, list[tuple[Kind, int]]]:
     return {model: [(kind, batch) for kind in kinds for batch in cases[kind].get(model, [1])] for model in models}
 
 
-def contestants(
+def candidates(
     model: str, config: NetworkConfig, settings: Settings, console: Console
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     """Our network and each peer with the same weights, and how closely they agree; apart by more is an error."""
@@ -168,12 +168,12 @@ def contestants(
     return nets, agreement
 
 
-def race_nets(nets: dict[str, nn.Module], kind: Kind, batch: int, settings: Settings) -> Race:
+def compare_nets(nets: dict[str, nn.Module], kind: Kind, batch: int, settings: Settings) -> Comparison:
     torch.compiler.reset()
     pixels = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
     prepare = {"forward": forward_work, "training": training_work}[kind]
-    works = [Contestant(name, prepare(net, pixels, settings)) for name, net in nets.items()]
-    return race(works, settings.effort, settings.clock)
+    works = [Candidate(name, prepare(net, pixels, settings)) for name, net in nets.items()]
+    return compare(works, settings.effort, settings.clock)
 
 
 def forward_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable[[], Tensor]:

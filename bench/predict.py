@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vitrail
-from bench.harness import Contestant, Spread, order
+from bench.harness import Candidate, Spread, order
 from bench.loader import processor_seconds
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
@@ -163,17 +163,17 @@ def timed(work: Work, root: Path, out: Path, images: int) -> tuple[float, float]
     return took
 
 
-def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
+def compare(candidates: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
     """Turns in changing order; images a second, and per round the time over ours."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
     out = root.parent / "predictions.csv"
     for number in range(-1, rounds):  # the first one warms up
-        for name in (one.name for one in order([Contestant(name, list) for name in contestants], max(0, number))):
-            took = timed(contestants[name], root, out, images)
+        for name in (one.name for one in order([Candidate(name, list) for name in candidates], max(0, number))):
+            took = timed(candidates[name], root, out, images)
             console.print(f"round {number + 1}: {name} {images / took[0]:,.0f} images/s")
             if number >= 0:
                 seconds[name].append(took)
-    first = next(iter(contestants))
+    first = next(iter(candidates))
     results = {}
     for name, times in seconds.items():
         ratios = [[theirs[k] / own[k] for theirs, own in zip(times, seconds[first], strict=True)] for k in (0, 1)]
@@ -186,7 +186,7 @@ def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, con
     return results
 
 
-def contestants_on(device: str, workers: int, console: Console) -> dict[str, Work]:
+def candidates_on(device: str, workers: int, console: Console) -> dict[str, Work]:
     """Those that are installed; ours first, each followed by its loader alone."""
     small, bundled = our_classifier(device), vitrail.load("bundled", device=device)
     found = {
@@ -231,8 +231,8 @@ def main() -> None:
         about = make_photos(root, images)
         os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
         with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of their own versions
-            contestants = contestants_on(device, workers, console)
-        results = race(contestants, root, images, rounds, console)
+            candidates = candidates_on(device, workers, console)
+        results = compare(candidates, root, images, rounds, console)
     show(results, device, console)
     rates = {name: row["images_per_second"] for name, row in results.items()}
     fractions = {

@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bench import model
-from bench.harness import Contestant, Effort, Race, cuda_clock, race, wall_clock
+from bench.harness import Candidate, Comparison, Effort, compare, cuda_clock, wall_clock
 from bench.model import CLASSES, IMAGE_SIZE, compiled
 from bench.peers import PEERS
 from bench.record import RESULTS, machine_facts, ratio_cell, write_results
@@ -108,10 +108,10 @@ def peer_step(net: nn.Module, pixels: Tensor, settings: Settings) -> Step:
     return work
 
 
-def contestants(settings: Settings, console: Console) -> tuple[dict[str, Callable[[], Step]], dict[str, Any]]:
-    """How to set up each contestant's step, ours first, and how closely the networks agree before they train."""
+def candidates(settings: Settings, console: Console) -> tuple[dict[str, Callable[[], Step]], dict[str, Any]]:
+    """How to set up each candidate's step, ours first, and how closely the networks agree before they train."""
     config = variant(settings.model, CLASSES, IMAGE_SIZE, "erf")
-    nets, agreement = model.contestants(settings.model, config, model.Settings(device=settings.device), console)
+    nets, agreement = model.candidates(settings.model, config, model.Settings(device=settings.device), console)
     ours = nets.pop("ours")
     pixels = torch.randn(settings.batch, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
 
@@ -154,15 +154,15 @@ def run(settings: Settings, console: Console) -> None:
     # Set for everybody and before cuBLAS starts, since it is read once; ours would set it anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.allow_tf32 = False  # the patch projection must be as exact as the other products
-    makers, agreement = contestants(settings, console)
+    makers, agreement = candidates(settings, console)
     works, memory = [], {}
     for name, make in makers.items():
         with console.status(f"{name}: first steps"):
             step, memory[name] = warmed_up(make, settings)
-        works.append(Contestant(name, step))
-    with console.status(f"{settings.model}, batch {settings.batch}: {len(works)} contestants take turns"):
+        works.append(Candidate(name, step))
+    with console.status(f"{settings.model}, batch {settings.batch}: {len(works)} candidates take turns"):
         clock = cuda_clock if settings.device == "cuda" else wall_clock
-        result = race(works, Effort(seconds=settings.seconds), clock)
+        result = compare(works, Effort(seconds=settings.seconds), clock)
     summary = result.summary()
     for name, numbers in summary["contestants"].items():
         numbers |= speeds(name, result, memory[name], settings)
@@ -175,7 +175,7 @@ def run(settings: Settings, console: Console) -> None:
     console.print(f"written to {path}")
 
 
-def speeds(name: str, result: Race, memory: int, settings: Settings) -> dict[str, float]:
+def speeds(name: str, result: Comparison, memory: int, settings: Settings) -> dict[str, float]:
     """Images and TFLOP a second, counted alike for everybody: three forward passes of the paper's whole network."""
     rate = settings.batch / result.time(name).median
     flops = rate * training_flops(variant(settings.model, CLASSES, IMAGE_SIZE, "erf"), 1)
@@ -187,7 +187,7 @@ def speeds(name: str, result: Race, memory: int, settings: Settings) -> dict[str
     return found
 
 
-def shown(settings: Settings, result: Race, numbers: dict[str, dict[str, float]]) -> Table:
+def shown(settings: Settings, result: Comparison, numbers: dict[str, dict[str, float]]) -> Table:
     how = "eager" if settings.eager else "compiled"
     title = f"training step of {settings.model}, batch {settings.batch}, {settings.precision}, {how}"
     caption = (
