@@ -126,7 +126,7 @@ def test_the_given_state_is_left_alone(old_state):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "pattern"),
     [
         ({"width": 48}, "width 48 .*width 24"),
         ({"depth": 3}, "depth 3 .*depth 2"),
@@ -139,6 +139,6 @@ def test_the_given_state_is_left_alone(old_state):
     ],
     ids=str,
 )
-def test_networks_that_do_not_fit(old_state, options, words):
-    with pytest.raises(UserError, match=words):
+def test_networks_that_do_not_fit(old_state, options, pattern):
+    with pytest.raises(UserError, match=pattern):
         adapt_state_dict(old_state, OLD, changed(**options))

@@ -103,7 +103,7 @@ def test_created_with():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
         ({"classes": ("a", "b")}, "2 class names for 3 logits"),
         ({"preprocess": {"size": (16, 16)}}, "makes 16x16 images, and the network takes 16x24"),
@@ -111,8 +111,8 @@ def test_created_with():
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_a_card_that_contradicts_itself_cannot_be_made(card, change, words):
-    with pytest.raises(ValidationError, match=words):
+def test_a_card_that_contradicts_itself_cannot_be_made(card, change, pattern):
+    with pytest.raises(ValidationError, match=pattern):
         Card(**{**card.model_dump(), **change})
 
 
@@ -128,11 +128,11 @@ def test_a_file_cut_short(bundle, share):
 def test_bytes_flipped_anywhere_in_the_header_never_crash(bundle):
     content = bundle.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    dice = random.Random(0)
+    rng = random.Random(0)
     refused = 0
     for _ in range(300):
         damaged = bytearray(content)
-        damaged[dice.randrange(header)] ^= 1 << dice.randrange(8)
+        damaged[rng.randrange(header)] ^= 1 << rng.randrange(8)
         bundle.write_bytes(damaged)
         try:
             read_bundle(bundle)
@@ -171,21 +171,21 @@ def test_a_newer_format_says_to_upgrade(bundle, state):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
         ({"format": "x"}, "version is 'x'"),
         ({"sauce": 1}, "unknown key 'sauce'; did you mean 'source'"),
         ({"model": {"width": 24}}, "'model.depth'"),
     ],
 )
-def test_a_document_that_is_wrong(bundle, state, change, words):
+def test_a_document_that_is_wrong(bundle, state, change, pattern):
     rewrite(bundle, state, **change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
         ({"depth": 3}, r"'blocks.2.norm1.weight' is missing"),
         ({"depth": 1}, r"'blocks.1.[\w.]+' does not belong to the network"),
@@ -194,9 +194,9 @@ def test_a_document_that_is_wrong(bundle, state, change, words):
         ({"width": 3 * 10**18}, "has 14,691 parameters.* has 72,000"),
     ],
 )
-def test_weights_that_are_not_of_the_network_described(bundle, state, card, change, words):
+def test_weights_that_are_not_of_the_network_described(bundle, state, card, change, pattern):
     rewrite(bundle, state, model={**card.model.model_dump(), **change})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)
 
 
@@ -244,7 +244,7 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "pattern"),
     [
         ({"positions": "sincos", "image_size": (4_000_000, 4_000_000)}, "65,536 tokens at most"),
         ({"positions": "relative", "image_size": (4_000, 4_000)}, "4,096 tokens at most"),
@@ -257,10 +257,10 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_card_of_a_monstrous_network_takes_no_memory(bundle, state, card, changes, words):
+def test_a_card_of_a_monstrous_network_takes_no_memory(bundle, state, card, changes, pattern):
     """What a header claims costs nothing before the tensors are known to fit."""
     model = {**card.model.model_dump(), **changes}
     preprocess = {**card.preprocess.model_dump(), "size": model["image_size"]}
     rewrite(bundle, state, model=model, preprocess=preprocess)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)

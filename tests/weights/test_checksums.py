@@ -57,9 +57,9 @@ def test_of_200_bits_flipped_anywhere_none_is_taken_silently(file):
     content = file.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     seen = len(content) - DIGESTS.nbytes  # where the digests of training images begin, which only `evaluate` reads
-    dice = random.Random(1)
-    places = [dice.randrange(8 * len(content)) for _ in range(200)]
-    places += [dice.randrange(8 * header) for _ in range(100)] + [dice.randrange(8 * seen, 8 * len(content))]
+    rng = random.Random(1)
+    places = [rng.randrange(8 * len(content)) for _ in range(200)]
+    places += [rng.randrange(8 * header) for _ in range(100)] + [rng.randrange(8 * seen, 8 * len(content))]
     for place in places:
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8

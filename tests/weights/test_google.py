@@ -41,7 +41,7 @@ def test_logits_are_the_originals(logits, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("google_vit_representation", {"representation": 48, "pool": "token", "prefix_positions": True}),
         ("google_hybrid_3stages", {"stem": StemConfig(blocks=(2, 1, 1), width=32), "patch": (1, 1)}),
@@ -52,10 +52,10 @@ def test_logits_are_the_originals(logits, name):
     ],
     ids=str,
 )
-def test_settings_read_from_a_file(name, told):
+def test_settings_read_from_a_file(name, expected):
     weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(64, 96) if "3stages" in name else None)
     model = weights.card.model
-    assert {key: getattr(model, key) for key in told} == told
+    assert {key: getattr(model, key) for key in expected} == expected
     assert (model.num_classes, model.channels) == (5, 3)
     if model.kind == "vit":
         assert (model.width, model.depth, model.mlp_dim, model.heads) == (48, 2, 96, 3)
@@ -86,14 +86,14 @@ def test_waves_need_a_size_that_no_tensor_shows():
 
 def released_names() -> dict[str, np.ndarray]:
     """A ResNet under the names of the files that BiT released."""
-    words = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
-    words |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
-    words |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
-    words |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
+    pattern = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
+    pattern |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
+    pattern |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
+    pattern |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
     renamed = {}
     for name, array in parameters("bigvision_bit_resnet").items():
-        old = next((word for word in words if word in name), "")
-        name = name.replace(old, words.get(old, ""), 1) if old else name
+        old = next((word for word in pattern if word in name), "")
+        name = name.replace(old, pattern.get(old, ""), 1) if old else name
         if name.startswith("head"):
             name = name.replace("head", "head/conv2d")
             array = array[None, None] if array.ndim == 2 else array
@@ -168,7 +168,7 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
         (
             {"MAPHead_0/probe": np.zeros((1, 1, 48), "f")},
@@ -191,10 +191,10 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
     ],
     ids=str,
 )
-def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, pattern):
     arrays = {**parameters("google_vit_representation"), **change}
     np.savez(tmp_path / "vit.npz", **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=pattern) as caught:
         read_weights(str(tmp_path / "vit.npz"))
     assert "\n" not in str(caught.value)
 

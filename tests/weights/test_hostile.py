@@ -66,22 +66,22 @@ STRANGE: list[Any] = [
 ]  # fmt: skip
 
 
-def mutated(values: Any, dice: random.Random) -> Any:
+def mutated(values: Any, rng: random.Random) -> Any:
     """A copy with one value, somewhere in it, replaced, left out or doubled."""
     values = json.loads(json.dumps(values))
     at, path = values, []
-    while isinstance(at, dict | list) and at and (not path or dice.random() < 0.75):
-        key = dice.choice(list(at)) if isinstance(at, dict) else dice.randrange(len(at))
+    while isinstance(at, dict | list) and at and (not path or rng.random() < 0.75):
+        key = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(len(at))
         path.append((at, key))
         at = at[key]
     place, key = path[-1]
-    match dice.randrange(4):
+    match rng.randrange(4):
         case 0 if isinstance(place, dict):
             del place[key]
         case 1 if isinstance(place, list):
             place += place
         case _:
-            place[key] = dice.choice(STRANGE)
+            place[key] = rng.choice(STRANGE)
     return values
 
 
@@ -89,16 +89,16 @@ def mutated(values: Any, dice: random.Random) -> Any:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_any_change_of_header_or_card_loads_or_is_refused(whole, tmp_path, seed):
     header, document, data = parts(whole)
-    dice, loaded = random.Random(seed), 0
+    rng, loaded = random.Random(seed), 0
     for _ in range(120):
-        card, told = document, dict(header)
-        if dice.random() < 0.7:
-            for _ in range(dice.choice([1, 1, 2])):
-                card = mutated(card, dice)
-        told["__metadata__"] = {METADATA_KEY: json.dumps(card)}
-        if dice.random() < 0.4:
-            told = mutated(told, dice)
-        path = written(tmp_path / "a.safetensors", json.dumps(told, ensure_ascii=dice.random() < 0.5), data)
+        card, expected = document, dict(header)
+        if rng.random() < 0.7:
+            for _ in range(rng.choice([1, 1, 2])):
+                card = mutated(card, rng)
+        expected["__metadata__"] = {METADATA_KEY: json.dumps(card)}
+        if rng.random() < 0.4:
+            expected = mutated(expected, rng)
+        path = written(tmp_path / "a.safetensors", json.dumps(expected, ensure_ascii=rng.random() < 0.5), data)
         try:
             use(path)
             loaded += 1

@@ -34,7 +34,7 @@ def written(folder, randomise, kind="BitForImageClassification", size=(72, 72), 
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         ({}, {"blocks": (2, 1), "width": 32, "num_classes": 3, "image_size": (50, 72), **THEIRS}),
         ({"hidden_sizes": [128], "depths": [1]}, {"blocks": (1,)}),
@@ -44,14 +44,14 @@ def written(folder, randomise, kind="BitForImageClassification", size=(72, 72), 
     ],
     ids=str,
 )
-def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, told):
+def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, expected):
     """At a size that is no multiple of the stride, where padding shows."""
     model = written(tmp_path, randomise, **config)
     if "num_channels" in config:
         edit(tmp_path / "preprocessor_config.json", image_mean=[0.5], image_std=[0.5])
     weights = read_weights(str(tmp_path), image_size=(50, 72))
     assert_same(model, weights, logits)
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert (weights.card.classes, weights.assumed) == (("chat", "chien", "zèbre"), "")
 
 
@@ -92,7 +92,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "words"),
+    ("file", "change", "pattern"),
     [
         (
             "config.json",
@@ -116,10 +116,10 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, pattern):
     written(tmp_path, randomise)
     edit(tmp_path / file, **change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 

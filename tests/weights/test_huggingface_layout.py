@@ -42,7 +42,7 @@ def edit(path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         ({}, {"gelu": "erf", "norm_eps": 1e-12, "num_classes": 3, "representation": 0}),
         ({"layer_norm_eps": 1e-2}, {"norm_eps": 1e-2}),
@@ -55,11 +55,11 @@ def edit(path, **changes):
     ],
     ids=str,
 )
-def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, told):
+def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, expected):
     model = written(tmp_path, randomise, **config)
     weights = read_weights(str(tmp_path))
     assert_same(model, weights, logits)
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert weights.card.classes == ("chat", "chien", "zèbre")
 
 
@@ -115,7 +115,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"size": 32}, {"resize": "squash"}),  # as older versions wrote it
         ({"do_normalize": False}, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}),
@@ -126,16 +126,16 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_supported_processor_settings(tmp_path, randomise, change, told):
+def test_supported_processor_settings(tmp_path, randomise, change, expected):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / "preprocessor_config.json", **change)
     preprocess = read_weights(str(tmp_path)).card.preprocess
-    assert {key: getattr(preprocess, key) for key in told} == told
+    assert {key: getattr(preprocess, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "words"),
+    ("file", "change", "pattern"),
     [
         ("config.json", {"model_type": "deit"}, "transformers model of type 'deit'; vitrail reads vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
@@ -150,25 +150,25 @@ def test_supported_processor_settings(tmp_path, randomise, change, told):
     ],
     ids=str,
 )
-def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, pattern):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / file, **change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "words"),
+    ("kind", "config", "pattern"),
     [
         ("ViTForImageClassification", {"qkv_bias": False}, "no bias for query"),
         ("ViTModel", {"pooler_act": "relu"}, "pooler_act 'relu'"),
         ("ViTForMaskedImageModeling", {}, "has a (mask token|decoder)"),
     ],
 )
-def test_networks_that_are_refused(tmp_path, randomise, kind, config, words):
+def test_networks_that_are_refused(tmp_path, randomise, kind, config, pattern):
     written(tmp_path, randomise, kind, **config)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
@@ -192,7 +192,7 @@ def written_dinov2(folder, randomise, kind="Dinov2Model", save=None, **config):
 
 @pytest.mark.parametrize("names", [{}, {"save_original_format": False}], ids=["old names", "new names"])
 @pytest.mark.parametrize(
-    ("kind", "config", "told"),
+    ("kind", "config", "expected"),
     [
         ("Dinov2Model", {}, {"registers": 0, "layer_scale": 1.0, "norm_eps": 1e-6, "mlp_dim": 96}),
         ("Dinov2Model", {"use_mask_token": False, "hidden_act": "gelu_new"}, {"gelu": "tanh"}),
@@ -201,16 +201,16 @@ def written_dinov2(folder, randomise, kind="Dinov2Model", save=None, **config):
     ],
     ids=str,
 )
-def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, told, names):
+def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, expected, names):
     model = written_dinov2(tmp_path, randomise, kind, names, **config)
     weights = read_weights(str(tmp_path))
     assert_same(model, weights, logits, "pooler_output")
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert (weights.card.model.num_classes, weights.card.model.pool) == (0, "token")
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "words"),
+    ("kind", "config", "pattern"),
     [
         ("Dinov2ForImageClassification", {}, "DINOv2 classifier"),
         ("Dinov2WithRegistersForImageClassification", {}, "DINOv2 classifier"),
@@ -218,7 +218,7 @@ def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, told, nam
         ("Dinov2Model", {"qkv_bias": False}, "no bias for query"),
     ],
 )
-def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, words):
+def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, pattern):
     written_dinov2(tmp_path, randomise, kind, **config)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))

@@ -60,21 +60,21 @@ def test_preprocessing_that_timm_does_differently_is_rejected(tmp_path, convert,
 
 
 def test_the_crop_difference_of_transformers_is_printed(tmp_path, convert, source):
-    code, said, _ = convert(source(resize="short_side", crop_fraction=0.8), tmp_path / "hf", "--to", "huggingface")
-    assert code == 0 and "its crop can differ by one pixel" in said
+    code, output, _ = convert(source(resize="short_side", crop_fraction=0.8), tmp_path / "hf", "--to", "huggingface")
+    assert code == 0 and "its crop can differ by one pixel" in output
 
 
 def test_a_size_that_google_does_not_tell(tmp_path, convert, source):
     model = MODEL.model_copy(update={"image_size": (16, 64), "dropout": 0.1})
-    code, said, _ = convert(source(model, antialias=False), tmp_path / "vit.npz", "--to", "google")
-    assert code == 0 and "dropout and drop_path, which only affect training, the image size (pass" in said
+    code, output, _ = convert(source(model, antialias=False), tmp_path / "vit.npz", "--to", "google")
+    assert code == 0 and "dropout and drop_path, which only affect training, the image size (pass" in output
     back = read_weights(str(tmp_path / "vit.npz"))
     assert "square 32x32 images" in back.assumed
     assert read_weights(str(tmp_path / "vit.npz"), image_size=(16, 64)).assumed == ""
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         ({"size": {"height": 384, "width": 384}}, "makes 384x384 images, and its network takes 32x32"),
         ({"size": {"longest_edge": 32}}, "has no fixed output size: {'longest_edge': 32}"),
@@ -84,13 +84,13 @@ def test_a_size_that_google_does_not_tell(tmp_path, convert, source):
     ],
     ids=str,
 )
-def test_processors_that_do_not_fit(tmp_path, convert, source, change, words):
+def test_processors_that_do_not_fit(tmp_path, convert, source, change, expected):
     assert convert(source(), tmp_path / "hf", "--to", "huggingface")[0] == 0
     file = tmp_path / "hf" / "preprocessor_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(UserError) as caught:
         read_weights(str(tmp_path / "hf"))
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_the_smaller_images_of_dinov2(tmp_path):

@@ -76,7 +76,7 @@ def test_a_folder_with_one_file_of_any_name(tmp_path, run_folder):
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "pattern"),
     [
         ("flowers/model.safetensor", r"no weights at .*; did you mean 'flowers/model.safetensors'\?"),
         ("flower", r"; did you mean 'flowers'\?"),
@@ -85,9 +85,9 @@ def test_a_folder_with_one_file_of_any_name(tmp_path, run_folder):
         ("google/vit-base", "write 'hf-hub:google/vit-base'"),
     ],
 )
-def test_a_path_that_is_not_there(run_folder, monkeypatch, spec, words):
+def test_a_path_that_is_not_there(run_folder, monkeypatch, spec, pattern):
     monkeypatch.chdir(run_folder.parent)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(spec)
 
 
@@ -157,19 +157,19 @@ def test_files_without_weights(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "empty.safetensors").touch()
     with zipfile.ZipFile(tmp_path / "papers.zip", "w") as archive:
-        archive.writestr("thesis.txt", "words")
-    for name, words in {
+        archive.writestr("thesis.txt", "pattern")
+    for name, pattern in {
         "pipe.safetensors": "is a pipe, a socket or a device",
         "empty.safetensors": "is empty",
         "papers.zip": "is a zip archive without weights",
     }.items():
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=pattern):
             read_weights(str(tmp_path / name))
 
 
-@pytest.mark.parametrize(("spec", "told"), [("", "no weights at ''"), ("x" * 300, "300 characters")])
-def test_invalid_specs(spec, told):
-    with pytest.raises(UserError, match=told):
+@pytest.mark.parametrize(("spec", "expected"), [("", "no weights at ''"), ("x" * 300, "300 characters")])
+def test_invalid_specs(spec, expected):
+    with pytest.raises(UserError, match=expected):
         read_weights(spec)
 
 
@@ -212,7 +212,7 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "pattern"),
     [
         (errors.RepositoryNotFoundError("404", response=RESPONSE), "the Hub has no model 'owner/name'"),
         (errors.RevisionNotFoundError("404", response=RESPONSE), "'owner/name' has no revision 'v2'"),
@@ -225,9 +225,9 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_errors_of_the_hub_are_one_sentence(hub, error, words):
+def test_errors_of_the_hub_are_one_sentence(hub, error, pattern):
     hub(error)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=pattern) as caught:
         read_weights("hf-hub:owner/name@v2")
     assert "\n" not in str(caught.value)
 

@@ -16,8 +16,8 @@ from vitrail.weights.read import read_weights
 
 
 @pytest.fixture
-def bundled(ours, monkeypatch) -> Path:
-    file = ours("ti8-stand-in.safetensors")
+def bundled(vitrail_file, monkeypatch) -> Path:
+    file = vitrail_file("ti8-stand-in.safetensors")
     monkeypatch.setattr(names, "BUNDLED_FILE", file)
     return file
 
@@ -28,9 +28,9 @@ def test_the_name_is_read_from_the_package(bundled):
     assert vitrail.load("bundled").classes == tuple("abcde")
 
 
-def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, ours, tmp_path, monkeypatch):
+def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, vitrail_file, tmp_path, monkeypatch):
     """A command means the same in every folder."""
-    ours("bundled", num_classes=2)
+    vitrail_file("bundled", num_classes=2)
     monkeypatch.chdir(tmp_path)
     assert read_weights("bundled").file == bundled
     for path in ("./bundled", str(tmp_path / "bundled"), Path("bundled")):

@@ -160,7 +160,7 @@ def test_a_dict_that_holds_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "words"),
+    ("tensor", "pattern"),
     [
         (torch.zeros(1).expand(10**9, 192), "'a' .* 192,000,000,000 numbers"),
         (torch.eye(3).to_sparse(), "'a' is sparse, quantized or empty"),
@@ -169,9 +169,9 @@ def test_a_dict_that_holds_itself(tmp_path):
     ],
     ids=["expanded", "sparse", "meta", "list"],
 )
-def test_tensors_that_are_not_in_the_file(tmp_path, tensor, words):
+def test_tensors_that_are_not_in_the_file(tmp_path, tensor, pattern):
     torch.save({"a": tensor, "b": torch.ones(2)}, tmp_path / "a.pth")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         pickle_source(tmp_path / "a.pth", "it")
 
 

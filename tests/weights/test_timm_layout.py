@@ -37,7 +37,7 @@ def assert_same_logits(model, weights, logits, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "expected"),
     [
         ({}, {"pool": "token", "norm": "before_pool", "gelu": "erf", "class_token": True}),
         ({"act_layer": "gelu_tanh"}, {"gelu": "tanh"}),
@@ -62,11 +62,11 @@ def assert_same_logits(model, weights, logits, tolerance=1e-5):
     ],
     ids=str,
 )
-def test_logits_are_timms(tmp_path, randomise, logits, args, told):
+def test_logits_are_timms(tmp_path, randomise, logits, args, expected):
     model = written(tmp_path, randomise, **{**SMALL, **args})
     weights = read_weights(str(tmp_path))
     assert_same_logits(model, weights, logits)
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert weights.card.model.norm_eps == 1e-6
 
 
@@ -95,7 +95,7 @@ def test_preprocessing_and_classes_are_timms(tmp_path, randomise):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"crop_mode": "squash", "crop_pct": 1.0}, {"resize": "squash", "crop_fraction": 1.0}),
         ({"mean": None, "std": None}, {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}),
@@ -103,11 +103,11 @@ def test_preprocessing_and_classes_are_timms(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_supported_preprocessing_settings(tmp_path, randomise, change, told):
+def test_supported_preprocessing_settings(tmp_path, randomise, change, expected):
     written(tmp_path, randomise, **SMALL)
     edit(tmp_path, "pretrained_cfg", change)
     preprocess = read_weights(str(tmp_path)).card.preprocess
-    assert {key: getattr(preprocess, key) for key in told} == told
+    assert {key: getattr(preprocess, key) for key in expected} == expected
 
 
 def edit(folder, section, change):
@@ -156,7 +156,7 @@ def test_a_non_square_file_without_config(tmp_path, randomise, logits):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "pattern"),
     [
         ({"qk_norm": True}, "has query and key normalization"),
         ({"qkv_bias": False}, "no bias for query"),
@@ -170,14 +170,14 @@ def test_a_non_square_file_without_config(tmp_path, randomise, logits):
     ],
     ids=str,
 )
-def test_unsupported_timm_settings(tmp_path, randomise, args, words):
+def test_unsupported_timm_settings(tmp_path, randomise, args, pattern):
     written(tmp_path, randomise, **{**SMALL, **args})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "words"),
+    ("section", "change", "pattern"),
     [
         ("pretrained_cfg", {"crop_mode": "border"}, "crop_mode 'border'"),
         ("pretrained_cfg", {"crop_mode": "squash", "crop_pct": 0.9}, "crop_mode 'squash' with crop_pct 0.9"),
@@ -195,10 +195,10 @@ def test_unsupported_timm_settings(tmp_path, randomise, args, words):
     ],
     ids=str,
 )
-def test_configs_that_are_wrong(tmp_path, randomise, section, change, words):
+def test_configs_that_are_wrong(tmp_path, randomise, section, change, pattern):
     written(tmp_path, randomise, **SMALL)
     edit(tmp_path, section, change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
@@ -252,15 +252,22 @@ def test_no_architecture_of_timm_is_read_wrongly(tmp_path):
 def assert_same_settings(name, model, ours):
     if ours.kind == "resnet":
         block = model.stages[0].blocks[0]
-        told = (ours.norm_eps, ours.weight_eps, ours.pool_padding)
-        assert told == (block.norm1.eps, block.conv1.eps, "zeros" if hasattr(model.stem, "pad") else "none"), name
+        expected = (ours.norm_eps, ours.weight_eps, ours.pool_padding)
+        assert expected == (block.norm1.eps, block.conv1.eps, "zeros" if hasattr(model.stem, "pad") else "none"), name
         return
     block = model.blocks[0]
-    told = (ours.heads, ours.norm_eps, ours.gelu, ours.pool, ours.image_size, ours.prefix_positions or not ours.prefix)
+    expected = (
+        ours.heads,
+        ours.norm_eps,
+        ours.gelu,
+        ours.pool,
+        ours.image_size,
+        ours.prefix_positions or not ours.prefix,
+    )
     gelu = {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__]
     pool = {"token": "token", "avg": "gap", "map": "map"}[model.global_pool]
     rows = not model.no_embed_class or not model.num_prefix_tokens
-    assert told == (block.attn.num_heads, block.norm1.eps, gelu, pool, model.patch_embed.img_size, rows), name
+    assert expected == (block.attn.num_heads, block.norm1.eps, gelu, pool, model.patch_embed.img_size, rows), name
     assert not model.pool_include_prefix, name
     assert type(block).__name__ == "Block" and type(block.attn).__name__ == "Attention", name
     if ours.stem:

@@ -90,7 +90,7 @@ def test_timm_loads_networks_of_real_size(tmp_path, name, options):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "expected"),
     [
         (small(representation=7), "has a representation layer, which the networks of timm do not have"),
         (small(positions="relative"), "has relative position embeddings, which the networks of timm do not have"),
@@ -110,8 +110,8 @@ def test_timm_loads_networks_of_real_size(tmp_path, name, options):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_networks_that_timm_cannot_represent(model, words):
-    assert words in timm_format.unsupported_reason(card_of(model))
+def test_networks_that_timm_cannot_represent(model, expected):
+    assert expected in timm_format.unsupported_reason(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_transformers_loads(tmp_path, options):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "expected"),
     [
         (small(stem=StemConfig(), image_size=(64, 64)), "has a convolutional stem, which the networks of transformers"),
         (small(pool="gap"), "pools by mean of the patches, and ViT in transformers only by class token"),
@@ -164,8 +164,8 @@ def test_transformers_loads(tmp_path, options):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_networks_that_transformers_cannot_represent(model, words):
-    assert words in huggingface.unsupported_reason(card_of(model))
+def test_networks_that_transformers_cannot_represent(model, expected):
+    assert expected in huggingface.unsupported_reason(card_of(model))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "expected"),
     [
         (small(registers=1), "has register tokens, which the networks of Google's code do not have"),
         (small(layer_scale=0.1), "has LayerScale, which"),
@@ -224,8 +224,8 @@ def test_timms_own_reader_takes_our_convolutions(tmp_path, model):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_networks_that_google_cannot_represent(model, words):
-    assert words in google.unsupported_reason(card_of(model))
+def test_networks_that_google_cannot_represent(model, expected):
+    assert expected in google.unsupported_reason(card_of(model))
 
 
 def test_constants_are_named():
