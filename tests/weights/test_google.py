@@ -73,13 +73,13 @@ def test_a_config_beside_it_that_is_of_another_network(tmp_path):
     (tmp_path / "vit.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
     assert read_weights(tmp_path / "vit.npz", image_size=(16, 16)).layout == "google"
     np.savez(tmp_path / "vit.npz", other=np.zeros(3, "f"))
-    with pytest.raises(UserError, match="transformers model of type 'convnext'"):
+    with pytest.raises(UserError, match="'convnext'"):
         read_weights(tmp_path / "vit.npz")
 
 
 def test_waves_need_a_size_that_no_tensor_shows():
     path = str(FIXTURES / "bigvision_gap_sincos.npz")
-    with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size=\(height, width\)"):
+    with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size="):
         read_weights(path)
     assert read_weights(path, image_size=(16, 24)).card.model.positions == "sincos"
 
@@ -126,8 +126,8 @@ def test_every_naming_gives_the_recorded_logits(tmp_path, logits, prefix, number
     np.testing.assert_allclose(logits(read_weights(str(tmp_path / "vit.npz")), pixels), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_positions_that_leave_the_class_token_out(tmp_path, logits):
-    """big_vision adds positions before the class token; moving its row into the token changes nothing."""
+def test_positions_without_the_class_token(tmp_path, logits):
+    """big_vision adds positions before the class token. Adding its row to the token gives the same network."""
     arrays = parameters("google_vit_representation")
     positions = arrays.pop("Transformer/posembed_input/pos_embedding")
     arrays["pos_embedding"] = positions[:, 1:]
@@ -137,7 +137,7 @@ def test_positions_that_leave_the_class_token_out(tmp_path, logits):
     np.testing.assert_allclose(logits(read_weights(str(tmp_path / "vit.npz")), pixels), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_without_head_the_features_come_out(tmp_path, logits):
+def test_network_without_head_returns_features(tmp_path, logits):
     arrays = parameters("google_vit_representation")
     head = arrays.pop("head/kernel"), arrays.pop("head/bias")
     np.savez(tmp_path / "vit.npz", **arrays)
@@ -155,9 +155,9 @@ def test_bfloat16_which_numpy_cannot_name(tmp_path):
     assert torch.equal(read_weights(str(tmp_path / "vit.npz")).state["head.weight"], kernel.float().T)
 
 
-def test_a_size_that_is_not_square_must_be_given():
+def test_non_square_image_size_is_required():
     path = str(FIXTURES / "google_vit_token.npz")
-    with pytest.raises(UserError, match=r"24 patches, which is not a square.*--image-size.*image_size="):
+    with pytest.raises(UserError, match=r"24 patches.*--image-size.*image_size="):
         read_weights(path)
     with pytest.raises(UserError, match=r"24 patches of 4x4 .* 16x16"):
         read_weights(path, image_size=(16, 16))
@@ -175,7 +175,7 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
             "'MAPHead_0/MultiHeadDotProductAttention_0/query/kernel' is missing",
         ),
         ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, "stem|positions for 4 patches|gn_root"),
-        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 is not divisible by 32 groups"),
+        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 .* 32 groups"),
         ({"Transformer/posembed_input/pos_embedding": None}, "no position embedding"),
         ({"Transformer/posembed_input/pos_embedding": np.zeros((5, 48), "f")}, r"has shape \(5, 48\), not"),
         ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer/encoderblock_1/LayerNorm_0/bias'"),
@@ -186,7 +186,7 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
         ({"head/kernel": np.zeros((40, 5), "f")}, r"'head.weight' has shape \(5, 40\)"),
         ({"head/bias": np.zeros((), "f")}, r"'head/bias' has shape \(\)"),
         ({"head/bias": np.zeros(5, "i4")}, "int32 tensors"),
-        ({"head/bias": np.array(["x"], dtype=object)}, "cannot read .* Python objects, which is a pickle"),
+        ({"head/bias": np.array(["x"], dtype=object)}, "Python objects.* pickle"),
         ({"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(48, "f")}, "is missing"),
     ],
     ids=str,
@@ -200,8 +200,8 @@ def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, pattern):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test_an_archive_cut_short(tmp_path, share):
+def test_truncated_archive(tmp_path, share):
     content = (FIXTURES / "google_vit_gap.npz").read_bytes()
     (tmp_path / "vit.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match="truncated zip archive"):
+    with pytest.raises(UserError, match="truncated zip"):
         read_weights(str(tmp_path / "vit.npz"))

@@ -94,24 +94,16 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
 @pytest.mark.parametrize(
     ("file", "change", "pattern"),
     [
-        (
-            "config.json",
-            {"layer_type": "bottleneck"},
-            "a BiT with layer_type 'bottleneck'; vitrail only supports 'preact",
-        ),
-        ("config.json", {"global_padding": "SAME"}, "global_padding 'SAME'; vitrail only supports None"),
-        ("config.json", {"num_groups": 16}, "num_groups 16; vitrail only supports 32"),
-        ("config.json", {"hidden_act": "gelu"}, "hidden_act 'gelu'; vitrail only supports 'relu'"),
-        (
-            "config.json",
-            {"embedding_dynamic_padding": True},
-            "embedding_dynamic_padding True; vitrail only supports False",
-        ),
-        ("config.json", {"output_stride": 4}, "output_stride 4; vitrail needs"),
+        ("config.json", {"layer_type": "bottleneck"}, "layer_type 'bottleneck'.* 'preact"),
+        ("config.json", {"global_padding": "SAME"}, "global_padding 'SAME'.* None"),
+        ("config.json", {"num_groups": 16}, "num_groups 16.* 32"),
+        ("config.json", {"hidden_act": "gelu"}, "hidden_act 'gelu'.* 'relu'"),
+        ("config.json", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding True.* False"),
+        ("config.json", {"output_stride": 4}, "output_stride 4"),
         ("config.json", {"output_stride": "8"}, "output_stride '8'"),
-        ("preprocessor_config.json", {"crop_size": None, "do_center_crop": False}, "has no fixed output size:"),
-        ("preprocessor_config.json", {"crop_size": {"height": 0, "width": 0}}, "has no fixed output size:"),
-        ("preprocessor_config.json", {"size": {"shortest_edge": 8}}, "cannot reproduce its .*8"),
+        ("preprocessor_config.json", {"crop_size": None, "do_center_crop": False}, "no fixed output size"),
+        ("preprocessor_config.json", {"crop_size": {"height": 0, "width": 0}}, "no fixed output size"),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 8}}, "cannot reproduce .*8"),
         ("preprocessor_config.json", {"crop_size": {"height": 50, "width": 72}}, "crop to 50x72"),
     ],
     ids=str,
@@ -124,20 +116,20 @@ def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, chan
 
 
 def test_a_width_factor_that_transformers_itself_cannot_run(tmp_path, randomise):
-    """It leaves the factor out of the last norm, which then does not fit the map."""
+    """transformers ignores the factor in the last norm, which then does not fit the features."""
     written(tmp_path, randomise, width_factor=2)
-    with pytest.raises(UserError, match=r"config.json has width_factor 2, and its tensors have 1|has hidden_sizes"):
+    with pytest.raises(UserError, match=r"width_factor 2, .* 1|hidden_sizes"):
         read_weights(str(tmp_path))
 
 
-def test_a_hybrid_is_refused_with_where_to_find_it(tmp_path):
-    """transformers has no such network any more, so its file is made up."""
+def test_hybrid_is_rejected_with_a_hint(tmp_path):
+    """transformers has removed this network, so the test writes the file itself."""
     save_file(
         {"vit.embeddings.patch_embeddings.projection.weight": torch.zeros(4, 4, 1, 1)}, tmp_path / "model.safetensors"
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit-hybrid"}))
     assert "vit-hybrid" not in transformers.CONFIG_MAPPING
-    with pytest.raises(UserError, match=r"'vit-hybrid' model, .* use the same network from timm"):
+    with pytest.raises(UserError, match=r"'vit-hybrid' .* timm"):
         read_weights(str(tmp_path))
 
 

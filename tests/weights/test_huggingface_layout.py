@@ -137,16 +137,16 @@ def test_supported_processor_settings(tmp_path, randomise, change, expected):
 @pytest.mark.parametrize(
     ("file", "change", "pattern"),
     [
-        ("config.json", {"model_type": "deit"}, "transformers model of type 'deit'; vitrail reads vit, dinov2"),
+        ("config.json", {"model_type": "deit"}, "'deit'.* vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
-        ("config.json", {"num_attention_heads": 5}, "48 is not divisible by 5 heads"),
-        ("config.json", {"image_size": "big"}, "'big' is not an image size"),
-        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "does not rescale pixels by 1/255"),
-        ("preprocessor_config.json", {"do_rescale": False}, "does not rescale pixels by 1/255"),
+        ("config.json", {"num_attention_heads": 5}, "48 .* 5 heads"),
+        ("config.json", {"image_size": "big"}, "'big' .*image size"),
+        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale .*1/255"),
+        ("preprocessor_config.json", {"do_rescale": False}, "rescale .*1/255"),
         ("preprocessor_config.json", {"resample": 1}, "resampling '1'"),
         ("preprocessor_config.json", {"size": {"height": 40, "width": 40}, "do_center_crop": True}, "cannot reproduce"),
         ("preprocessor_config.json", {"size": {"shortest_edge": 40}}, "cannot reproduce"),
-        ("preprocessor_config.json", {"image_mean": "grey"}, "one number per channel, not 'grey'"),
+        ("preprocessor_config.json", {"image_mean": "grey"}, "per channel, not 'grey'"),
     ],
     ids=str,
 )
@@ -163,19 +163,19 @@ def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, chan
     [
         ("ViTForImageClassification", {"qkv_bias": False}, "no bias for query"),
         ("ViTModel", {"pooler_act": "relu"}, "pooler_act 'relu'"),
-        ("ViTForMaskedImageModeling", {}, "has a (mask token|decoder)"),
+        ("ViTForMaskedImageModeling", {}, "mask token|decoder"),
     ],
 )
-def test_networks_that_are_refused(tmp_path, randomise, kind, config, pattern):
+def test_unsupported_networks(tmp_path, randomise, kind, config, pattern):
     written(tmp_path, randomise, kind, **config)
     with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
-def test_the_file_alone_does_not_tell_enough(tmp_path, randomise):
+def test_weights_file_without_config(tmp_path, randomise):
     written(tmp_path, randomise)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match=r"its config\.json must be in the same folder"):
+    with pytest.raises(UserError, match=r"config\.json .*same folder"):
         read_weights(str(tmp_path / "model.safetensors"))
 
 
@@ -214,11 +214,11 @@ def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, expected,
     [
         ("Dinov2ForImageClassification", {}, "DINOv2 classifier"),
         ("Dinov2WithRegistersForImageClassification", {}, "DINOv2 classifier"),
-        ("Dinov2Model", {"use_swiglu_ffn": True}, "has a gated MLP"),
+        ("Dinov2Model", {"use_swiglu_ffn": True}, "gated MLP"),
         ("Dinov2Model", {"qkv_bias": False}, "no bias for query"),
     ],
 )
-def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, pattern):
+def test_unsupported_dinov2(tmp_path, randomise, kind, config, pattern):
     written_dinov2(tmp_path, randomise, kind, **config)
     with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
