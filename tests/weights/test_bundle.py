@@ -27,7 +27,7 @@ def bundle(tmp_path, state, card) -> Path:
 
 
 def rewrite(path: Path, state: dict[str, torch.Tensor], **changes: object) -> None:
-    """The same file with other values in its document, written by safetensors itself, without checksums."""
+    """Write the file with changed values in its card, using safetensors directly and without checksums."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])
     del document["checksums"]
@@ -45,7 +45,7 @@ def test_round_trip(bundle, state, card):
 
 @pytest.mark.parametrize(("before", "task"), [(False, "classification"), (True, "multilabel"), ("depth", "depth")])
 def test_the_task_is_read_under_both_names(bundle, state, card, before, task):
-    """Files of earlier versions have it as `several`, a boolean for the two tasks there were."""
+    """Files of earlier versions have a boolean `several` instead of `task`."""
     write_bundle(bundle, state, card.model_copy(update={"task": task}))
     with safe_open(bundle, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])

@@ -68,7 +68,7 @@ def test_settings_read_from_a_file(name, expected):
     assert ("224x224 images" in weights.assumed) == ("bit" in name)
 
 
-def test_a_config_beside_it_that_is_of_another_network(tmp_path):
+def test_config_of_another_network_is_ignored(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "convnext"}')
     (tmp_path / "vit.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
     assert read_weights(tmp_path / "vit.npz", image_size=(16, 16)).layout == "google"
@@ -77,7 +77,7 @@ def test_a_config_beside_it_that_is_of_another_network(tmp_path):
         read_weights(tmp_path / "vit.npz")
 
 
-def test_waves_need_a_size_that_no_tensor_shows():
+def test_sincos_positions_need_an_image_size():
     path = str(FIXTURES / "bigvision_gap_sincos.npz")
     with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size="):
         read_weights(path)
@@ -85,15 +85,15 @@ def test_waves_need_a_size_that_no_tensor_shows():
 
 
 def released_names() -> dict[str, np.ndarray]:
-    """A ResNet under the names of the files that BiT released."""
-    pattern = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
-    pattern |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
-    pattern |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
-    pattern |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
+    """A ResNet with the tensor names of the released BiT files."""
+    replacements = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
+    replacements |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
+    replacements |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
+    replacements |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
     renamed = {}
     for name, array in parameters("bigvision_bit_resnet").items():
-        old = next((word for word in pattern if word in name), "")
-        name = name.replace(old, pattern.get(old, ""), 1) if old else name
+        old = next((part for part in replacements if part in name), "")
+        name = name.replace(old, replacements.get(old, ""), 1) if old else name
         if name.startswith("head"):
             name = name.replace("head", "head/conv2d")
             array = array[None, None] if array.ndim == 2 else array

@@ -15,10 +15,10 @@ from vitrail.weights.safetensors_file import read_header
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
 
-def test_half_the_space_the_same_card_and_nearly_the_same_answers(tmp_path, convert, vitrail_file):
+def test_half_size_same_card_and_similar_outputs(tmp_path, convert, vitrail_file):
     source, target = vitrail_file(), tmp_path / "half.safetensors"
     code, output, error = convert(source, target, "--to", "vitrail", "--half")
-    assert (code, error) == (0, "") and "effect of float16: outputs differ by up to" in output
+    assert (code, error) == (0, "") and "effect of float16" in output
     assert set(read_header(target).dtypes.values()) == {"F16"}
     numbers = sum(tensor.numel() for tensor in read_weights(source).state.values())
     assert source.stat().st_size - target.stat().st_size == pytest.approx(2 * numbers, abs=100)
@@ -41,10 +41,8 @@ def test_half_precision_input_is_written_as_float32(tmp_path, convert, vitrail_f
 
 
 def test_other_layouts_and_numbers_that_do_not_fit_are_refused(tmp_path, convert, vitrail_file):
-    assert (
-        "--half has no effect without --to vitrail"
-        in convert(vitrail_file(), tmp_path / "vit.npz", "--to", "google", "--half")[2]
-    )
+    error = convert(vitrail_file(), tmp_path / "vit.npz", "--to", "google", "--half")[2]
+    assert "--half" in error and "--to vitrail" in error
     model = ModelConfig(**SMALL)
     state = random_state(model)
     state["head.bias"][0] = 1e6
@@ -55,6 +53,6 @@ def test_other_layouts_and_numbers_that_do_not_fit_are_refused(tmp_path, convert
 
 
 def test_a_licence_can_be_stated(tmp_path, convert, vitrail_file):
-    target = tmp_path / "told.safetensors"
-    assert convert(vitrail_file(), target, "--to", "vitrail", "--licence", "for research alone")[0] == 0
-    assert read_card(target).licence == "for research alone"
+    target = tmp_path / "licence.safetensors"
+    assert convert(vitrail_file(), target, "--to", "vitrail", "--licence", "research only")[0] == 0
+    assert read_card(target).licence == "research only"

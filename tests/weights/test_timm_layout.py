@@ -21,7 +21,7 @@ SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
 
 
 def written(folder, randomise, name="vit_tiny_patch16_224", model_config=None, **args):
-    """A timm network, and the folder it saves itself to as it would for the Hub."""
+    """Create a timm network and save it to a folder as for the Hub."""
     model = randomise(timm.create_model(name, **args))
     save_for_hf(model, folder, model_config=model_config, model_args=args, safe_serialization=True)
     return model
@@ -72,7 +72,7 @@ def test_logits_are_timms(tmp_path, randomise, logits, args, expected):
 
 @pytest.mark.full
 def test_a_network_of_real_size(tmp_path, randomise, logits):
-    """Ti/16 at 224, all twelve blocks, known to timm by its name alone."""
+    """Ti/16 at 224 px, created by its name in timm."""
     model = randomise(timm.create_model("vit_tiny_patch16_224"))
     save_for_hf(model, tmp_path, safe_serialization=True)
     weights = read_weights(str(tmp_path))
@@ -123,8 +123,8 @@ def test_label_names_by_index(tmp_path, randomise):
     assert read_weights(str(tmp_path)).card.classes == ("a", "b", "c", "d", "e")
 
 
-def test_a_size_that_the_config_forgot(tmp_path, randomise, logits):
-    """timm leaves 224 in its config when a network is made for another size; the positions know better."""
+def test_image_size_missing_in_the_config(tmp_path, randomise, logits):
+    """timm's config keeps 224 for networks of other sizes; the size follows from the position embedding."""
     model = written(tmp_path, randomise, **SMALL)
     edit(tmp_path, "model_args", {"img_size": None})
     assert_same_logits(model, read_weights(str(tmp_path)), logits)
