@@ -61,7 +61,7 @@ def test_ratios_match_the_work(machine):
 
 def test_varying_load_cancels(machine):
     """Rounds with ten times the load would shift a mean of times, but not the ratios per round."""
-    candidates = [machine.candidate("ours", 1.0), machine.candidate("theirs", 1.25)]
+    candidates = [machine.candidate("ours", 1.0), machine.candidate("other", 1.25)]
 
     def clock(work, repeats: int) -> float:
         turns = len(machine.done) // 2
@@ -70,7 +70,7 @@ def test_varying_load_cancels(machine):
 
     result = compare(candidates, EFFORT, clock)
     assert len(set(result.seconds["ours"])) > 1
-    assert result.ratio("theirs") == Spread(1.25, 1.25, 1.25)
+    assert result.ratio("other") == Spread(1.25, 1.25, 1.25)
 
 
 def test_every_round_has_every_candidate_once_in_a_changing_order(machine):
@@ -113,8 +113,8 @@ def test_seconds_are_per_call(machine):
     ],
 )
 def test_verdict_needs_significance(wins, losses, verdict):
-    theirs = [1.1] * wins + [0.9] * losses + [1.0] * (wins + losses == 0)
-    assert Comparison({"ours": [1.0] * len(theirs), "theirs": theirs}).verdict("theirs") == verdict
+    other = [1.1] * wins + [0.9] * losses + [1.0] * (wins + losses == 0)
+    assert Comparison({"ours": [1.0] * len(other), "other": other}).verdict("other") == verdict
 
 
 def test_garbage_collection_is_off_while_timing(machine):
@@ -149,7 +149,7 @@ def test_processor_time_excludes_other_processes():
 
 
 def test_table_and_json_agree(tmp_path):
-    result = Comparison({"ours": [1.0, 1.0, 1.0], "theirs": [1.5, 1.5, 1.5]})
+    result = Comparison({"ours": [1.0, 1.0, 1.0], "other": [1.5, 1.5, 1.5]})
     console = Console(width=100, record=True, quiet=False, file=(tmp_path / "console.txt").open("w"))
     console.print(table("network", ["model", "batch"], [(["Ti/16", "8"], result)]))
     text = console.export_text()
@@ -159,14 +159,14 @@ def test_table_and_json_agree(tmp_path):
     kept = json.loads(path.read_text())
     assert path.name == "network-cpu.json"
     assert kept["rounds"] == 3
-    assert kept["contestants"]["theirs"]["ratio"] == {"median": 1.5, "low": 1.5, "high": 1.5}
-    assert kept["contestants"]["theirs"]["ours"] == "even"  # three rounds cannot tell
+    assert kept["contestants"]["other"]["ratio"] == {"median": 1.5, "low": 1.5, "high": 1.5}
+    assert kept["contestants"]["other"]["ours"] == "even"  # three rounds are too few
     assert {"date", "cpu", "cores", "threads", "python", "packages"} <= kept["machine"].keys()
     assert "torch" in kept["machine"]["packages"]
 
 
 def test_missing_candidate_leaves_an_empty_cell():
-    rows = [(["a"], Comparison({"ours": [1.0], "theirs": [2.0]})), (["b"], Comparison({"ours": [1.0]}))]
+    rows = [(["a"], Comparison({"ours": [1.0], "other": [2.0]})), (["b"], Comparison({"ours": [1.0]}))]
     result = table("t", ["case"], rows)
-    assert [column.header for column in result.columns] == ["case", "theirs"]
+    assert [column.header for column in result.columns] == ["case", "other"]
     assert list(result.columns[1].cells)[1] == "-"

@@ -1,4 +1,4 @@
-"""What a case left behind, as plain values that two commits can be compared by."""
+"""The files and outputs of a case as plain values, to compare two versions of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-# What differs from run to run or from machine to machine, by the last word of its path.
+# Keys whose values differ from run to run or from machine to machine.
 VOLATILE = {
     "seconds",
     "time",
@@ -39,33 +39,33 @@ VOLATILE = {
 }
 INTENDED = tomllib.loads(Path(__file__).with_name("intended.toml").read_text())
 RENAMED, KEYS, VALUES = INTENDED["rename"], INTENDED["key"], INTENDED["value"]
-MARK = "patch_embed.proj.weight"  # of our Vision Transformers
-SHOWN = 6  # values of one path that are kept as they are; of more: how many, mean, deviation, first and last
+MARK = "patch_embed.proj.weight"  # a tensor of vitrail's Vision Transformers
+SHOWN = 6  # up to this many values of a path are stored; of more: count, mean, deviation, first and last
 FIGURES = 9
 
 
 def flat(value: Any, folder: Path) -> dict[str, Any]:
-    """Every leaf by its path, in which numbers of lists are `[]`; the values of one path together."""
-    found: dict[str, list[Any]] = {}
-    _walk(value, "", found, folder)
-    return {path: _short(values) for path, values in sorted(found.items())}
+    """All leaves of a nested value by path. List indices are `[]`, so a path can have multiple values."""
+    leaves: dict[str, list[Any]] = {}
+    _walk(value, "", leaves, folder)
+    return {path: _short(values) for path, values in sorted(leaves.items())}
 
 
-def _walk(value: Any, path: str, found: dict[str, list[Any]], folder: Path) -> None:
+def _walk(value: Any, path: str, leaves: dict[str, list[Any]], folder: Path) -> None:
     if re.split(r"[./]", path)[-1] in VOLATILE:
-        found[path] = ["~"]
+        leaves[path] = ["~"]
     elif isinstance(value, dict):
-        for key, one in value.items():
-            _walk(one, f"{path}.{key}" if path else str(key), found, folder)
+        for key, item in value.items():
+            _walk(item, f"{path}.{key}" if path else str(key), leaves, folder)
         if not value:
-            found.setdefault(path, []).append("{}")
+            leaves.setdefault(path, []).append("{}")
     elif isinstance(value, list | tuple):
-        for one in value:
-            _walk(one, f"{path}[]", found, folder)
+        for item in value:
+            _walk(item, f"{path}[]", leaves, folder)
         if not value:
-            found.setdefault(path, []).append("[]")
+            leaves.setdefault(path, []).append("[]")
     else:
-        found.setdefault(path, []).append(_leaf(value, folder))
+        leaves.setdefault(path, []).append(_leaf(value, folder))
 
 
 def _leaf(value: Any, folder: Path) -> Any:
@@ -74,7 +74,7 @@ def _leaf(value: Any, folder: Path) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{FIGURES}g}") if math.isfinite(value) else str(value)
     text = str(value).replace(str(folder), "HERE")
-    return text if re.fullmatch(r"[^\s]{1,60}", text) else "words"  # sentences may be put better
+    return text if re.fullmatch(r"[^\s]{1,60}", text) else "words"  # the wording of sentences may change
 
 
 def _short(values: list[Any]) -> Any:
@@ -90,7 +90,7 @@ def _short(values: list[Any]) -> Any:
 
 
 def document(path: Path, folder: Path) -> dict[str, Any] | None:
-    """The contents of a file that a program may read."""
+    """The contents of a machine-readable file; None for other files."""
     if path.suffix == ".json":
         return flat(json.loads(path.read_text()), folder)
     if path.suffix == ".jsonl":
@@ -129,21 +129,21 @@ def _parquet(path: Path) -> dict[str, Any]:
 
 
 def header(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Of a safetensors file, as its format has it: eight bytes of length, JSON, and the numbers."""
+    """Header and data of a safetensors file: eight bytes of length, JSON, data."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         return json.loads(file.read(length)), file.read()
 
 
 def card(path: Path) -> dict[str, Any]:
-    """What a weights file says of itself; JSON within its texts counts as values."""
-    found = {}
+    """The metadata of a weights file, with JSON texts parsed."""
+    metadata = {}
     for key, text in header(path)[0].get("__metadata__", {}).items():
         try:
-            found[key] = json.loads(text)
+            metadata[key] = json.loads(text)
         except ValueError:
-            found[key] = text
-    return found
+            metadata[key] = text
+    return metadata
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
@@ -153,99 +153,98 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     names, numbers = header(path)
     names.pop("__metadata__", None)
     kinds = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "U8": "u1", "I64": "<i8", "I32": "<i4", "U32": "<u4"}
-    found = {}
+    arrays = {}
     for name, facts in sorted(names.items()):
         start, end = facts["data_offsets"]
         kind = kinds.get(facts["dtype"], "u1")
         shape = facts["shape"] if facts["dtype"] in kinds else (-1,)
-        found[name] = np.frombuffer(numbers[start:end], kind).reshape(shape)
-    return found
+        arrays[name] = np.frombuffer(numbers[start:end], kind).reshape(shape)
+    return arrays
 
 
 def called_before(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of our networks by the names that they had in the baseline; others as they are. Names alone: shapes and
-    bits are compared as ever."""
+    """Rename tensors of vitrail's networks to their names in the baseline. All values stay unchanged."""
     if MARK not in tensors:
         return tensors
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         for rename in RENAMED:
             name = re.sub(rename["new"], rename["old"], name)
-        found[name] = tensor
-    assert len(found) == len(tensors)
-    return dict(sorted(found.items()))
+        renamed[name] = tensor
+    assert len(renamed) == len(tensors)
+    return dict(sorted(renamed.items()))
 
 
-def keys_before(found: dict[str, Any], document: str = "") -> dict[str, Any]:
-    """What a case left, with the keys, files and values of settings called as they were in the baseline."""
+def keys_before(observed: dict[str, Any], document: str = "") -> dict[str, Any]:
+    """Rename keys, files and values of settings in the observation of a case to their names in the baseline."""
     named: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in observed.items():
         before = _key_before(key, document)
         if isinstance(value, dict):
             value = keys_before(value, document or key)
         elif isinstance(value, list):
             texts = key in ("files", "gone")
-            value = [_key_before(one, "") if texts else _value_before(before, one) for one in value]
+            value = [_key_before(item, "") if texts else _value_before(before, item) for item in value]
             value = sorted(value) if texts else value
-        assert before not in named, f"{key}: another key becomes {before}, too"
+        assert before not in named, f"{key}: two keys are renamed to {before}"
         named[before] = value
     return named
 
 
 def _key_before(key: str, document: str) -> str:
-    for one in KEYS:
-        if fnmatchcase(document, one.get("within", "*")):
-            key = re.sub(one["new"], one["old"], key)
+    for rename in KEYS:
+        if fnmatchcase(document, rename.get("within", "*")):
+            key = re.sub(rename["new"], rename["old"], key)
     return key
 
 
 def _value_before(key: str, value: Any) -> Any:
-    for one in VALUES:
-        if re.search(one["key"], key) and value == one["new"] and type(value) is type(one["new"]):
-            return one["old"]
+    for rename in VALUES:
+        if re.search(rename["key"], key) and value == rename["new"] and type(value) is type(rename["new"]):
+            return rename["old"]
     return value
 
 
 def weights(named: dict[str, np.ndarray], folder: Path) -> dict[str, Any]:
-    """All bits, and a few numbers for machines that round otherwise."""
+    """A checksum, and statistics of the tensors for machines with different rounding."""
     bits = hashlib.sha256()
     about: dict[str, Any] = {}
     for name, values in named.items():
         bits.update(f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
-        place = about.setdefault(re.sub(r"(?<=[._/])\d+(?=[._/])", "*", name), [])
+        rows = about.setdefault(re.sub(r"(?<=[._/])\d+(?=[._/])", "*", name), [])
         if values.dtype.kind == "f":
-            place.append([*values.shape, float(values.mean(dtype=float)), float(values.std(dtype=float))])
+            rows.append([*values.shape, float(values.mean(dtype=float)), float(values.std(dtype=float))])
         else:
-            place.append([*values.shape])
+            rows.append([*values.shape])
     return {"bits": bits.hexdigest()[:32], "about": flat(about, folder)}
 
 
 def numbers_in(text: str) -> list[float]:
-    """Without those that a clock decides, and without paths: the folder of a case has another name each time."""
+    """The numbers in a text, without times and paths: the folder of a case has a different name each time."""
     text = re.sub(r"[\d.,]+(?:e-?\d+)? (?:images/s|TFLOP/s|s\b)|data wait \d+ %|\S*/\S*", "", text)
     return [float(one.replace(",", "")) for one in re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)]
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file with what changes when it is written."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            found[str(path.relative_to(folder))] = (path.stat().st_mtime_ns, path.stat().st_ino)
-    return found
+    """Modification time and inode of all files, which change when a file is written."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 def differences(then: Any, now: Any, exact: bool, path: str = "") -> Iterable[tuple[str, str]]:
-    """(path, what differs). Not exact: numbers and bits of another machine."""
+    """Yield (path, difference). If not `exact`, compare with the tolerance for another machine, without checksums."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in sorted(then.keys() | now.keys()):
-            place = f"{path}/{key}"
+            item = f"{path}/{key}"
             if key not in now:
-                yield place, "is gone"
+                yield item, "is gone"
             elif key not in then:
-                yield place, "is new"
+                yield item, "is new"
             elif key != "bits" or exact:
-                yield from differences(then[key], now[key], exact, place)
+                yield from differences(then[key], now[key], exact, item)
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for one, other in zip(then, now, strict=True):
             yield from differences(one, other, exact, path)

@@ -1,4 +1,4 @@
-"""The lock: what the commands did before the package was rebuilt, they do now, but for what intended.toml lists."""
+"""The lock: commands behave as in the recorded baseline, except for the changes in intended.toml."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(name: str, now: dict[str, Any], intended: Sequence[dict[str, str]]) -> list[str]:
-    """What differs from before and is not intended."""
+    """Differences from the baseline that are not intended."""
     found = differences(BEFORE[name], keys_before(now), exact=world.machine() == MACHINE)
-    meant = [one["path"] for one in intended if fnmatchcase(name, one["case"])]
-    return [f"{path} {what}" for path, what in found if not any(fnmatchcase(path, one) for one in meant)]
+    patterns = [change["path"] for change in intended if fnmatchcase(name, change["case"])]
+    return [
+        f"{path} {difference}"
+        for path, difference in found
+        if not any(fnmatchcase(path, pattern) for pattern in patterns)
+    ]
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(one, id=one.name, marks=() if one.fast else pytest.mark.slow) for one in CASES]
 )
 def test_nothing_changed(case: Case, template: Path, tmp_path: Path) -> None:
-    assert case.name in BEFORE, "a case without a baseline: python -m tests.lock.record, by the code of before"
+    assert case.name in BEFORE, "the case has no baseline: run python -m tests.lock.record with the reference code"
     now = world.observed(case, world.enter(template, tmp_path / "here"))
     differing = changed(case.name, now, CHANGES)
-    assert not differing, "\n".join([f"{case.name}: {len(differing)} things differ", *differing[:40]])
+    assert not differing, "\n".join([f"{case.name}: {len(differing)} differences", *differing[:40]])
 
 
 def test_every_case_of_the_baseline_is_run() -> None:
@@ -53,8 +57,8 @@ def test_every_intended_change_has_a_reason_and_a_case() -> None:
         assert any(fnmatchcase(name, change["case"]) for name in BEFORE), change
 
 
-def test_the_lock_sees_what_differs() -> None:
-    """An exit code, a file, a key, an integer, a float in its seventh digit and a bit of the weights."""
+def test_the_lock_detects_differences() -> None:
+    """An exit code, a file, a key, an integer, the seventh digit of a float and a bit of the weights."""
     now = copy.deepcopy(BEFORE["train"])
     now["codes"][0] = 1
     now["files"].remove("out/answers.csv")
@@ -77,7 +81,7 @@ def test_the_lock_sees_what_differs() -> None:
     assert elsewhere == paths - {"/out/metrics.jsonl/[].loss", "/out/model.safetensors tensors/bits"}
 
 
-def test_an_intended_change_is_let_pass() -> None:
+def test_intended_changes_are_allowed() -> None:
     now = copy.deepcopy(BEFORE["train"])
     now["codes"][0] = 1
     assert changed("train", now, []) == ["/codes 0 became 1"]
