@@ -42,7 +42,7 @@ def evaluate(
     data
         Labelled images: anything `vitrail train` reads.
     report
-        The HTML report to write; a model card is written beside it. [default: a file beside the weights]
+        The HTML report to write; a model card is written next to it. [default: a file next to the weights]
     target_accuracy
         Find the probability threshold above which this fraction of predictions is correct, such as 0.95.
     write
