@@ -54,7 +54,7 @@ def test_round_trip():
 )
 def test_names_with_different_number_formats_do_not_match(name):
     assert TABLE.slot(name) is None
-    with pytest.raises(UserError, match=f"it has an unknown tensor .'{name}'"):
+    with pytest.raises(UserError, match=f"unknown tensor .'{name}'"):
         read({name: torch.zeros(1)})
 
 
