@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.harness import Contestant, Effort, cuda_clock, race
+from bench.harness import Candidate, Effort, compare, cuda_clock
 from bench.record import RESULTS, machine_facts, table, write_results
 from vitrail.models.kernels.short_attention import short_attention, supports_short_attention
 
@@ -80,11 +80,11 @@ def run(seconds: float, out: Path, console: Console) -> None:
             label: partial(torch_attention, heads=heads, backend=backend) for label, backend in TORCH_BACKENDS.items()
         }
         works = [
-            Contestant(label, capture_graph(function, qkv, gradient, False).replay)
+            Candidate(label, capture_graph(function, qkv, gradient, False).replay)
             for label, function in functions.items()
         ]
-        works.append(Contestant("flash, deterministic", capture_graph(functions["flash"], qkv, gradient, True).replay))
-        result = race(works, Effort(seconds=seconds), cuda_clock)
+        works.append(Candidate("flash, deterministic", capture_graph(functions["flash"], qkv, gradient, True).replay))
+        result = compare(works, Effort(seconds=seconds), cuda_clock)
         rows.append(([name], result))
         results[name] = {"images": images, "tokens": tokens, "heads": heads, **result.summary()}
     console.print(table("attention, forward and backward, bf16", ["network"], rows))

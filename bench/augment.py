@@ -1,11 +1,10 @@
-"""Images distorted a second: ours beside kornia and Pillow, in one process.
+"""Throughput of augmentation: vitrail, kornia and Pillow, in one process.
 
     python -m bench.augment [--device cuda] [--quick]
 
-All distort the same batch of 224-pixel images. Pillow starts from and ends with its own images; kornia starts from
-bytes on the device and carries on in floats. kornia draws its operations once for a whole batch; `kornia each` goes
-image by image, so that every sample has its own, as with ours and Pillow's. On a CPU one thread is judged by processor
-time.
+All augment the same batch of 224-pixel images. Pillow's input and output are Pillow images; kornia converts bytes on
+the device to floats. kornia draws one set of operations per batch; `kornia each` augments image by image, so that each
+image has different operations, as with vitrail and Pillow. On a CPU, the CPU time of one thread is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from rich.console import Console
 from torch import Tensor
 
-from bench.harness import Contestant, Effort, Race, cuda_clock, processor_clock, race
+from bench.harness import Candidate, Comparison, Effort, compare, cuda_clock, processor_clock
 from bench.record import RESULTS, installed, machine_facts, table, write_results
 from vitrail.config import AugmentConfig
 from vitrail.data.augment.batch import augment_batch
@@ -37,7 +36,7 @@ Work = Callable[[], object]
 
 
 def pillow(image: Image.Image, op: Op, value: float) -> Image.Image:
-    """One operation as Pillow does it; cutout and hue are not Pillow's."""
+    """Apply one operation with Pillow, which has no cutout and no hue."""
     fill = (FILL,) * len(image.getbands())
     if op in _MAPS:
         return image.transform(image.size, Image.Transform.AFFINE, _MAPS[op](value), fillcolor=fill)
@@ -71,25 +70,25 @@ _PILLOW: dict[Op, Callable[[Image.Image, float], Image.Image]] = {
 
 
 def pillow_layers(images: list[Image.Image], layers: list[Layer]) -> list[Image.Image]:
-    """What ours does, by Pillow."""
+    """The same operations as vitrail, applied with Pillow."""
     for layer in layers:
         centre = layer.centre if layer.centre is not None else np.zeros((len(images), 2))
         rows = zip(images, layer.op.tolist(), layer.value.tolist(), centre.tolist(), strict=True)
-        images = [_step(image, Op(op), value, spot) for image, op, value, spot in rows]
+        images = [_apply(image, Op(op), value, position) for image, op, value, position in rows]
     return images
 
 
-def _step(image: Image.Image, op: Op, value: float, spot: list[float]) -> Image.Image:
+def _apply(image: Image.Image, op: Op, value: float, position: list[float]) -> Image.Image:
     if op is not Op.CUTOUT:
         return pillow(image, op, value)
-    y, x, pad = int(spot[0] * image.height), int(spot[1] * image.width), int(value)
+    y, x, pad = int(position[0] * image.height), int(position[1] * image.width), int(value)
     result = image.copy()
     result.paste((FILL,) * 3, (max(0, x - pad), max(0, y - pad), min(image.width, x + pad), min(image.height, y + pad)))
     return result
 
 
-def ours_work(pixels: Tensor, config: AugmentConfig) -> Work:
-    """A new epoch, and so new choices, at every call."""
+def vitrail_work(pixels: Tensor, config: AugmentConfig) -> Work:
+    """Each call is a new epoch, with new random operations."""
     sample, epoch = torch.arange(len(pixels)), torch.zeros(len(pixels), dtype=torch.int64)
 
     def work() -> Tensor:
@@ -114,13 +113,13 @@ def kornia_work(pixels: Tensor, policy: str, each: bool) -> Work:
     kornia: Any = import_module("kornia.augmentation")
     if policy == "3-Augment":
         sigma = (0.1, 2.0)
-        one = kornia.ImageSequential(
+        one_of_three = kornia.ImageSequential(
             kornia.RandomGrayscale(p=1.0),
             kornia.RandomSolarize(thresholds=(0.5, 0.5), additions=(0.0, 0.0), p=1.0),
             kornia.RandomGaussianBlur((13, 13), sigma, p=1.0),
             random_apply=1,
         )
-        augment: Any = torch.nn.Sequential(one, kornia.ColorJitter(0.3, 0.3, 0.3, p=1.0))
+        augment: Any = torch.nn.Sequential(one_of_three, kornia.ColorJitter(0.3, 0.3, 0.3, p=1.0))
     else:
         augment = kornia.auto.RandAugment(n=2, m=10)
     torch.manual_seed(0)
@@ -132,20 +131,20 @@ def kornia_work(pixels: Tensor, policy: str, each: bool) -> Work:
     return work
 
 
-def run_race(policy: str, batch: int, device: str, effort: Effort) -> Race:
-    pixels = pictures(batch).to(device)
+def compare_policy(policy: str, batch: int, device: str, effort: Effort) -> Comparison:
+    pixels = random_images(batch).to(device)
     config = POLICIES[policy]
-    contestants = [Contestant("ours", ours_work(pixels, config)), Contestant("pillow", pillow_work(pixels, config))]
+    candidates = [Candidate("ours", vitrail_work(pixels, config)), Candidate("pillow", pillow_work(pixels, config))]
     if installed("kornia"):
-        contestants += [
-            Contestant("kornia", kornia_work(pixels, policy, each=False)),
-            Contestant("kornia each", kornia_work(pixels, policy, each=True)),
+        candidates += [
+            Candidate("kornia", kornia_work(pixels, policy, each=False)),
+            Candidate("kornia each", kornia_work(pixels, policy, each=True)),
         ]
-    return race(contestants, effort, cuda_clock if device == "cuda" else processor_clock)
+    return compare(candidates, effort, cuda_clock if device == "cuda" else processor_clock)
 
 
-def pictures(count: int) -> Tensor:
-    """Smooth and noisy pictures in turn, uint8 (count, 3, SIZE, SIZE): what an operation costs depends on them."""
+def random_images(count: int) -> Tensor:
+    """Alternately smooth and noisy images, uint8 (count, 3, SIZE, SIZE): the cost of an operation depends on them."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (count, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
     coarse = torch.rand(count, 3, 14, 14, generator=generator) * 255
@@ -156,7 +155,7 @@ def pictures(count: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.augment", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--quick", action="store_true", help="batch 64 alone")
+    parser.add_argument("--quick", action="store_true", help="only batch size 64")
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
@@ -164,12 +163,12 @@ def main() -> None:
     rows, results = [], []
     for policy in POLICIES:
         for batch in (64,) if options.quick else (64, 256):
-            outcome = run_race(policy, batch, options.device, Effort(seconds=20, min_rounds=7, max_rounds=30))
-            speeds = {name: round(batch / outcome.time(name).median) for name in outcome.seconds}
+            result = compare_policy(policy, batch, options.device, Effort(seconds=20, min_rounds=7, max_rounds=30))
+            speeds = {name: round(batch / result.time(name).median) for name in result.seconds}
             console.print(f"{policy}, {batch}: images/s {speeds}")
-            rows.append(((policy, str(batch), f"{speeds['ours']:,}"), outcome))
-            results.append({"policy": policy, "batch": batch, "images_per_second": speeds, **outcome.summary()})
-    console.print(table(f"distortions on {options.device}", ("policy", "batch", "ours, images/s"), rows))
+            rows.append(((policy, str(batch), f"{speeds['ours']:,}"), result))
+            results.append({"policy": policy, "batch": batch, "images_per_second": speeds, **result.summary()})
+    console.print(table(f"augmentation on {options.device}", ("policy", "batch", "ours, images/s"), rows))
     facts = machine_facts(options.device)
     facts["packages"] |= {name: installed(name) for name in ("kornia", "pillow")}
     write_results(RESULTS, f"augment-{options.device}", {"machine": facts, "size": SIZE, "races": results})

@@ -1,10 +1,10 @@
-"""Whether `vitrail check` finds what is wrong, what it finds that is not, and how its time grows.
+"""Recall, false positives and run time of `vitrail check` on data with planted faults.
 
     python -m bench.check
     python -m bench.check --data ../photos
 
-Faults are planted among generated pictures, or among the images of --data. Of generated pictures, every near copy that
-was not planted is a false one; real photographs have copies of their own, so there the number is only told.
+Faults are planted among generated images, or among the images of --data. Among generated images, every near-duplicate
+that was not planted is a false positive. Real photos can contain near-duplicates, so there the number is only printed.
 """
 
 from __future__ import annotations
@@ -33,39 +33,41 @@ from vitrail.doctor.check import check_dataset
 from vitrail.doctor.findings import Findings
 
 
-def real(path: str) -> Iterator[Image.Image]:
+def dataset_images(path: str) -> Iterator[Image.Image]:
+    """All images of a dataset in random order."""
     source = read_source(path, [])
     for row in np.random.default_rng(0).permutation(len(source.entries)):
         yield Image.fromarray(decode(source.files.read(source.entries[row].name)))
 
 
-def compare(planted: Planted, found: Findings) -> dict[str, dict[str, int]]:
-    """Kind -> how many were planted, how many of these were found, and how many cases were not planted."""
+def compare(planted: Planted, findings: Findings) -> dict[str, dict[str, int]]:
+    """Kind -> number of planted cases, of those that were found, and of cases that were not planted."""
     result = {}
-    for kind, wanted in planted.cases.items():
-        cases = [frozenset(case.names) for finding in found.findings if finding.kind == kind for case in finding.cases]
-        hits = [one for one in wanted if any(one <= case for case in cases)]
-        others = [case for case in cases if not any(one <= case for one in wanted)]
-        result[kind] = {"planted": len(wanted), "found": len(hits), "others": len(others)}
+    for kind, expected in planted.cases.items():
+        kind_findings = [finding for finding in findings.findings if finding.kind == kind]
+        cases = [frozenset(case.names) for finding in kind_findings for case in finding.cases]
+        hits = [names for names in expected if any(names <= case for case in cases)]
+        others = [case for case in cases if not any(names <= case for names in expected)]
+        result[kind] = {"planted": len(expected), "found": len(hits), "others": len(others)}
     return result
 
 
-def missed_changes(planted: Planted, found: Findings) -> dict[str, str]:
-    """What was done to near copies -> how many were found of how many."""
-    cases = [frozenset(case.names) for finding in found.findings for case in finding.cases]
-    told = {}
+def recall_by_change(planted: Planted, findings: Findings) -> dict[str, str]:
+    """Kind of image change -> near-duplicates found, as "found/planted"."""
+    cases = [frozenset(case.names) for finding in findings.findings for case in finding.cases]
+    recalls = {}
     for change in CHANGES:
-        pairs = [pair for pair, done in planted.changes.items() if done == change]
-        told[change] = f"{sum(any(pair <= case for case in cases) for pair in pairs)}/{len(pairs)}"
-    return told
+        pairs = [pair for pair, pair_change in planted.changes.items() if pair_change == change]
+        recalls[change] = f"{sum(any(pair <= case for case in cases) for pair in pairs)}/{len(pairs)}"
+    return recalls
 
 
 def measure(count: int, data: str | None) -> dict[str, Any]:
-    """Plant, check without anything remembered, and compare."""
+    """Plant faults, check the data with an empty cache, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
         root = Path(folder) / "data"
-        images = islice(real(data), count) if data else generated(count)
+        images = islice(dataset_images(data), count) if data else generated(count)
         planted = plant(root, images, count)
         stages = [time.perf_counter()]
 
@@ -73,22 +75,22 @@ def measure(count: int, data: str | None) -> dict[str, Any]:
             if done == total and len(stages) == 1:
                 stages.append(time.perf_counter())  # the end of the scan
 
-        found = check_dataset(root, progress=progress)
+        findings = check_dataset(root, progress=progress)
         stages.append(time.perf_counter())
         return {
             "images": planted.images,
             "seconds": round(stages[-1] - stages[0], 2),
             "scan_seconds": round(stages[1] - stages[0], 2),
-            "kinds": compare(planted, found),
-            "near_copies": missed_changes(planted, found),
+            "kinds": compare(planted, findings),
+            "near_copies": recall_by_change(planted, findings),
         }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.check", description="What `vitrail check` finds, how fast.")
-    parser.add_argument("--data", help="take images from here and not generated ones")
+    parser = argparse.ArgumentParser(prog="python -m bench.check", description="Accuracy and speed of `vitrail check`.")
+    parser.add_argument("--data", help="use the images of this dataset instead of generated ones")
     parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args()
     console = Console(width=110)
     rows = []
@@ -103,9 +105,9 @@ def main() -> None:
     for kind, counts in rows[-1]["kinds"].items():
         table.add_row(kind, *(str(number) for number in counts.values()))
     console.print(table)
-    for change, told in rows[-1]["near_copies"].items():
-        console.print(f"  {change:<24}{told:>8}")
-    console.print(f"time grows as images to the power of {growth:.2f}")
+    for change, recall in rows[-1]["near_copies"].items():
+        console.print(f"  {change:<24}{recall:>8}")
+    console.print(f"time is proportional to images ** {growth:.2f}")
     name = "check-cpu" if not options.data else f"check-{Path(options.data).name}-cpu"
     kind = "real" if options.data else "generated"
     facts = {"machine": machine_facts("cpu"), "images": kind, "growth": round(growth, 3), "runs": rows}

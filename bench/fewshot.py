@@ -1,4 +1,4 @@
-"""How long few-shot least squares take at the size of ImageNet: all penalties solved, and a test set scored.
+"""Time few-shot least squares at the size of ImageNet: solve for all penalties and score a test set.
 
 python -m bench.fewshot
 """
@@ -20,8 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fewshot", description="Few-shot least squares.")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--features", type=int, default=768)
-    parser.add_argument("--tested", type=int, default=0, help="images to score with every penalty; none if not given")
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser.add_argument("--tested", type=int, default=0, help="number of test images to score with every penalty")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args()
     console, rows = Console(width=110), []
     torch.manual_seed(0)

@@ -1,5 +1,8 @@
-"""One way to time things side by side: turns are interleaved, so what disturbs the machine disturbs every contestant,
-and a contestant is judged by the median of its per-round ratios to the first one."""
+"""Compare the run times of several implementations.
+
+Calls are interleaved, so other load on the machine affects all candidates alike. The result of a candidate is the
+median of its per-round ratios to the first candidate.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ import torch
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A name and the work to time; everything the work needs was set up before."""
+class Candidate:
+    """A named function to time. Its setup is done before."""
 
     name: str
     work: Callable[[], object]
@@ -25,17 +28,17 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a race may take. A turn repeats the work until it is long enough for the clock."""
+    """The duration of a comparison."""
 
-    seconds: float = 8.0  # of one race by its own clock, warm-up not counted
-    min_rounds: int = 7  # six is the fewest that can tell anything
+    seconds: float = 8.0  # in total, measured by the clock of the comparison, without warm-up
+    min_rounds: int = 7  # fewer than six cannot be significant
     max_rounds: int = 60
-    turn_seconds: float = 0.05
+    turn_seconds: float = 0.05  # a turn repeats the work for at least this long
     warmup: int = 1
 
 
 class Clock(Protocol):
-    """Seconds that `repeats` calls of some work take."""
+    """Return the seconds that `repeats` calls of `work` take."""
 
     def __call__(self, work: Callable[[], object], repeats: int) -> float: ...
 
@@ -48,8 +51,8 @@ def wall_clock(work: Callable[[], object], repeats: int) -> float:
 
 
 def processor_clock(work: Callable[[], object], repeats: int) -> float:
-    """Processor time of this process, which other processes on the machine do not add to. For one thread only: threads
-    that wait for each other count their waiting."""
+    """CPU time of this process, which is independent of other processes. For one thread only: the time that threads
+    wait for each other is counted."""
     start = time.process_time()
     for _ in range(repeats):
         work()
@@ -57,7 +60,7 @@ def processor_clock(work: Callable[[], object], repeats: int) -> float:
 
 
 def cuda_clock(work: Callable[[], object], repeats: int) -> float:
-    """Time between two events on the device, which is idle at the first, so no rival's work is counted."""
+    """Time between two CUDA events. The device is idle at the first, so no earlier work is counted."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -70,7 +73,7 @@ def cuda_clock(work: Callable[[], object], repeats: int) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with the quartiles around it."""
+    """Median and quartiles."""
 
     median: float
     low: float
@@ -88,8 +91,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Race:
-    """Seconds per call of each contestant, one a round. The others are held to the first contestant."""
+class Comparison:
+    """Seconds per call of each candidate, one value per round. The first candidate is the reference."""
 
     seconds: dict[str, list[float]]
 
@@ -105,59 +108,59 @@ class Race:
         return Spread.of(self.seconds[name])
 
     def ratios(self, name: str) -> list[float]:
-        """How many times as long as the first contestant it took, round by round; above 1: the first was faster."""
+        """Time of a candidate relative to the first, per round; above 1: the first was faster."""
         pairs = zip(self.seconds[name], self.seconds[self.first], strict=True)
-        return [theirs / ours for theirs, ours in pairs]
+        return [seconds / reference for seconds, reference in pairs]
 
     def ratio(self, name: str) -> Spread:
         return Spread.of(self.ratios(name))
 
     def verdict(self, name: str) -> Literal["ahead", "even", "behind"]:
-        """Where the first contestant stands, by sign test: ahead or behind only when it won or lost so many rounds as
-        an equal would in fewer than one race of forty."""
+        """Whether the first candidate is ahead of `name`, by a sign test over the rounds (one-sided p < 1/40)."""
         ratios = self.ratios(name)
         wins, losses = sum(ratio > 1 for ratio in ratios), sum(ratio < 1 for ratio in ratios)
-        if luck(max(wins, losses), len(ratios)) >= 1 / 40:
+        if binomial_tail(max(wins, losses), len(ratios)) >= 1 / 40:
             return "even"
         return "ahead" if wins > losses else "behind"
 
     def summary(self) -> dict[str, Any]:
-        contestants: dict[str, Any] = {name: {"seconds": self.time(name).rounded()} for name in self.seconds}
+        candidates: dict[str, Any] = {name: {"seconds": self.time(name).rounded()} for name in self.seconds}
         for name in list(self.seconds)[1:]:
-            contestants[name] |= {"ratio": self.ratio(name).rounded(), self.first: self.verdict(name)}
-        return {"rounds": self.rounds, "contestants": contestants}
+            candidates[name] |= {"ratio": self.ratio(name).rounded(), self.first: self.verdict(name)}
+        return {"rounds": self.rounds, "contestants": candidates}
 
 
-def luck(heads: int, throws: int) -> float:
-    """How likely a fair coin shows at least so many heads."""
+def binomial_tail(heads: int, throws: int) -> float:
+    """Probability that a fair coin shows at least `heads` heads in `throws` throws."""
     return sum(math.comb(throws, count) for count in range(heads, throws + 1)) / 2**throws
 
 
-def race(contestants: Sequence[Contestant], effort: Effort, clock: Clock) -> Race:
-    """Time the contestants turn by turn, in an order that changes every round."""
-    seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+def compare(candidates: Sequence[Candidate], effort: Effort, clock: Clock) -> Comparison:
+    """Time the candidates in turns, in an order that changes every round."""
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     with no_garbage_collection():
-        for contestant in contestants:
-            clock(contestant.work, effort.warmup)
-        repeats, rounds = plan([clock(contestant.work, 1) for contestant in contestants], effort)
+        for candidate in candidates:
+            clock(candidate.work, effort.warmup)
+        repeats, rounds = plan([clock(candidate.work, 1) for candidate in candidates], effort)
         for number in range(rounds):
-            for contestant in order(contestants, number):
-                seconds[contestant.name].append(clock(contestant.work, repeats) / repeats)
+            for candidate in order(candidates, number):
+                seconds[candidate.name].append(clock(candidate.work, repeats) / repeats)
             gc.collect()
-    return Race(seconds)
+    return Comparison(seconds)
 
 
 def plan(once: Sequence[float], effort: Effort) -> tuple[int, int]:
-    """Calls per turn and rounds, from the time of one call of each contestant. All get the same number of calls."""
+    """Return calls per turn and number of rounds, from the time of one call of each candidate."""
     repeats = max(1, math.ceil(effort.turn_seconds / max(once[0], 1e-9)))
     rounds = int(effort.seconds / max(repeats * sum(once), 1e-9))
     return repeats, min(max(rounds, effort.min_rounds), effort.max_rounds)
 
 
-def order(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
-    """Rotated by one each round, and reversed every other lap, so that nobody always follows the same rival."""
-    lap, shift = divmod(number, len(contestants))
-    rotated = [*contestants[shift:], *contestants[:shift]]
+def order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
+    """The candidates in the order of a round: rotated by one each round and reversed every other cycle, so that none
+    always follows the same other one."""
+    lap, shift = divmod(number, len(candidates))
+    rotated = [*candidates[shift:], *candidates[:shift]]
     return rotated[::-1] if lap % 2 else rotated
 
 

@@ -1,10 +1,11 @@
-"""Training batches a second from JPEG files: ours, timm's loader and a plain Pillow pipeline in torch's DataLoader.
+"""Throughput of training data loaders on JPEG files: vitrail, timm, and a Pillow pipeline in torch's DataLoader.
 
     python -m bench.loader [--images 2000] [--rounds 7] [--quick]
 
-All read the same files with two worker processes, take a random crop of 8 to 100 % of the area, resize it to 224
-pixels, mirror half of the images, and end with normalised floats in the main process, in batches of 64. Judged by the
-wall clock and by the processor time of all processes. Peers keep their workers from pass to pass; ours starts new ones.
+All loaders read the same files with two worker processes, take a random crop of 8 to 100 % of the area, resize it to
+224 pixels, flip half of the images, and return batches of 64 normalised float images in the main process. Measured are
+wall time and the CPU time of all processes. The other loaders use persistent workers; vitrail starts new workers for
+each pass.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.harness import Contestant, Spread, order
+from bench.harness import Candidate, Spread, order
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
 from vitrail.config import AugmentConfig, Preprocess
@@ -47,31 +48,31 @@ from vitrail.weights.reference_models import make_torchvision_importable
 SIDE, BATCH, WORKERS = 224, 64, 2
 SPEC = Preprocess(size=(SIDE, SIDE))
 AUGMENT = AugmentConfig(crop="random_resized", scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
-TARGET = 1.5  # times the best peer
-Pass = Callable[[], Iterable[Tensor]]  # one pass over the set: float32 (B, 3, 224, 224)
+TARGET = 1.5  # speed relative to the fastest other loader
+Pass = Callable[[], Iterable[Tensor]]  # one pass over the images: float32 (B, 3, 224, 224)
 
 
-def our_loader(samples: Samples, keep: bool) -> Loader:
+def vitrail_loader(samples: Samples, keep: bool) -> Loader:
     cache = PixelCache(samples.areas, 3) if keep else None
     return training_loader(
         Reader(samples, SPEC, MAX_PIXELS, cache, scaled=True), BATCH, AUGMENT, 0, WORKERS, torch.device("cpu")
     )
 
 
-def ours(samples: Samples, keep: bool = False) -> Pass:
-    """A new part of the stream at every pass. What training does on the batch is done on the batch."""
-    loader, steps, done = our_loader(samples, keep), len(samples) // BATCH, [0]
+def vitrail_pass(samples: Samples, keep: bool = False) -> Pass:
+    """vitrail's loader, augmenting and normalising batches as training does. Each pass continues the sample stream."""
+    loader, steps, done = vitrail_loader(samples, keep), len(samples) // BATCH, [0]
 
-    def one() -> Iterable[Tensor]:
+    def next_epoch() -> Iterable[Tensor]:
         start, done[0] = done[0], done[0] + steps
         for batch in loader.from_step(start, start + steps):
             yield normalise(augment_batch(batch.pixels, AUGMENT, 0, batch.epoch, batch.sample), SPEC)
 
-    return one
+    return next_epoch
 
 
-class PlainImages(Dataset[tuple[Tensor, int]]):
-    """What a careful user writes with Pillow and torch: decode, cut out and resize in one call, mirror, normalise."""
+class PillowImages(Dataset[tuple[Tensor, int]]):
+    """A dataset as users write it with Pillow and torch: decode, crop and resize in one call, flip, normalise."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
@@ -100,15 +101,15 @@ def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
     return 0, 0, width, height
 
 
-def plain(files: list[Path]) -> Pass:
+def pillow_pass(files: list[Path]) -> Pass:
     loader = DataLoader(
-        PlainImages(files), BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
+        PillowImages(files), BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
     )
     return lambda: (pixels for pixels, _ in loader)
 
 
-def timm_loader(root: Path, prefetcher: bool) -> Pass:
-    """timm's, normalising in the workers, or (`prefetcher`) in the main process on bytes."""
+def timm_pass(root: Path, prefetcher: bool) -> Pass:
+    """timm's loader. It normalises in the workers, or with `prefetcher` in the main process."""
     make_torchvision_importable()
     from timm.data import ImageDataset, create_loader
 
@@ -134,7 +135,7 @@ def timm_loader(root: Path, prefetcher: bool) -> Pass:
 
 
 def processor_seconds() -> float:
-    """Of this process, of its children that have ended, and of those that live."""
+    """CPU time of this process and of all its children, running and ended."""
     tick = os.sysconf("SC_CLK_TCK")
     total = time.process_time()
     import resource  # POSIX only
@@ -147,30 +148,31 @@ def processor_seconds() -> float:
     return total
 
 
-def timed(one: Pass) -> tuple[float, float, int]:
-    """Seconds by the wall, by all processors, and images, of one pass."""
+def timed(run_pass: Pass) -> tuple[float, float, int]:
+    """Run one pass; return its wall time, the CPU time of all processes and the number of images."""
     wall, processor, images = time.perf_counter(), processor_seconds(), 0
-    for pixels in one():
+    for pixels in run_pass():
         assert pixels.dtype == torch.float32 and pixels.shape[1:] == (3, SIDE, SIDE)
         images += len(pixels)
     return time.perf_counter() - wall, processor_seconds() - processor, images
 
 
-def race_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict[str, Any]:
-    """Turns in changing order; per image, and per round as a ratio to ours."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
-    for one in passes.values():
-        timed(one)
-    contestants = [Contestant(name, one) for name, one in passes.items()]
+def compare_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict[str, Any]:
+    """Time the loaders in turns, in an order that changes every round: per image, and relative to vitrail."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
+    for run_pass in passes.values():
+        timed(run_pass)
+    candidates = [Candidate(name, run_pass) for name, run_pass in passes.items()]
     for number in range(rounds):
-        for name in (contestant.name for contestant in order(contestants, number)):
+        for name in (candidate.name for candidate in order(candidates, number)):
             wall, processor, images = timed(passes[name])
-            found[name].append((wall / images, processor / images))
+            seconds[name].append((wall / images, processor / images))
             console.print(f"round {number + 1}: {name} {images / wall:.0f} images/s, {1e3 * processor / images:.2f} ms")
     results: dict[str, Any] = {}
-    for name, times in found.items():
+    for name, times in seconds.items():
         ratios = [
-            [theirs / own for theirs, own in zip(a, b, strict=True)] for a, b in zip(times, found["ours"], strict=True)
+            (wall / reference_wall, processor / reference_processor)
+            for (wall, processor), (reference_wall, reference_processor) in zip(times, seconds["ours"], strict=True)
         ]
         results[name] = {
             "images_per_second": round(statistics.median(1 / wall for wall, _ in times), 1),
@@ -182,7 +184,7 @@ def race_loaders(passes: dict[str, Pass], rounds: int, console: Console) -> dict
 
 
 def memory_of(pids: Iterable[int]) -> dict[str, float]:
-    """Megabytes of some processes: resident, and with shared pages counted once (where the kernel tells)."""
+    """Memory of processes in MB: RSS and, where the kernel reports it, PSS (shared pages counted once)."""
     total = {"rss": 0.0, "pss": 0.0}
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -193,9 +195,9 @@ def memory_of(pids: Iterable[int]) -> dict[str, float]:
 
 
 def memory_over_epochs(samples: Samples, epochs: int, keep: bool) -> dict[str, Any]:
-    """Of this process and its workers at the end of each epoch of one stream, in MB."""
+    """Memory in MB of this process and its workers at the end of each epoch, and its growth."""
     steps, rows = max(1, len(samples) // BATCH), []
-    for step, batch in enumerate(our_loader(samples, keep).from_step(0, epochs * steps), 1):
+    for step, batch in enumerate(vitrail_loader(samples, keep).from_step(0, epochs * steps), 1):
         normalise(batch.pixels, SPEC)
         if (step % steps == 0 and step < epochs * steps) or step == epochs * steps - 1:
             rows.append(memory_of([os.getpid(), *(child.pid for child in active_children() if child.pid)]))
@@ -208,7 +210,8 @@ def memory_over_epochs(samples: Samples, epochs: int, keep: bool) -> dict[str, A
 
 def show(results: dict[str, Any], console: Console) -> None:
     table = Table(
-        title="JPEG files to normalised batches of 64", caption="ratios: time over ours, middle half of rounds"
+        title="JPEG files to normalised batches of 64",
+        caption="ratios: time relative to ours, median and quartiles of the rounds",
     )
     for heading in ("loader", "images/s", "CPU ms/image", "wall ratio", "CPU ratio"):
         table.add_column(heading, justify="left" if heading == "loader" else "right")
@@ -223,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="few images and rounds")
+    parser.add_argument("--quick", action="store_true", help="fewer images and rounds")
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args()
     images, rounds = (512, 3) if options.quick else (options.images, options.rounds)
@@ -235,18 +238,21 @@ def main() -> None:
         about = make_photos(root, images)
         os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
         samples = open_dataset(root, None).splits["all"]
-        passes: dict[str, Pass] = {"ours": ours(samples), "ours, kept decoded": ours(samples, keep=True)}
-        passes["pillow"] = plain(sorted(root.rglob("*.jpg")))
+        passes: dict[str, Pass] = {
+            "ours": vitrail_pass(samples),
+            "ours, kept decoded": vitrail_pass(samples, keep=True),
+        }
+        passes["pillow"] = pillow_pass(sorted(root.rglob("*.jpg")))
         if installed("timm"):
-            passes |= {"timm": timm_loader(root, False), "timm prefetcher": timm_loader(root, True)}
-        results = race_loaders(passes, rounds, console)
+            passes |= {"timm": timm_pass(root, False), "timm prefetcher": timm_pass(root, True)}
+        results = compare_loaders(passes, rounds, console)
         memory = {name: memory_over_epochs(samples, 5, keep) for name, keep in (("files", False), ("kept", True))}
     show(results, console)
     peers = [row["wall_ratio"]["median"] for name, row in results.items() if not name.startswith("ours")]
     busy = [row["processor_ratio"]["median"] for name, row in results.items() if not name.startswith("ours")]
     verdict = {"wall": min(peers), "processor": min(busy), "target": TARGET}
-    console.print(f"best peer: {min(peers):.2f} times our wall time, {min(busy):.2f} times our processor time")
-    console.print({name: found["growth"] for name, found in memory.items()})
+    console.print(f"fastest other loader: {min(peers):.2f} times our wall time, {min(busy):.2f} times our CPU time")
+    console.print({name: measured["growth"] for name, measured in memory.items()})
     packages = {"pillow": PIL.__version__, "simplejpeg": installed("simplejpeg")}
     record = {
         "settings": {"rounds": rounds, "workers": WORKERS, "batch": BATCH, "size": SIDE, **packages},

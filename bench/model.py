@@ -1,4 +1,4 @@
-"""The network against timm's, transformers' and torchvision's: the same weights, the same maths, one process."""
+"""Speed of the networks of vitrail, timm, transformers and torchvision with equal weights, in one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
-from bench.harness import Clock, Contestant, Effort, Race, cuda_clock, processor_clock, race, wall_clock
+from bench.harness import Candidate, Clock, Comparison, Effort, compare, cuda_clock, processor_clock, wall_clock
 from bench.peers import PEERS, NotComparable, Peer, build_ours, build_peer, disagreement
 from bench.record import RESULTS, machine_facts, table, write_results
 from bench.variants import variant
@@ -86,9 +86,9 @@ class Settings:
     gelu: Literal["erf", "tanh"] = "erf"
     compile: bool = False
     quick: bool = False
-    busy: bool = False  # the machine is shared: one thread, judged by processor time
-    control: bool = False  # our network a second time: how far from 1 the ratio of equals falls
-    models: list[str] = field(default_factory=list)  # none: those the device can time in a few minutes
+    busy: bool = False  # for a shared machine: measure the CPU time of one thread
+    control: bool = False  # measure our network twice; the ratio of the two shows the noise
+    models: list[str] = field(default_factory=list)  # empty: those that take a few minutes on the device
     kinds: list[Kind] = field(default_factory=list)
     peers: list[str] = field(default_factory=lambda: list(PEERS))
     out: str = str(RESULTS)
@@ -110,21 +110,21 @@ class Settings:
 
 
 def run(settings: Settings, console: Console) -> None:
-    """Check that all compute the same, race them, print the table and keep the numbers."""
+    """Check that all networks agree, compare their speed, print a table and write the results."""
     if settings.busy:
         torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False  # the patch projection must be as exact as the other products
+    torch.backends.cudnn.allow_tf32 = False  # the patch projection must be as exact as the other matrix products
     facts = machine_facts(settings.device)
-    rows: list[tuple[list[str], Race]] = []
+    rows: list[tuple[list[str], Comparison]] = []
     cases: list[dict[str, Any]] = []
     agreement: dict[str, Any] = {}
-    races = by_model(settings)
-    configs = {model: variant(model, CLASSES, IMAGE_SIZE, settings.gelu) for model in races}
-    for model, batches in races.items():
-        nets, agreement[model] = contestants(model, configs[model], settings, console)
+    plan = by_model(settings)
+    configs = {model: variant(model, CLASSES, IMAGE_SIZE, settings.gelu) for model in plan}
+    for model, batches in plan.items():
+        nets, agreement[model] = candidates(model, configs[model], settings, console)
         for kind, batch in batches:
             with console.status(f"{model} {kind}, batch {batch}"):
-                result = race_nets(nets, kind, batch, settings)
+                result = compare_nets(nets, kind, batch, settings)
             speed = float(f"{batch / result.time(result.first).median:.4g}")
             rows.append(([model, kind, str(batch), f"{speed:g}"], result))
             cases.append({"model": model, "kind": kind, "batch": batch, "images_per_second": speed, **result.summary()})
@@ -136,17 +136,21 @@ def run(settings: Settings, console: Console) -> None:
 
 
 def by_model(settings: Settings) -> dict[str, list[tuple[Kind, int]]]:
-    """The races of each network; one that is asked for and not in the table is raced at batch 1."""
+    """The kinds and batch sizes to measure for each network; batch 1 for a network that is not in the table."""
     cases = CASES[settings.device, settings.quick]
     kinds = settings.kinds or list(cases)
     models = settings.models or list(dict.fromkeys(model for kind in kinds for model in cases[kind]))
     return {model: [(kind, batch) for kind in kinds for batch in cases[kind].get(model, [1])] for model in models}
 
 
-def contestants(
+def candidates(
     model: str, config: NetworkConfig, settings: Settings, console: Console
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    """Our network and each peer with the same weights, and how closely they agree; apart by more is an error."""
+    """Build our network and the peers with equal weights. Return them and their differences.
+
+    Raises:
+        AssertionError: If outputs or gradients differ by more than the tolerance.
+    """
     ours = build_ours(config).to(settings.device)
     pixels = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
     nets: dict[str, nn.Module] = {"ours": ours}
@@ -155,12 +159,12 @@ def contestants(
         try:
             peer = build_peer(name, ours).to(settings.device)
         except NotComparable as reason:
-            console.print(f"{model}: left out: {reason}")
+            console.print(f"{model}: {name} skipped: {reason}")
             continue
         logits, gradients = disagreement(ours, peer, pixels)
         console.print(f"{model}: {name} agrees with ours to {logits:.1e} (logits), {gradients:.1e} (gradients)")
         if not (logits <= LOGITS_TOLERANCE and gradients <= GRADIENTS_TOLERANCE):
-            raise AssertionError(f"{name} does not compute the same {model}: the race would be void")
+            raise AssertionError(f"{name} does not compute the same {model}")
         nets[name] = peer
         agreement[name] = {"logits": logits, "gradients": gradients}
     if settings.control:
@@ -168,16 +172,16 @@ def contestants(
     return nets, agreement
 
 
-def race_nets(nets: dict[str, nn.Module], kind: Kind, batch: int, settings: Settings) -> Race:
+def compare_nets(nets: dict[str, nn.Module], kind: Kind, batch: int, settings: Settings) -> Comparison:
     torch.compiler.reset()
     pixels = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE, device=settings.device)
     prepare = {"forward": forward_work, "training": training_work}[kind]
-    works = [Contestant(name, prepare(net, pixels, settings)) for name, net in nets.items()]
-    return race(works, settings.effort, settings.clock)
+    works = [Candidate(name, prepare(net, pixels, settings)) for name, net in nets.items()]
+    return compare(works, settings.effort, settings.clock)
 
 
 def forward_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable[[], Tensor]:
-    """Inference; bf16 means weights and pixels in bf16."""
+    """Inference. bf16: weights and pixels are bf16."""
     net = net.eval()
     if settings.dtype == "bf16":
         net, pixels = copy.deepcopy(net).bfloat16(), pixels.bfloat16()
@@ -191,7 +195,7 @@ def forward_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable
 
 
 def training_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callable[[], None]:
-    """Forward, loss and backward; bf16 means autocast over fp32 weights."""
+    """Forward, loss and backward. bf16: autocast with fp32 weights."""
     net = net.train()
     call = compiled(net) if settings.compile else net
     labels = torch.arange(len(pixels), device=pixels.device) % CLASSES
@@ -206,7 +210,7 @@ def training_work(net: nn.Module, pixels: Tensor, settings: Settings) -> Callabl
 
 
 def compiled(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A peer's own network is compiled, not our wrapper around it."""
+    """Compile a network; of a `Peer`, only the network inside, not the wrapper."""
     if not isinstance(net, Peer):
         return torch.compile(net)
     return Peer(cast(nn.Module, torch.compile(net.net)), net.translate)

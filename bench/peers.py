@@ -1,4 +1,4 @@
-"""The other libraries' networks, given our weights: the same maths, proven by comparing what comes out."""
+"""Networks of other libraries with vitrail's weights, and a check that they compute the same outputs and gradients."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from vitrail.weights.reference_models import make_torchvision_importable
 
 
 class NotComparable(Exception):
-    """The peer cannot take part; the message says why."""
+    """The library cannot build this network, or is not installed."""
 
 
 class Peer(nn.Module):
-    """Another library's network; `translate` turns our named tensors (weights, or their gradients) into its own."""
+    """A network of another library. `translate` renames vitrail's tensors (weights or gradients) to its names."""
 
     def __init__(self, net: nn.Module, translate: Callable[[Named], dict[str, Tensor]]):
         super().__init__()
@@ -72,8 +72,8 @@ def timm_vit(config: ModelConfig) -> Peer:
         init_values=config.layer_scale,
         embed_layer=partial(HybridEmbed, backbone=timm_stem(stem)) if stem else PatchEmbed,
     )
-    words = TIMM_ROOT_ALONE if stem and not stem.blocks else TIMM
-    return Peer(net, lambda named: renamed(named, words))
+    replacements = TIMM_ROOT_ALONE if stem and not stem.blocks else TIMM
+    return Peer(net, lambda named: renamed(named, replacements))
 
 
 def timm_stem(config: StemConfig) -> nn.Module:
@@ -123,7 +123,7 @@ def timm_norm(config: StemConfig | ResNetConfig) -> Callable[..., nn.Module]:
 
 def weight_eps(config: StemConfig | ResNetConfig) -> float:
     if config.weight_eps_in != "variance":
-        raise NotComparable("timm standardises weights with epsilon in the variance only")
+        raise NotComparable("timm standardises weights only with epsilon in the variance")
     return config.weight_eps
 
 
@@ -131,7 +131,7 @@ def torchvision_vit(config: NetworkConfig) -> Peer:
     source = importlib.import_module("torchvision.models.vision_transformer")
     config = plain(config, "torchvision")
     if config.gelu != "erf":
-        raise NotComparable("torchvision has the erf GELU only")
+        raise NotComparable("torchvision has only the erf GELU")
     net = source.VisionTransformer(
         image_size=config.image_size[0],
         patch_size=config.patch[0],
@@ -161,17 +161,17 @@ def transformers_vit(config: NetworkConfig) -> Peer:
         attn_implementation="sdpa",
     )
     net = ViTForImageClassification(settings)
-    words = TRANSFORMERS if hasattr(net.vit, "layers") else TRANSFORMERS_OLD
-    return Peer(net, lambda named: renamed(split_qkv(named), words))
+    replacements = TRANSFORMERS if hasattr(net.vit, "layers") else TRANSFORMERS_OLD
+    return Peer(net, lambda named: renamed(split_qkv(named), replacements))
 
 
 def plain(config: NetworkConfig, library: str) -> ModelConfig:
-    """The config, if it is the paper's plain network: class token, patches of the image, nothing else."""
+    """Return the config if it is a plain ViT with a class token; raise NotComparable otherwise."""
     if isinstance(config, ModelConfig):
         extras = [config.stem, config.registers, config.layer_scale, not config.prefix_positions]
         if config.pool == "token" and not any(extras):
             return config
-    raise NotComparable(f"{library} is raced on the plain network only")
+    raise NotComparable(f"{library} is only compared on the plain ViT")
 
 
 PEERS: dict[str, Callable[[NetworkConfig], Peer]] = {
@@ -182,7 +182,7 @@ PEERS: dict[str, Callable[[NetworkConfig], Peer]] = {
 
 
 def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
-    """Our network with noise on every weight: the zeros it starts from would hide any difference."""
+    """Build vitrail's network, with noise added to all weights: weights initialised to 0 would hide differences."""
     torch.manual_seed(seed)
     net = build_model(config)
     with torch.no_grad():
@@ -192,7 +192,7 @@ def build_ours(config: NetworkConfig, seed: int = 0) -> Network:
 
 
 def build_peer(name: str, ours: Network) -> Peer:
-    """A peer with our weights in it."""
+    """Build the network of another library with the weights of `ours`."""
     make_torchvision_importable()
     try:
         peer = PEERS[name](ours.config)
@@ -203,24 +203,24 @@ def build_peer(name: str, ours: Network) -> Peer:
 
 
 def disagreement(ours: Network, peer: Peer, pixels: Tensor) -> tuple[float, float]:
-    """The largest difference between the logits, and the relative one between all gradients of the same loss.
+    """Return the largest difference of the logits and the relative difference of all gradients.
 
-    Gradients are compared in double precision: in single, rounding moves the input of some ReLU across zero, which then
-    passes a gradient in one network and none in the other.
+    Gradients are compared in double precision. In single precision, rounding can change the sign of a ReLU's input, so
+    that only one of the two networks has a gradient there.
     """
     with torch.no_grad():
         logits = float((ours(pixels) - peer(pixels)).abs().max())
     expected = peer.translate(gradients(ours, pixels))
-    found = {name.removeprefix("net."): gradient for name, gradient in gradients(peer, pixels).items()}
-    if expected.keys() != found.keys():
-        raise AssertionError(f"gradients missing on one side: {sorted(expected.keys() ^ found.keys())}")
-    # Over all tensors at once: a key bias has no true gradient (softmax cancels it), only rounding.
-    difference = total_norm(found[name] - gradient for name, gradient in expected.items())
+    actual = {name.removeprefix("net."): gradient for name, gradient in gradients(peer, pixels).items()}
+    if expected.keys() != actual.keys():
+        raise AssertionError(f"gradients of only one network: {sorted(expected.keys() ^ actual.keys())}")
+    # Over all tensors together: the true gradient of a key bias is 0 (softmax cancels it), so it has only rounding.
+    difference = total_norm(actual[name] - gradient for name, gradient in expected.items())
     return logits, difference / total_norm(expected.values())
 
 
 def gradients(net: nn.Module, pixels: Tensor) -> dict[str, Tensor]:
-    """Of a loss, by the names of the parameters, in double precision."""
+    """Gradients of a cross-entropy loss in double precision, by parameter name."""
     net = copy.deepcopy(net).double()
     labels = torch.arange(len(pixels), device=pixels.device)
     F.cross_entropy(net(pixels.double()), labels).backward()

@@ -1,4 +1,4 @@
-"""A set of JPEGs with the statistics of photographs, made from what comes with the package."""
+"""Synthetic JPEG photos, made from the images that are bundled with the package."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from PIL import Image
 from vitrail.data.dataset import bundled_images
 from vitrail.data.decode import decode
 
-SIZE = (375, 500)  # (height, width): the middle of ImageNet's photographs
+SIZE = (375, 500)  # (height, width): the typical size in ImageNet
 QUALITY = 90
-GRAIN = 9.0  # standard deviation of the texture, which makes files of 35 to 45 KB
+GRAIN = 9.0  # standard deviation of the texture; the files have 35 to 45 KB
 
 
 def make_photos(root: Path, count: int, classes: int = 10) -> dict[str, Any]:
-    """`count` files in class folders under `root`; returns what they are like.
+    """Write `count` files into class folders under `root` and return their number and sizes.
 
-    Each is a bundled 32-pixel image, enlarged: its shapes and colours. Texture at four scales stands for what the
-    small image cannot have.
+    Each file is a bundled 32-pixel image, enlarged, plus noise at four scales as texture.
     """
     texture = _texture(np.random.default_rng(0))
     sizes = []

@@ -1,4 +1,4 @@
-"""A data set with known faults: copies, leaks, wrong labels and broken files among images that have none."""
+"""Synthetic datasets with known faults: duplicates, leaks, conflicting labels and corrupt files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 CLASSES = 20
-TEST = 5  # every fifth image is a test image
-SHARES = {
+TEST_EVERY = 5  # one of five images is a test image
+FRACTIONS = {
     "leak": 0.01,
     "near-leak": 0.024,
     "conflict": 0.005,
@@ -22,15 +22,16 @@ SHARES = {
     "corrupt": 0.005,
 }
 
-Change = Callable[[Image.Image], tuple[bytes, str]]  # the encoded copy, and how its name ends
+Change = Callable[[Image.Image], tuple[bytes, str]]  # returns the encoded copy and its file extension
 
 
 @dataclass
 class Planted:
-    """Kind of finding -> the names that have to stand together in one of its cases."""
+    """The planted faults."""
 
-    cases: dict[str, list[frozenset[str]]] = field(default_factory=lambda: {kind: [] for kind in SHARES})
-    changes: dict[frozenset[str], str] = field(default_factory=dict)  # of near copies: what was done to them
+    # kind of finding -> the names that one case must contain
+    cases: dict[str, list[frozenset[str]]] = field(default_factory=lambda: {kind: [] for kind in FRACTIONS})
+    changes: dict[frozenset[str], str] = field(default_factory=dict)  # pairs of near-duplicates -> key of CHANGES
     images: int = 0
 
 
@@ -40,14 +41,14 @@ def encode(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     return file.getvalue()
 
 
-def _scaled(image: Image.Image, by: float) -> Image.Image:
-    size = max(1, round(image.width * by)), max(1, round(image.height * by))
+def _scaled(image: Image.Image, factor: float) -> Image.Image:
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
 def _cropped(image: Image.Image) -> Image.Image:
-    across, down = round(0.03 * image.width), round(0.03 * image.height)
-    return image.crop((across, down, image.width - across, image.height - down))
+    x, y = round(0.03 * image.width), round(0.03 * image.height)
+    return image.crop((x, y, image.width - x, image.height - y))
 
 
 def _framed(image: Image.Image) -> Image.Image:
@@ -71,7 +72,7 @@ CHANGES: dict[str, Change] = {
 
 
 def generated(count: int, size: tuple[int, int] = (225, 300)) -> Iterator[Image.Image]:
-    """Pictures with structure at every scale, coarse shapes strongest, as photographs have it; no two alike."""
+    """Generate random images with structure at several scales, strongest at coarse ones, as in photos."""
     height, width = size
     for seed in range(count):
         random = np.random.default_rng(seed)
@@ -84,22 +85,22 @@ def generated(count: int, size: tuple[int, int] = (225, 300)) -> Iterator[Image.
 
 
 def plant(root: Path, images: Iterator[Image.Image], count: int) -> Planted:
-    """Write about `count` files into class folders under train/ and test/, with faults in the shares above."""
-    found = Planted()
-    chance = np.random.default_rng(0)
-    faults = [kind for kind, share in SHARES.items() for _ in range(max(2, round(share * count)))]
-    whole = count - len(faults)
-    fault_of = dict(zip(chance.choice(whole, len(faults), replace=False).tolist(), faults, strict=True))
+    """Write about `count` files into class folders under train/ and test/, with the FRACTIONS of faults."""
+    planted = Planted()
+    generator = np.random.default_rng(0)
+    faults = [kind for kind, fraction in FRACTIONS.items() for _ in range(max(2, round(fraction * count)))]
+    originals = count - len(faults)
+    fault_of = dict(zip(generator.choice(originals, len(faults), replace=False).tolist(), faults, strict=True))
     changes = cycle(CHANGES.items())
-    for index, image in zip(range(whole), images, strict=False):
+    for index, image in zip(range(originals), images, strict=False):
         label = index % CLASSES
-        split = "test" if index // CLASSES % TEST == 0 and index not in fault_of else "train"
+        split = "test" if index // CLASSES % TEST_EVERY == 0 and index not in fault_of else "train"
         name = f"{split}/c{label:02d}/{index:05d}.jpg"
         data = encode(image, quality=90)
-        _write(root, name, data, found)
+        _write(root, name, data, planted)
         if index in fault_of:
-            _add_fault(root, fault_of[index], image, data, name, index, changes, found)
-    return found
+            _add_fault(root, fault_of[index], image, data, name, index, changes, planted)
+    return planted
 
 
 def _add_fault(
@@ -110,27 +111,27 @@ def _add_fault(
     name: str,
     index: int,
     changes: Iterator[tuple[str, Change]],
-    found: Planted,
+    planted: Planted,
 ) -> None:
-    """A second file beside the image `name`, of one kind of fault."""
+    """Write a second file for the image `name`, with one kind of fault."""
     label = index % CLASSES + (kind == "conflict")
     split = "test" if kind.endswith("leak") else "train"
     stem = f"{split}/c{label % CLASSES:02d}/{index:05d}-{kind}"
     if kind == "corrupt":
-        broken = (data[: len(data) // 2], b"", b"<!doctype html><title>404</title>", data[:3])[index % 4]
-        _write(root, f"{stem}.jpg", broken, found)
-        found.cases[kind].append(frozenset({f"{stem}.jpg"}))
+        corrupt = (data[: len(data) // 2], b"", b"<!doctype html><title>404</title>", data[:3])[index % 4]
+        _write(root, f"{stem}.jpg", corrupt, planted)
+        planted.cases[kind].append(frozenset({f"{stem}.jpg"}))
         return
-    change, ending = "none", ".jpg"
+    change, extension = "none", ".jpg"
     if kind.startswith("near"):
         change, make = next(changes)
-        data, ending = make(image)
-    _write(root, stem + ending, data, found)
-    found.cases[kind].append(frozenset({name, stem + ending}))
-    found.changes[found.cases[kind][-1]] = change
+        data, extension = make(image)
+    _write(root, stem + extension, data, planted)
+    planted.cases[kind].append(frozenset({name, stem + extension}))
+    planted.changes[planted.cases[kind][-1]] = change
 
 
-def _write(root: Path, name: str, data: bytes, found: Planted) -> None:
+def _write(root: Path, name: str, data: bytes, planted: Planted) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(data)
-    found.images += 1
+    planted.images += 1

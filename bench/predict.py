@@ -1,14 +1,14 @@
-"""A folder of JPEGs to a CSV of predictions: ours, timm and the pipeline of transformers.
+"""Throughput of prediction from a folder of JPEGs to a CSV file: vitrail, timm and the transformers pipeline.
 
     python -m bench.predict [--images 4000] [--rounds 3] [--device cuda] [--quick]
 
-All have a network of the same size (random weights), squash the same files to the same pixels, normalise them alike and
-write one row for each image. timm is used as its script `inference.py` uses it: its dataset and loader with worker
-processes, softmax and top-1 for each batch, and a table at the end. The pipeline gets paths, a batch size and as many
-workers. The network is loaded and warm before the clock starts; the start of the workers counts for everybody.
+All use a network of the same size with random weights, the same preprocessing, and write one row per image. timm is
+used as in its script `inference.py`: its dataset and loader with worker processes, softmax and top-1 per batch, and a
+table at the end. The pipeline gets paths, the same batch size and the same number of workers. The network is loaded and
+warmed up before the clock starts. The start of the workers is included.
 
-Beside them what our loader alone delivers (the same files to batches of pixels, no network), once for each size: the
-fraction of it that whole predictions reach says how much a GPU waits.
+vitrail's loader is also measured alone, without a network, for each image size. The throughput of predictions relative
+to it shows how long a GPU waits for data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vitrail
-from bench.harness import Contestant, Spread, order
+from bench.harness import Candidate, Spread, order
 from bench.loader import processor_seconds
 from bench.photos import QUALITY, SIZE, make_photos
 from bench.record import RESULTS, installed, machine_facts, write_results
@@ -50,20 +50,20 @@ from vitrail.weights.reference_models import make_torchvision_importable
 
 SIDE, CLASSES = 224, 1000
 HALF = (0.5, 0.5, 0.5)
-TARGET = 0.8  # of what the loader alone delivers, on a GPU
-Work = Callable[[Path, Path], object]  # a folder of images, and the CSV to write
+TARGET = 0.8  # throughput on a GPU relative to the loader alone
+Work = Callable[[Path, Path], object]  # arguments: a folder of images and the CSV file to write
 
 
-def our_classifier(device: str) -> Classifier:
-    """Ti/16 at 224 px."""
+def random_classifier(device: str) -> Classifier:
+    """Ti/16 at 224 px with random weights."""
     net = create("Ti/16", CLASSES, SIDE).to(device).eval().requires_grad_(False)
     names = tuple(f"class {index}" for index in range(CLASSES))
     card = Card(model=net.config, preprocess=Preprocess(size=(SIDE, SIDE)), classes=names, created_with="bench")
     return Classifier(net, card)
 
 
-def ours(classifier: Classifier) -> Work:
-    """What `vitrail predict WEIGHTS FOLDER --csv` does, from the loaded weights on."""
+def vitrail_predict(classifier: Classifier) -> Work:
+    """`vitrail predict WEIGHTS FOLDER --csv` after the weights are loaded."""
 
     def work(root: Path, out: Path) -> None:
         with out.open("w", newline="") as file, contextlib.redirect_stdout(file):
@@ -105,17 +105,18 @@ def timm_script(device: str, workers: int) -> Work:
             crop_mode="squash",
             device=torch.device(device),
         )
-        found: list[tuple[float, int]] = []
+        predictions: list[tuple[float, int]] = []
         with torch.inference_mode():
             for pixels, _ in loader:
                 best = net(pixels.to(device)).softmax(-1).topk(1)
-                found += zip(best.values[:, 0].tolist(), best.indices[:, 0].tolist(), strict=True)
-        write_csv(out, [(name, str(label), p) for name, (p, label) in zip(dataset.filenames(), found, strict=True)])
+                predictions += zip(best.values[:, 0].tolist(), best.indices[:, 0].tolist(), strict=True)
+        names = dataset.filenames()
+        write_csv(out, [(name, str(label), p) for name, (p, label) in zip(names, predictions, strict=True)])
 
     return work
 
 
-def pipeline_of_transformers(device: str, workers: int) -> Work:
+def transformers_pipeline(device: str, workers: int) -> Work:
     make_torchvision_importable()
     from transformers import ViTConfig, ViTForImageClassification, pipeline
 
@@ -128,15 +129,15 @@ def pipeline_of_transformers(device: str, workers: int) -> Work:
 
     def work(root: Path, out: Path) -> None:
         paths = sorted(map(str, root.rglob("*.jpg")))
-        found = pipe(paths, batch_size=batch_size(device), num_workers=workers, top_k=1)
-        rows = [(name, one[0]["label"], one[0]["score"]) for name, one in zip(paths, found, strict=True)]
+        predictions = pipe(paths, batch_size=batch_size(device), num_workers=workers, top_k=1)
+        rows = [(name, best["label"], best["score"]) for name, (best,) in zip(paths, predictions, strict=True)]
         write_csv(out, rows)
 
     return work
 
 
 def image_processor() -> Any:
-    """The one that needs no torchvision, whatever it is called in this version."""
+    """The image processor that does not need torchvision; its name depends on the version of transformers."""
     import transformers
 
     return getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
@@ -152,7 +153,7 @@ def batch_size(device: str) -> int:
 
 
 def timed(work: Work, root: Path, out: Path, images: int) -> tuple[float, float]:
-    """Seconds for all images, by the wall and by all processors; the table must have a row for each."""
+    """Return the wall time and the CPU time of all processes. Check that the CSV file has one row per image."""
     out.unlink(missing_ok=True)
     start, busy = time.perf_counter(), processor_seconds()
     work(root, out)
@@ -163,20 +164,22 @@ def timed(work: Work, root: Path, out: Path, images: int) -> tuple[float, float]
     return took
 
 
-def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
-    """Turns in changing order; images a second, and per round the time over ours."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+def compare(candidates: dict[str, Work], root: Path, images: int, rounds: int, console: Console) -> dict[str, Any]:
+    """Time the candidates in turns, in an order that changes every round: images/s, and time relative to the first."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
     out = root.parent / "predictions.csv"
     for number in range(-1, rounds):  # the first one warms up
-        for name in (one.name for one in order([Contestant(name, list) for name in contestants], max(0, number))):
-            took = timed(contestants[name], root, out, images)
+        for candidate in order([Candidate(name, list) for name in candidates], max(0, number)):
+            name = candidate.name
+            took = timed(candidates[name], root, out, images)
             console.print(f"round {number + 1}: {name} {images / took[0]:,.0f} images/s")
             if number >= 0:
                 seconds[name].append(took)
-    first = next(iter(contestants))
+    first = next(iter(candidates))
     results = {}
     for name, times in seconds.items():
-        ratios = [[theirs[k] / own[k] for theirs, own in zip(times, seconds[first], strict=True)] for k in (0, 1)]
+        pairs = list(zip(times, seconds[first], strict=True))
+        ratios = [[measured[k] / reference[k] for measured, reference in pairs] for k in (0, 1)]
         results[name] = {
             "images_per_second": round(images / statistics.median(wall for wall, _ in times), 1),
             "processor_ms_per_image": round(1e3 * statistics.median(busy for _, busy in times) / images, 3),
@@ -186,31 +189,31 @@ def race(contestants: dict[str, Work], root: Path, images: int, rounds: int, con
     return results
 
 
-def contestants_on(device: str, workers: int, console: Console) -> dict[str, Work]:
-    """Those that are installed; ours first, each followed by its loader alone."""
-    small, bundled = our_classifier(device), vitrail.load("bundled", device=device)
-    found = {
-        "ours": ours(small),
+def candidates_on(device: str, workers: int, console: Console) -> dict[str, Work]:
+    """Set up the installed libraries. vitrail is first, with its loader alone after it."""
+    small, bundled = random_classifier(device), vitrail.load("bundled", device=device)
+    works = {
+        "ours": vitrail_predict(small),
         "our loader alone": loader_alone(small),
-        "ours, bundled Ti/8 at 64 px": ours(bundled),
+        "ours, bundled Ti/8 at 64 px": vitrail_predict(bundled),
         "our loader alone, 64 px": loader_alone(bundled),
     }
-    for name, make in (("timm", timm_script), ("transformers", pipeline_of_transformers)):
+    for name, make in (("timm", timm_script), ("transformers", transformers_pipeline)):
         if installed(name):
-            found[name] = make(device, workers)
+            works[name] = make(device, workers)
         else:
             console.print(f"{name} is not installed")
-    return found
+    return works
 
 
 def show(results: dict[str, Any], device: str, console: Console) -> None:
-    caption = "ratios: time over ours (middle half of rounds)"
+    caption = "ratios: time relative to ours, median and quartiles of the rounds"
     table = Table(title=f"JPEG files to a CSV of predictions, {device}", caption=caption)
     for heading in ("", "images/s", "CPU ms/image", "wall ratio", "CPU ratio"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, row in results.items():
         spreads = [row[key] for key in ("wall_ratio", "processor_ratio")]
-        cells = [f"{one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f})" for one in spreads]
+        cells = [f"{s['median']:.2f} ({s['low']:.2f}–{s['high']:.2f})" for s in spreads]
         table.add_row(name, f"{row['images_per_second']:,.0f}", f"{row['processor_ms_per_image']:.2f}", *cells)
     console.print(table)
 
@@ -219,9 +222,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU if there is one, when not given")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="200 images, one round")
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     images, rounds = (200, 1) if options.quick else (options.images, options.rounds)
@@ -230,9 +233,9 @@ def main() -> None:
         root = Path(folder) / "photos"
         about = make_photos(root, images)
         os.environ["VITRAIL_CACHE"] = f"{folder}/cache"
-        with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of their own versions
-            contestants = contestants_on(device, workers, console)
-        results = race(contestants, root, images, rounds, console)
+        with contextlib.redirect_stderr(io.StringIO()):  # version warnings of the libraries
+            candidates = candidates_on(device, workers, console)
+        results = compare(candidates, root, images, rounds, console)
     show(results, device, console)
     rates = {name: row["images_per_second"] for name, row in results.items()}
     fractions = {
@@ -240,7 +243,7 @@ def main() -> None:
         "bundled Ti/8 at 64 px": rates["ours, bundled Ti/8 at 64 px"] / rates["our loader alone, 64 px"],
     }
     for name, fraction in fractions.items():
-        console.print(f"{name}: {fraction:.0%} of what the loader alone delivers (aim on a GPU: {TARGET:.0%})")
+        console.print(f"{name}: {fraction:.0%} of the throughput of the loader alone (target on a GPU: {TARGET:.0%})")
     record = {
         "settings": {"rounds": rounds, "workers": workers, "batch": batch_size(device), "classes": CLASSES},
         "images": {**about, "height": SIZE[0], "width": SIZE[1], "quality": QUALITY},

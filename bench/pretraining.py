@@ -1,11 +1,11 @@
-"""What pre-training is worth (Tables 2 and 5 of the paper, in small), to three families of networks.
+"""The gain of pre-training for three families of networks: Tables 2 and 5 of the paper at small scale.
 
     python -m bench.pretraining tiny.zip --to flowers=flowers.zip caltech=caltech.zip cifar=cifar.zip --parallel 8
 
-Each family is pre-trained on the first images with the same compute, and fine-tuned on each of the others beside the
-same network from random weights, for as long. Its optimizer is chosen on a tenth of the first training images. Each run
-is `vitrail train` in a process of its own; the result file is written anew after each, and finished runs are not
-repeated.
+Each family is pre-trained on the first dataset with the same compute, then fine-tuned on each target. The baseline is
+the same network trained on the target from random weights for the same number of epochs. The optimizer of a family is
+chosen on a validation split of 10 % of the pre-training images. Each run is `vitrail train` in its own process. The
+result file is rewritten after each run, and finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ MUON: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class Family:
     name: str
-    shape: dict[str, Any]  # what differs from the network of that name
-    optimizers: dict[str, tuple[str, ...]]  # to choose from
+    shape: dict[str, Any]  # changes of the network config
+    optimizers: dict[str, tuple[str, ...]]  # candidates: name -> settings
 
 
-# Of about the same cost. Stem and ResNet are cut short as the paper cuts those of its hybrids, so that at 64 px maps of
-# 8x8 and 4x4 are left, where the names stand for 4x4 and 2x2.
+# All have a similar cost. The stem and the ResNet have fewer stages, as the paper's hybrids have, so that the feature
+# maps at 64 px are 8x8 and 4x4 instead of 4x4 and 2x2.
 FAMILIES = {
     "ViT": Family("Ti/8", {}, ADAMW | MUON),
     "hybrid": Family("R26+Ti/16", {"stem": {"blocks": (2, 2)}, "patch": (1, 1)}, ADAMW | MUON),
     "ResNet": Family("R50x1", {"blocks": (3, 4, 9)}, ADAMW),
 }
-# Of fine-tuning: epochs, batch and rate, as docs/results.md has them for the bundled weights; CIFAR-10 has 12 epochs
-# there.
+# Epochs, batch size and learning rate of fine-tuning, as for the bundled weights in docs/results.md (there with 12
+# epochs for CIFAR-10).
 LENGTHS = {
     "cifar": ("train.epochs=10", "train.batch_size=256"),
     "flowers": ("train.epochs=60", "train.batch_size=128"),
@@ -76,20 +76,24 @@ RATES = {"cifar": "1e-3", "flowers": "3e-4", "caltech": "3e-4"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pretraining", description=CLAIM)
-    parser.add_argument("data", help="to pre-train on; with a validation split, which is scored once")
-    parser.add_argument("--to", nargs="+", required=True, metavar="NAME=DATA", help="to fine-tune on, with test splits")
+    parser.add_argument("data", help="dataset for pre-training; its validation split is the test set")
+    parser.add_argument(
+        "--to", nargs="+", required=True, metavar="NAME=DATA", help="datasets for fine-tuning, with test splits"
+    )
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--epochs", type=float, default=15, help="of the first family; the others take as much compute")
-    parser.add_argument("--try-epochs", type=float, default=4, help="likewise, of the runs that choose the optimizer")
+    parser.add_argument(
+        "--epochs", type=float, default=15, help="pre-training epochs of the first family; the others get equal compute"
+    )
+    parser.add_argument("--try-epochs", type=float, default=4, help="the same for the runs that choose the optimizer")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of every run")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
-    parser.add_argument("--runs", default="runs/pretraining", metavar="FOLDER", help="where the runs are kept")
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all runs")
+    parser.add_argument("--parallel", type=int, default=1, help="number of runs in parallel")
+    parser.add_argument("--runs", default="runs/pretraining", metavar="FOLDER", help="folder for the runs")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args(arguments)
     targets = {name: data for name, _, data in (text.partition("=") for text in options.to)}
     if unknown := targets.keys() - LENGTHS.keys():
-        parser.error(f"no settings for {', '.join(sorted(unknown))}; there are some for {', '.join(LENGTHS)}")
+        parser.error(f"--to: unknown name {', '.join(sorted(unknown))}; available: {', '.join(LENGTHS)}")
     _Study(options, targets).run()
 
 
@@ -98,7 +102,7 @@ def network(family: Family, num_classes: int = 200) -> NetworkConfig:
 
 
 def random_weights(family: Family, seed: int, folder: Path) -> Path:
-    """A file of random weights to start from: no name stands for these networks."""
+    """Write random initial weights to a file, since these networks have no model name. Return its path."""
     path = folder / f"random-{family.name.replace('/', '-')}-{seed}.safetensors"
     if not path.exists():
         torch.manual_seed(seed)
@@ -113,7 +117,7 @@ def random_weights(family: Family, seed: int, folder: Path) -> Path:
 class _Study:
     options: argparse.Namespace
     targets: Mapping[str, str]  # name: data
-    kept: Lock = field(default_factory=Lock)
+    results_lock: Lock = field(default_factory=Lock)
     console: Console = field(default_factory=lambda: Console(width=110))
 
     def __post_init__(self) -> None:
@@ -121,9 +125,9 @@ class _Study:
         self.families, self.runs = families, Path(self.options.runs)
         costs = {name: count_macs(network(family)) for name, family in families.items()}
         first = costs[next(iter(costs))]
-        self.share = {name: first / cost for name, cost in costs.items()}  # of the first family's epochs
-        self.earlier = _earlier(Path(self.options.out), self.runs)
-        self.planned: list[tuple[str, str]] = []  # part and folder of every run
+        self.epoch_ratio = {name: first / cost for name, cost in costs.items()}  # epochs relative to the first family
+        self.finished = _finished_runs(Path(self.options.out), self.runs)
+        self.planned: list[tuple[str, str]] = []  # part and folder of each run
         self.results: dict[str, Any] = {
             "study": "pretraining",
             "claim": CLAIM,
@@ -139,7 +143,7 @@ class _Study:
                     "network": network(family).model_dump(mode="json"),
                     "parameters": count_parameters(network(family)),
                     "macs": costs[name],
-                    "epochs": round(self.options.epochs * self.share[name], 3),
+                    "epochs": round(self.options.epochs * self.epoch_ratio[name], 3),
                 }
                 for name, family in families.items()
             },
@@ -157,101 +161,104 @@ class _Study:
             raise SystemExit(f"{len(failed)} runs failed")
 
     def _submit(self) -> None:
-        """In an order in which a run waits only for runs before it."""
+        """Submit all runs, in an order in which a run waits only for earlier ones."""
         options, short, long = self.options, RECIPES / "pretraining.toml", RECIPES / "fine-tuning.toml"
         tries: dict[str, dict[str, Future[dict[str, Any]]]] = {name: {} for name in self.families}
         for name, family in self.families.items():
             for optimizer, changes in family.optimizers.items():
-                epochs = f"train.epochs={options.try_epochs * self.share[name]:g}"
+                epochs = f"train.epochs={options.try_epochs * self.epoch_ratio[name]:g}"
                 settings = [*changes, epochs, "data.use_test=false", "data.val_fraction=0.1"]
                 about = {"family": name, "optimizer": optimizer, "seed": 0}
                 start = self._random(family, 0)
-                tries[name][optimizer] = self._later(
+                tries[name][optimizer] = self._submit_run(
                     "tries", about, options.data, short, start, partial(list, settings)
                 )
 
         def chosen(name: str) -> tuple[str, ...]:
-            """The optimizer that was best on held-out images; the likelihood tells equals apart."""
-            found = {optimizer: future.result() for optimizer, future in tries[name].items()}
-            able = {optimizer: row for optimizer, row in found.items() if "error" not in row}
-            best = max(able, key=lambda optimizer: (able[optimizer]["top1"], -able[optimizer]["nll"]))
+            """Settings of the optimizer with the best validation accuracy; ties are broken by the likelihood."""
+            rows = {optimizer: future.result() for optimizer, future in tries[name].items()}
+            valid = {optimizer: row for optimizer, row in rows.items() if "error" not in row}
+            best = max(valid, key=lambda optimizer: (valid[optimizer]["top1"], -valid[optimizer]["nll"]))
             self.results["families"][name]["optimizer"] = best
             return self.families[name].optimizers[best]
 
         def from_random(name: str, *settings: str) -> list[str]:
             return [*chosen(name), *settings]
 
-        made: dict[tuple[str, int], Future[dict[str, Any]]] = {}
+        pretrained: dict[tuple[str, int], Future[dict[str, Any]]] = {}
         for seed in options.seeds:
             for name, family in self.families.items():
-                epochs = f"train.epochs={options.epochs * self.share[name]:g}"
+                epochs = f"train.epochs={options.epochs * self.epoch_ratio[name]:g}"
                 about = {"family": name, "seed": seed}
-                start, settle = self._random(family, seed), partial(from_random, name, epochs)
-                made[name, seed] = self._later("pretraining", about, options.data, short, start, settle)
-        # Pairs side by side: a study that is cut off has both halves of what it has.
+                start, make_settings = self._random(family, seed), partial(from_random, name, epochs)
+                pretrained[name, seed] = self._submit_run(
+                    "pretraining", about, options.data, short, start, make_settings
+                )
+        # Both starts of a pair follow each other, so that an interrupted study has complete pairs.
         for seed, target in itertools.product(options.seeds, self.targets):
             for name, family in self.families.items():
                 for begin in (SCRATCH, PRETRAINED):
                     about = {"family": name, "data": target, "start": begin, "seed": seed}
                     if begin == SCRATCH:
-                        start, settle = self._random(family, seed), partial(from_random, name, *LENGTHS[target])
+                        start = self._random(family, seed)
+                        make_settings = partial(from_random, name, *LENGTHS[target])
                     else:
-                        start = self._trained(made[name, seed])
-                        settle = partial(list, (f"optimizer.lr={RATES[target]}", *LENGTHS[target]))
-                    self._later("transfer", about, self.targets[target], long, start, settle)
+                        start = self._trained(pretrained[name, seed])
+                        make_settings = partial(list, (f"optimizer.lr={RATES[target]}", *LENGTHS[target]))
+                    self._submit_run("transfer", about, self.targets[target], long, start, make_settings)
 
     def _random(self, family: Family, seed: int) -> Callable[[], Path]:
         return lambda: random_weights(family, seed, self.runs)
 
     def _trained(self, future: Future[dict[str, Any]]) -> Callable[[], Path]:
         def folder() -> Path:
-            found = future.result()
-            if "error" in found:
+            row = future.result()
+            if "error" in row:
                 raise RuntimeError("the pre-training failed")
-            return self.runs / found["folder"]
+            return self.runs / row["folder"]
 
         return folder
 
-    def _later(
+    def _submit_run(
         self,
         part: str,
         about: dict[str, Any],
         data: str,
         recipe: Path,
         start: Callable[[], Path],
-        settle: Callable[[], list[str]],
+        make_settings: Callable[[], list[str]],
     ) -> Future[dict[str, Any]]:
-        """A run, as soon as there is room and what it needs is there."""
+        """Submit one run. `start` and `make_settings` wait for the runs that it depends on."""
 
-        words = "-".join(str(value) for value in about.values()).replace(",", "").replace(" ", "-")
-        folder = self.runs / f"{part}-{words}"
+        suffix = "-".join(str(value) for value in about.values()).replace(",", "").replace(" ", "-")
+        folder = self.runs / f"{part}-{suffix}"
         self.planned.append((part, folder.name))
 
         def do() -> dict[str, Any]:
             row: dict[str, Any] = {**about, "folder": folder.name}
             try:
-                own = settle()
+                run_settings = make_settings()
                 keys = {change.partition("=")[0] for change in self.options.set}
                 if keys & {"train.steps", "train.epochs"}:
                     keys |= {"train.steps", "train.epochs"}
-                own = [change for change in own if change.partition("=")[0] not in keys]
-                row["settings"] = [*own, f"train.seed={about['seed']}"]
+                run_settings = [change for change in run_settings if change.partition("=")[0] not in keys]
+                row["settings"] = [*run_settings, f"train.seed={about['seed']}"]
                 settings = [f"--set={change}" for change in (*self.options.set, *row["settings"])]
-                if (known := self.earlier.get(_key(part, row))) is not None:
-                    return self._keep(part, known)
+                if (finished := self.finished.get(_key(part, row))) is not None:
+                    return self._record(part, finished)
                 command = [sys.executable, "-m", "vitrail", "train", data, "--recipe", str(recipe), "--resume"]
                 command += ["--from", str(start()), *settings, "--out", str(folder)]
                 row |= measure(Job(part, about["seed"], folder, command, []))
-            except Exception as error:  # of this run; the others go on
+            except Exception as error:  # an error in one run does not stop the others
                 row["error"] = repr(error)
-            told = row.get("error") or f"{100 * row['top1']:.2f} % ({row['seconds']:.0f} s)"
-            self.console.print(f"{part}: {', '.join(map(str, about.values()))}: {told}")
-            return self._keep(part, row)
+            outcome = row.get("error") or f"{100 * row['top1']:.2f} % ({row['seconds']:.0f} s)"
+            self.console.print(f"{part}: {', '.join(map(str, about.values()))}: {outcome}")
+            return self._record(part, row)
 
         return self.pool.submit(do)
 
-    def _keep(self, part: str, row: dict[str, Any]) -> dict[str, Any]:
-        with self.kept:
+    def _record(self, part: str, row: dict[str, Any]) -> dict[str, Any]:
+        with self.results_lock:
             self.results[part].append(row)
             self._write()
         return row
@@ -263,27 +270,26 @@ class _Study:
         return write_results(Path(self.options.out), NAME, self.results)
 
     def _command(self) -> str:
-        """What to type for the same study; of paths the names, without the folders of this machine."""
+        """The command of this study, with file names instead of full paths."""
         options = self.options
-        words = ["python", "-m", "bench.pretraining", Path(options.data).name, "--to"]
-        words += [f"{name}={Path(data).name}" for name, data in self.targets.items()]
-        words += ["--families", *options.families, "--epochs", f"{options.epochs:g}"]
-        words += ["--try-epochs", f"{options.try_epochs:g}", "--seeds", *map(str, options.seeds)]
-        words += ["--set", *options.set] if options.set else []
-        return shlex.join([*words, "--parallel", str(options.parallel)])
+        command = ["python", "-m", "bench.pretraining", Path(options.data).name, "--to"]
+        command += [f"{name}={Path(data).name}" for name, data in self.targets.items()]
+        command += ["--families", *options.families, "--epochs", f"{options.epochs:g}"]
+        command += ["--try-epochs", f"{options.try_epochs:g}", "--seeds", *map(str, options.seeds)]
+        command += ["--set", *options.set] if options.set else []
+        return shlex.join([*command, "--parallel", str(options.parallel)])
 
 
-def _earlier(folder: Path, runs: Path) -> dict[str, dict[str, Any]]:
-    """The runs that ended well of a study that was cut off; of pre-training, those whose weights are still there."""
+def _finished_runs(folder: Path, runs: Path) -> dict[str, dict[str, Any]]:
+    """Finished runs in an earlier result file; of pre-training, those whose weights still exist."""
     path = folder / f"{NAME}.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    rows = [(part, row) for part in PARTS for row in found.get(part, []) if "error" not in row]
-    kept = [
-        (part, row)
+    results = json.loads(path.read_text()) if path.exists() else {}
+    rows = [(part, row) for part in PARTS for row in results.get(part, []) if "error" not in row]
+    return {
+        _key(part, row): row
         for part, row in rows
         if part != "pretraining" or (runs / row["folder"] / "model.safetensors").exists()
-    ]
-    return {_key(part, row): row for part, row in kept}
+    }
 
 
 def _key(part: str, row: dict[str, Any]) -> str:
@@ -291,13 +297,13 @@ def _key(part: str, row: dict[str, Any]) -> str:
 
 
 def summarise(results: dict[str, Any]) -> dict[str, Any]:
-    """For each data set: mean and deviation of every cell over its seeds, and what pre-training adds in each family,
-    with 95 % intervals (Student's, the deviation pooled over the cells of the data set)."""
+    """For each dataset: mean and standard deviation of each cell over its seeds, and the gain of pre-training in each
+    family, with 95 % intervals (Student's t; the deviation is pooled over the cells of the dataset)."""
     families = list(results["families"])
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     cells = {name: {"runs": [row for row in results["pretraining"] if row["family"] == name]} for name in families}
     if any("error" not in row for row in results["pretraining"]):
-        found["pretraining"] = summary(cells, families[0])["top1"]
+        summaries["pretraining"] = summary(cells, families[0])["top1"]
     for data in dict.fromkeys(row["data"] for row in results["transfer"]):
         rows = [row for row in results["transfer"] if row["data"] == data and "error" not in row]
         if not rows:
@@ -309,8 +315,8 @@ def summarise(results: dict[str, Any]) -> dict[str, Any]:
         }
         measured = summary(cells, f"{families[0]}, {PRETRAINED}")["top1"]
         measured["gains"] = {name: _gain(measured, name) for name in families}
-        found[data] = measured
-    return found
+        summaries[data] = measured
+    return summaries
 
 
 def _gain(measured: dict[str, Any], family: str) -> dict[str, float]:
@@ -319,22 +325,22 @@ def _gain(measured: dict[str, Any], family: str) -> dict[str, float]:
         return {}
     gain = {"difference": after["mean"] - before["mean"]}
     if measured["deviation"] is not None:
-        free, counts = measured["degrees_of_freedom"], (before["seeds"], after["seeds"])
-        gain["half_width"] = half_width(measured["deviation"], free, *counts)
+        freedom, counts = measured["degrees_of_freedom"], (before["seeds"], after["seeds"])
+        gain["half_width"] = half_width(measured["deviation"], freedom, *counts)
     return gain
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(summaries: dict[str, Any]) -> Table:
     result = Table(title=CLAIM, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("data", "family", SCRATCH, PRETRAINED, "gain"):
         result.add_column(heading)
-    for data, measured in found.items():
+    for data, measured in summaries.items():
         for name, gain in measured.get("gains", {}).items():
             texts = [_cell(measured["cells"][f"{name}, {start}"]) for start in (SCRATCH, PRETRAINED)]
             half = f" ± {100 * gain['half_width']:.2f}" if "half_width" in gain else ""
             result.add_row(data, name, *texts, f"{100 * gain['difference']:+.2f}{half}" if gain else "-")
-    for name, row in found.get("pretraining", {"cells": {}})["cells"].items():
-        result.add_row("pre-training itself", name, "", _cell(row), "")
+    for name, row in summaries.get("pretraining", {"cells": {}})["cells"].items():
+        result.add_row("pre-training dataset", name, "", _cell(row), "")
     return result
 
 

@@ -16,7 +16,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from bench.harness import Race
+from bench.harness import Comparison
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ["torch", "timm", "transformers", "torchvision", "triton"]
@@ -39,8 +39,8 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def installed(package: str) -> str | None:
@@ -57,22 +57,22 @@ def write_results(folder: Path, name: str, results: dict[str, Any]) -> Path:
     return path
 
 
-def table(title: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], Race]]) -> Table:
+def table(title: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], Comparison]]) -> Table:
     """One row per comparison: labels, then each library's time relative to the first, with quartiles."""
     first = rows[0][1].first
-    rivals = list(dict.fromkeys(name for _, race in rows for name in race.seconds if name != first))
+    others = list(dict.fromkeys(name for _, comparison in rows for name in comparison.seconds if name != first))
     caption = f"time over that of {first}: above 1, {first} is faster (middle half of the rounds)"
     result = Table(title=title, caption=caption, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in (*labels, *rivals):
+    for heading in (*labels, *others):
         result.add_column(heading, justify="left" if heading == labels[0] else "right")
-    for cells, race in rows:
-        result.add_row(*cells, *(ratio_cell(race, name) for name in rivals))
+    for cells, comparison in rows:
+        result.add_row(*cells, *(ratio_cell(comparison, name) for name in others))
     return result
 
 
-def ratio_cell(race: Race, name: str) -> str:
-    if name not in race.seconds:
+def ratio_cell(comparison: Comparison, name: str) -> str:
+    if name not in comparison.seconds:
         return "-"
-    ratio = race.ratio(name)
-    colour = COLOURS[race.verdict(name)]
+    ratio = comparison.ratio(name)
+    colour = COLOURS[comparison.verdict(name)]
     return f"[{colour}]{ratio.median:.2f}[/] ({ratio.low:.2f}–{ratio.high:.2f})"

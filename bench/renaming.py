@@ -63,11 +63,11 @@ TRANSFORMERS_OLD: Replacements = [
 ]
 
 
-def renamed(named: Named, words: Replacements) -> dict[str, Tensor]:
+def renamed(named: Named, replacements: Replacements) -> dict[str, Tensor]:
     result = {}
     for name, tensor in named.items():
-        for ours, theirs in words:
-            name = name.replace(ours, theirs)
+        for old, new in replacements:
+            name = name.replace(old, new)
         result[name] = tensor
     return result
 

@@ -104,29 +104,31 @@ class Job:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.study", description="The paper's experiments in small.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.study", description="The paper's experiments at small scale."
+    )
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("data", help="anything `vitrail train` takes")
+    parser.add_argument("data", help="dataset, as for `vitrail train`")
     parser.add_argument(
-        "--fewshot", nargs="+", default=[], metavar="DATA", help=f"measure {SHOTS}-shot accuracy on them"
+        "--fewshot", nargs="+", default=[], metavar="DATA", help=f"datasets to measure {SHOTS}-shot accuracy on"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--cells", nargs="+", metavar="NAME", help="some of the cells; all when none is named")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of every run")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
-    parser.add_argument("--runs", default="runs/study", metavar="FOLDER", help="where the runs are kept")
-    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="where the JSON file goes")
+    parser.add_argument("--cells", nargs="+", metavar="NAME", help="cells to run (default: all)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all runs")
+    parser.add_argument("--parallel", type=int, default=1, help="number of runs in parallel")
+    parser.add_argument("--runs", default="runs/study", metavar="FOLDER", help="folder for the runs")
+    parser.add_argument("--out", default=str(RESULTS), metavar="FOLDER", help="folder for the JSON file")
     options = parser.parse_args(arguments)
     study = STUDIES[options.study]
     if unknown := set(options.cells or ()) - set(study.cells):
-        parser.error(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(study.cells)}")
+        parser.error(f"--cells: unknown cell {', '.join(sorted(unknown))}; available: {', '.join(study.cells)}")
     if options.cells:
         study = replace(study, cells={name: study.cells[name] for name in options.cells})
-    own = {change.partition("=")[0] for change in options.set}
-    if own & {"train.steps", "train.epochs"}:
-        own |= {"train.steps", "train.epochs"}
-    kept = [change for change in study.settings if change.partition("=")[0] not in own]
-    study = replace(study, settings=(*kept, *options.set))
+    keys = {change.partition("=")[0] for change in options.set}
+    if keys & {"train.steps", "train.epochs"}:
+        keys |= {"train.steps", "train.epochs"}
+    settings = [change for change in study.settings if change.partition("=")[0] not in keys]
+    study = replace(study, settings=(*settings, *options.set))
     run(study, options)
 
 
@@ -144,15 +146,15 @@ def run(study: Study, options: argparse.Namespace) -> None:
         "machine": machine_facts("cuda" if torch.cuda.is_available() else "cpu"),
         "cells": {cell: {"settings": list(changes), "runs": []} for cell, changes in study.cells.items()},
     }
-    kept = Lock()
+    lock = Lock()
 
     def do(job: Job) -> None:
-        found = measure(job)
-        with kept:
-            results["cells"][job.cell]["runs"].append(found)
+        row = measure(job)
+        with lock:
+            results["cells"][job.cell]["runs"].append(row)
             results["summary"] = summary(results["cells"], study.baseline)
             write_results(Path(options.out), name, results)
-        console.print(f"{job.cell}, seed {job.seed}: {found.get('error') or _cell(found['top1'])}")
+        console.print(f"{job.cell}, seed {job.seed}: {row.get('error') or _cell(row['top1'])}")
 
     with ThreadPoolExecutor(options.parallel) as pool:
         list(pool.map(do, jobs))
@@ -163,17 +165,17 @@ def run(study: Study, options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What to type for the same study; of paths the names, without the folders of this machine."""
-    words = ["python", "-m", "bench.study", options.study, Path(options.data).name]
+    """The command of this study, with file names instead of full paths."""
+    command = ["python", "-m", "bench.study", options.study, Path(options.data).name]
     lists = {"fewshot": [Path(data).name for data in options.fewshot], "seeds": options.seeds, "cells": options.cells}
     for name, values in {**lists, "set": options.set, "parallel": [options.parallel]}.items():
-        words += [f"--{name}", *map(str, values)] if values else []
-    return shlex.join(words)
+        command += [f"--{name}", *map(str, values)] if values else []
+    return shlex.join(command)
 
 
 def _job(study: Study, options: argparse.Namespace, cell: str, seed: int) -> Job:
-    words = cell.replace(",", "").replace(" ", "-")
-    folder = Path(options.runs) / f"{options.study}-{words}-{seed}"
+    suffix = cell.replace(",", "").replace(" ", "-")
+    folder = Path(options.runs) / f"{options.study}-{suffix}-{seed}"
     settings = [f"--set={change}" for change in (*study.settings, *study.cells[cell], f"train.seed={seed}")]
     vitrail = [sys.executable, "-m", "vitrail"]
     train = [*vitrail, "train", options.data, "--recipe", study.recipe, *settings, "--out", str(folder), "--resume"]
@@ -182,7 +184,7 @@ def _job(study: Study, options: argparse.Namespace, cell: str, seed: int) -> Job
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """The numbers of one run, or the end of what it printed when it failed."""
+    """Train and return the metrics, or the end of the output if the run failed."""
     started = time.monotonic()
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     with job.folder.with_suffix(".log").open("a") as log:
@@ -203,58 +205,58 @@ def measure(job: Job) -> dict[str, Any]:
 def summary(cells: dict[str, Any], baseline: str) -> dict[str, Any]:
     """Mean and deviation of each cell over its seeds, and its difference from the baseline with a 95 % interval.
 
-    The interval is Student's, with the deviation pooled over all cells. It covers the spread between seeds alone: all
-    runs are measured on the same images.
+    The interval is Student's t, with the deviation pooled over all cells. It covers only the variation between seeds:
+    all runs are measured on the same images.
     """
     result: dict[str, Any] = {}
     for measure in ("top1", "fewshot"):
-        values = {cell: _values(found["runs"], measure) for cell, found in cells.items()}
+        values = {cell: _values(content["runs"], measure) for cell, content in cells.items()}
         if not any(values.values()):
             continue
-        free = sum(max(len(found) - 1, 0) for found in values.values())
-        squares = sum((len(found) - 1) * statistics.variance(found) for found in values.values() if len(found) > 1)
-        pooled = math.sqrt(squares / free) if free else None
+        freedom = sum(max(len(runs) - 1, 0) for runs in values.values())
+        squares = sum((len(runs) - 1) * statistics.variance(runs) for runs in values.values() if len(runs) > 1)
+        pooled = math.sqrt(squares / freedom) if freedom else None
         rows: dict[str, Any] = {}
-        for cell, found in values.items():
-            row: dict[str, Any] = {"seeds": len(found)}
-            if found:
-                row["mean"] = statistics.fmean(found)
-                row["deviation"] = statistics.stdev(found) if len(found) > 1 else None
-            if found and values[baseline]:
+        for cell, runs in values.items():
+            row: dict[str, Any] = {"seeds": len(runs)}
+            if runs:
+                row["mean"] = statistics.fmean(runs)
+                row["deviation"] = statistics.stdev(runs) if len(runs) > 1 else None
+            if runs and values[baseline]:
                 row["difference"] = row["mean"] - statistics.fmean(values[baseline])
                 if pooled is not None and cell != baseline:
-                    row["half_width"] = half_width(pooled, free, len(found), len(values[baseline]))
+                    row["half_width"] = half_width(pooled, freedom, len(runs), len(values[baseline]))
             rows[cell] = row
-        result[measure] = {"deviation": pooled, "degrees_of_freedom": free, "cells": rows}
+        result[measure] = {"deviation": pooled, "degrees_of_freedom": freedom, "cells": rows}
     return result
 
 
-def half_width(deviation: float, free: int, count: int, others: int) -> float:
-    """Of the 95 % interval of a difference between means of so many runs."""
-    return float(stats.t.ppf(0.975, free)) * deviation * math.sqrt(1 / count + 1 / others)
+def half_width(deviation: float, freedom: int, count: int, others: int) -> float:
+    """Half the width of the 95 % interval of the difference between two means of `count` and `others` runs."""
+    return float(stats.t.ppf(0.975, freedom)) * deviation * math.sqrt(1 / count + 1 / others)
 
 
 def _values(runs: list[dict[str, Any]], measure: str) -> list[float]:
-    """One number for each run that ended well; of few-shot accuracy, the mean over its data sets."""
+    """One value per finished run; few-shot accuracy is averaged over the datasets."""
     ended = [run for run in runs if "error" not in run and measure in run]
     if measure == "top1":
         return [run["top1"] for run in ended]
-    return [statistics.fmean(found["accuracy"] for found in run["fewshot"]) for run in ended]
+    return [statistics.fmean(row["accuracy"] for row in run["fewshot"]) for run in ended]
 
 
 def _cell(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def table(found: dict[str, Any], study: Study) -> Table:
+def table(summaries: dict[str, Any], study: Study) -> Table:
     result = Table(title=study.claim, box=box.SIMPLE, padding=(0, 1, 0, 0))
     result.add_column("")
-    for measure in found:
+    for measure in summaries:
         result.add_column("top-1" if measure == "top1" else f"{SHOTS}-shot", justify="right")
         result.add_column(f"minus {study.baseline}", justify="right")
     for cell in study.cells:
         texts = []
-        for measured in found.values():
+        for measured in summaries.values():
             row = measured["cells"][cell]
             spread = f" ± {100 * row['deviation']:.2f}" if row.get("deviation") is not None else ""
             texts.append(f"{_cell(row['mean'])}{spread}" if "mean" in row else "-")

@@ -1,4 +1,4 @@
-"""What is raced: a network's name, and after a space what is changed about it ("S/16 reg4+layerscale")."""
+"""Networks to benchmark: a model name, optionally followed by a space and changes ("S/16 reg4+layerscale")."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from vitrail.config import ModelConfig, NetworkConfig, ResNetConfig, StemConfig
 from vitrail.errors import UserError
 from vitrail.models.variants import config_from_name
 
-# Each as the models that timm has with it: DINOv2's registers have no positions.
+# As in the models of timm: DINOv2's registers have no position embedding.
 CHANGES: dict[str, dict[str, Any]] = {
     "gap": {"pool": "gap"},
     "map": {"pool": "map"},
     "reg4": {"registers": 4, "prefix_positions": False},
     "layerscale": {"layer_scale": 1e-5},
 }
-# timm knows no other constants for its convolutional networks, so all contestants compute with these.
+# timm supports no other constants in its convolutional networks, so all libraries use these.
 TIMM_CONSTANTS: dict[str, Any] = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
 
 
@@ -24,7 +24,7 @@ def variant(name: str, classes: int, image_size: int, gelu: Literal["erf", "tanh
     options: dict[str, Any] = {}
     for change in filter(None, changes.split("+")):
         if change not in CHANGES:
-            raise UserError(f"model {name}: '{change}' is none of {', '.join(CHANGES)}")
+            raise UserError(f"model {name}: unknown change '{change}'; available: {', '.join(CHANGES)}")
         options |= CHANGES[change]
     config = config_from_name(base, classes, image_size, **options)
     if isinstance(config, ResNetConfig):

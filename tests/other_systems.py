@@ -72,15 +72,15 @@ def not_while_open(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _open_files() -> set[str]:
     """Files that this process has open or mapped; empty where there is no /proc."""
-    found = set()
+    paths = set()
     for link in Path("/proc/self/fd").glob("*"):
         try:
-            found.add(str(link.readlink()))
+            paths.add(str(link.readlink()))
         except OSError:  # the descriptor of this listing
             continue
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
-    return found | {columns[5] for line in lines if len(columns := line.split(maxsplit=5)) > 5}
+    return paths | {columns[5] for line in lines if len(columns := line.split(maxsplit=5)) > 5}
 
 
 def main() -> None:

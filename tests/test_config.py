@@ -93,9 +93,9 @@ def test_invalid_model_name(name, hint):
 
 
 def test_inconsistent_network_is_rejected():
-    with pytest.raises(UserError, match="224x224 is not a multiple of the patch 15x15"):
+    with pytest.raises(UserError, match=r"224x224 .*patch 15x15"):
         config_from_name("S/15", 10)
-    with pytest.raises(ValueError, match="is not divisible by 5 heads"):
+    with pytest.raises(ValueError, match=r"5 heads"):
         ModelConfig(width=16, depth=1, mlp_dim=8, heads=5, patch=(4, 4), image_size=(8, 8), num_classes=2)
     with pytest.raises(UserError, match="needs class_token"):
         config_from_name("S/16", 10, class_token=False)

@@ -112,22 +112,22 @@ def mutate(random: np.random.Generator) -> bytes:
     data = bytearray(SEEDS[random.integers(len(SEEDS))])
     for _ in range(random.integers(1, 4)):
         kind = random.integers(5)
-        place = int(random.integers(len(data) or 1))
+        position = int(random.integers(len(data) or 1))
         if not data:
             break
         if kind == 0:
-            data[place] ^= 1 << random.integers(8)
+            data[position] ^= 1 << random.integers(8)
         elif kind == 1:  # a length or size in the header
-            start = place % 64
+            start = position % 64
             data[start : start + 4] = random.choice([0, 1, 255, 65535, 2**31 - 1, 2**32 - 1]).astype(">u4").tobytes()
         elif kind == 2:
-            del data[place:]
+            del data[position:]
         elif kind == 3:
-            del data[place : place + int(random.integers(1, 200))]
+            del data[position : position + int(random.integers(1, 200))]
         else:
             other = SEEDS[random.integers(len(SEEDS))]
             start = int(random.integers(len(other)))
-            data[place:place] = other[start : start + int(random.integers(1, 300))]
+            data[position:position] = other[start : start + int(random.integers(1, 300))]
     return bytes(data)
 
 

@@ -99,7 +99,7 @@ def test_missing_library_is_named(monkeypatch):
         raise ImportError("no module")
 
     monkeypatch.setitem(PEERS, "timm", gone)
-    with pytest.raises(NotComparable, match="timm cannot be imported"):
+    with pytest.raises(NotComparable, match=r"timm .*import"):
         build_peer("timm", build_ours(TINY))
 
 

@@ -1,4 +1,4 @@
-"""What the CUDA tests share: exact fp32 products, and networks whose every weight matters."""
+"""Fixtures of the CUDA tests: exact fp32 matrix products, and networks with random weights in all tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# cuBLAS reads this once, when its first handle is made; without it its products may differ from run to run.
+# cuBLAS reads this once, when its first handle is created. Without it, results can differ from run to run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
@@ -18,7 +18,7 @@ from vitrail.models.variants import config_from_name
 
 @pytest.fixture(autouse=True)
 def _exact_float32() -> Iterator[None]:
-    """TF32 off: it would blur what the tolerances are about."""
+    """Disable TF32, since its errors are larger than the tolerances."""
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -38,7 +38,7 @@ def _clean_device() -> Iterator[None]:
 
 @pytest.fixture
 def make_net() -> Callable[..., Network]:
-    """Networks with noise on every weight: the zeros a head starts from would hide any error."""
+    """Networks with noise added to all weights: a head initialised to 0 would hide errors."""
 
     def make(name: str, num_classes: int = 1000, device: str = "cuda", **options: Any) -> Network:
         torch.manual_seed(0)

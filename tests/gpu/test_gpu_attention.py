@@ -1,4 +1,4 @@
-"""The kernels for few tokens against attention written out in float64, and against torch's own kernels."""
+"""The kernels for short sequences, compared with attention in float64 and with torch's kernels."""
 
 from __future__ import annotations
 
@@ -56,15 +56,16 @@ def test_it_is_as_close_to_float64_as_torchs_kernels(tokens: int, depth: int, dt
     qkv = torch.randn(4, tokens, 3 * heads * depth, device="cuda", generator=generator).mul(1.5).to(dtype)
     gradient = torch.randn(4, tokens, heads * depth, device="cuda", generator=generator).to(dtype)
     assert supports_short_attention(qkv, heads)
-    right = both_ways(written_out, qkv.double(), gradient, heads)
-    ours, theirs = both_ways(short_attention, qkv, gradient, heads), both_ways(torchs, qkv, gradient, heads)
-    for exact, own, other in zip(right, ours, theirs, strict=True):
-        distance = (own - exact).norm() / exact.norm().clamp(min=1)
-        assert distance < 1.2 * (other - exact).norm() / exact.norm().clamp(min=1) + 1e-5
+    expected = both_ways(written_out, qkv.double(), gradient, heads)
+    results = both_ways(short_attention, qkv, gradient, heads)
+    torch_results = both_ways(torchs, qkv, gradient, heads)
+    for exact, result, torch_result in zip(expected, results, torch_results, strict=True):
+        distance = (result - exact).norm() / exact.norm().clamp(min=1)
+        assert distance < 1.2 * (torch_result - exact).norm() / exact.norm().clamp(min=1) + 1e-5
         assert distance < 1e-2
 
 
-def test_the_same_bits_every_time() -> None:
+def test_results_are_bit_reproducible() -> None:
     qkv = torch.randn(64, 197, 3 * 768, device="cuda", dtype=torch.bfloat16)
     gradient = torch.randn(64, 197, 768, device="cuda", dtype=torch.bfloat16)
     first = both_ways(short_attention, qkv, gradient, 12)
@@ -74,11 +75,11 @@ def test_the_same_bits_every_time() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_network_takes_it_and_learns_the_same(make_net, monkeypatch, compiled: bool) -> None:
+def test_network_uses_it_with_equal_gradients(make_net, monkeypatch, compiled: bool) -> None:
     """Loss and gradients of a network with either kind of kernels."""
     pixels = torch.randn(8, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     labels = torch.arange(8, device="cuda")
-    found = []
+    results = []
     for tokens in (256, 0):
         monkeypatch.setattr(short, "TOKENS", tokens)
         torch.compiler.reset()
@@ -91,13 +92,13 @@ def test_a_network_takes_it_and_learns_the_same(make_net, monkeypatch, compiled:
         kernels = {event.name for event in seen.events()}
         assert any("_backward" in name and "flash" not in name for name in kernels) or tokens == 0
         gradient = torch.cat([p.grad.flatten() for p in net.parameters()])
-        found.append((loss.detach(), gradient))
-    (loss, gradient), (torch_loss, torch_gradient) = found
+        results.append((loss.detach(), gradient))
+    (loss, gradient), (torch_loss, torch_gradient) = results
     assert float(loss) == pytest.approx(float(torch_loss), abs=5e-3)
     assert (gradient - torch_gradient).norm() < 0.03 * torch_gradient.norm()
 
 
-def test_what_it_does_not_take_goes_to_torch() -> None:
+def test_unsupported_inputs() -> None:
     def projections(tokens: int = 64, depth: int = 64, **options) -> Tensor:
         return torch.zeros(1, tokens, 3 * depth, **{"device": "cuda", "dtype": torch.bfloat16} | options)
 

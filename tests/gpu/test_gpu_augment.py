@@ -1,4 +1,4 @@
-"""Augmentation on the GPU: the CPU's, level by level, without waiting for the device."""
+"""Augmentation on the GPU gives exactly the pixels of the CPU, without synchronising with the device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_the_gpu_distorts_as_the_cpu(config: AugmentConfig, channels: int) -> No
     pixels[::2] = pixels[::2] // 8 + 90  # some with little contrast
     device = torch.device("cuda")
     with deterministic(device):
-        found = augment_batch(pixels.to(device), config, 1, EPOCH, SAMPLE)
-    assert torch.equal(found.cpu(), augment_batch(pixels, config, 1, EPOCH, SAMPLE))
+        result = augment_batch(pixels.to(device), config, 1, EPOCH, SAMPLE)
+    assert torch.equal(result.cpu(), augment_batch(pixels, config, 1, EPOCH, SAMPLE))
 
 
 def test_nothing_waits_for_the_gpu() -> None:

@@ -1,4 +1,4 @@
-"""Explanations on CUDA are those of the CPU, whatever kernel computes attention there."""
+"""Explanations on CUDA are equal to those on the CPU, with any attention kernel."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_maps_and_distances(kind):
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         net, pixels = random_net(**KINDS[kind]).to(device), noise().to(device)
         maps = rollout(net, pixels)
         distances = attention_distances(net, [pixels])
         curves = deletion_insertion(net, pixels, maps, [0, 1])
-        found.append([maps, relevance(net, pixels, [1, 3], [0, 0]), distances.pixels, curves.deletion])
-    for here, there in zip(*found, strict=True):
+        results.append([maps, relevance(net, pixels, [1, 3], [0, 0]), distances.pixels, curves.deletion])
+    for here, there in zip(*results, strict=True):
         assert np.allclose(here, there, rtol=1e-3, atol=1e-4)
 
 

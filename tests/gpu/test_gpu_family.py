@@ -1,4 +1,4 @@
-"""Every kind of network on CUDA: as on the CPU, and compiled whole by the real compiler; and what `plan` says of it."""
+"""Every kind of network on CUDA: equal to the CPU, compiled without graph breaks, and estimated by `plan`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_the_gpu_computes_what_the_cpu_does(make_net, kind):
     pixels = torch.randn(4, 3, 64, 96)
     there, here = build_kind(make_net, kind).eval(), build_kind(make_net, kind, "cpu").eval()
     with torch.no_grad():
-        found, expected = there(pixels.cuda()).cpu().double(), here(pixels).double()
-    assert (found - expected).norm() / expected.norm() < 1e-4
+        actual, expected = there(pixels.cuda()).cpu().double(), here(pixels).double()
+    assert (actual - expected).norm() / expected.norm() < 1e-4
 
 
 @pytest.mark.parametrize("kind", FAMILY)

@@ -1,4 +1,4 @@
-"""A module, a loss and data of one's own, trained on the GPU."""
+"""A custom module, loss and dataset, trained on the GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_stopped_fit_resumes_bit_for_bit(tmp_path: Path, compile: str) -> None
     def breaks(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 40:  # four parts of a batch each: in step 10
+        if calls == 40:  # in step 10: each batch has four micro-batches
             raise Stops
         return loss(network, batch)
 
@@ -83,5 +83,5 @@ def test_it_learns_in_bfloat16_what_torch_learns_in_float32(tmp_path: Path) -> N
             optimizer.step()
     images, wanted = samples().tensors
     with torch.no_grad():
-        ours, theirs = (nn.functional.mse_loss(net(images.cuda()), wanted.cuda()).item() for net in (module, other))
-    assert ours == pytest.approx(theirs, rel=0.1)
+        losses = [nn.functional.mse_loss(net(images.cuda()), wanted.cuda()).item() for net in (module, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)

@@ -1,4 +1,4 @@
-"""Batches on a GPU are the CPU's, with copies that overtake nothing."""
+"""Batches on a GPU are equal to those on the CPU, with asynchronous copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batches(source: MemorySource, workers: int, device: torch.device, steps: int
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_busy_gpu_sees_every_batch_as_it_was_made(workers: int) -> None:
-    """Work is queued for far longer than batches take to make: a slot used too early would show."""
+    """The queued work takes much longer than loading a batch, so a buffer that is reused too early is detected."""
     source = MemorySource.noise(40)
     expected = [batch.pixels.long().sum((1, 2, 3)) for batch in batches(source, 0, torch.device("cpu"))]
     heavy = torch.randn(4096, 4096, device=GPU)

@@ -1,4 +1,4 @@
-"""On CUDA the network computes what it computes on the CPU, in fp32 and under bf16 autocast, eager and compiled."""
+"""Outputs and gradients on CUDA are equal to those on the CPU, in fp32 and bf16 autocast, eager and compiled."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run with `make gpu`"),
 ]
 
-FLOAT32 = 1e-4  # relative error of fp32 sums taken in another order, with room
-BFLOAT16 = 3e-2  # bf16 keeps 8 bits; twelve blocks lose a little more
+FLOAT32 = 1e-4  # relative error of fp32 sums in another order, with a margin
+BFLOAT16 = 3e-2  # bf16 has 8 bits of precision; the error grows over twelve blocks
 BFLOAT16_GRADIENTS = 6e-2
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
-def gradient_error(found: nn.Module, expected: nn.Module) -> float:
-    """Over all parameters at once: some (a key bias) have no true gradient, only rounding."""
-    pairs = list(zip(found.parameters(), expected.parameters(), strict=True))
+def gradient_error(actual: nn.Module, expected: nn.Module) -> float:
+    """Relative error over all parameters together: the true gradient of some (key biases) is 0, with rounding only."""
+    pairs = list(zip(actual.parameters(), expected.parameters(), strict=True))
     apart = sum(float((a.grad.double() - b.grad.double()).square().sum()) for a, b in pairs)
     return math.sqrt(apart / sum(float(b.grad.double().square().sum()) for _, b in pairs))
 
@@ -61,24 +61,24 @@ def test_compiled_forward_is_one_graph_and_matches_eager(make_net, pool):
 def test_compiled_training_step_matches_eager(make_net):
     eager, net = make_net("Ti/16"), make_net("Ti/16")
     expected = step(eager, images())
-    found = step(torch.compile(net, fullgraph=True), images())
-    assert relative(found, expected) < FLOAT32
+    result = step(torch.compile(net, fullgraph=True), images())
+    assert relative(result, expected) < FLOAT32
     assert gradient_error(net, eager) < FLOAT32
 
 
 def test_compiled_bf16_training_step_matches_eager_fp32(make_net):
     eager, net = make_net("Ti/16"), make_net("Ti/16")
     expected = step(eager, images())
-    found = step(torch.compile(net, fullgraph=True), images(), autocast=True)
-    assert relative(found, expected) < BFLOAT16
+    result = step(torch.compile(net, fullgraph=True), images(), autocast=True)
+    assert relative(result, expected) < BFLOAT16
     assert gradient_error(net, eager) < BFLOAT16_GRADIENTS
 
 
 def test_bf16_autocast_step_of_s16_matches_fp32(make_net):
     exact, net = make_net("S/16"), make_net("S/16")
     expected = step(exact, images())
-    found = step(net, images(), autocast=True)
-    assert relative(found, expected) < BFLOAT16
+    result = step(net, images(), autocast=True)
+    assert relative(result, expected) < BFLOAT16
     assert gradient_error(net, exact) < BFLOAT16_GRADIENTS
     assert {parameter.grad.dtype for parameter in net.parameters()} == {torch.float32}
 
@@ -94,4 +94,4 @@ def test_large_networks_run_in_bf16(make_net, name, parameters):
         logits = net.bfloat16()(images(4).bfloat16())
     assert logits.shape == (4, 1000)
     assert logits.dtype == torch.bfloat16
-    assert relative(logits, exact) < 2 * BFLOAT16  # pure bf16, residuals too, and up to 32 blocks
+    assert relative(logits, exact) < 2 * BFLOAT16  # pure bf16, including residuals, and up to 32 blocks

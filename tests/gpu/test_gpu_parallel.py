@@ -1,5 +1,7 @@
-"""Two processes that share one GPU, by gloo, since NCCL wants a GPU for each; weights, gradients and sums are on the
-GPU. Not fsdp: gloo crashes when it brings parts together that lie on a GPU (pytorch/pytorch#152645)."""
+"""Two processes that share one GPU, with gloo, since NCCL needs one GPU per process.
+
+FSDP is not tested: gloo crashes when it gathers shards that are on a GPU (pytorch/pytorch#152645).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ COMMON = (
 
 
 def run(world: int, folder: Path, *settings: str) -> dict[str, torch.Tensor]:
-    asked = [part for setting in (*COMMON, *settings) for part in ("--set", setting)]
-    command = ["train", bundled_images(), "--recipe", "scratch", "--out", folder / "run", *asked]
+    overrides = [part for setting in (*COMMON, *settings) for part in ("--set", setting)]
+    command = ["train", bundled_images(), "--recipe", "scratch", "--out", folder / "run", *overrides]
     done(world, folder, *command)
     return load_file(folder / "run" / "model.safetensors")
 
@@ -56,8 +58,8 @@ def test_compiled_bfloat16_processes_resume_bit_for_bit(tmp_path: Path) -> None:
     usual = ("model.dropout=0.1", "train.checkpoint_every=8", "train.steps=24")
     whole = run(2, tmp_path / "whole", *usual)
     out = tmp_path / "parts" / "run"
-    asked = [part for setting in (*COMMON, *usual) for part in ("--set", setting)]
-    command = ["train", bundled_images(), "--recipe", "scratch", "--out", out, *asked]
+    overrides = [part for setting in (*COMMON, *usual) for part in ("--set", setting)]
+    command = ["train", bundled_images(), "--recipe", "scratch", "--out", out, *overrides]
     started = processes.start(2, tmp_path / "parts", processes.vitrail, *command)
     while started.alive and not CheckpointManager(out / "checkpoints", 2).steps():
         started.processes[0].join(0.05)

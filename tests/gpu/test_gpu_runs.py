@@ -1,4 +1,4 @@
-"""A whole run on the GPU: stopped, resumed, and equal to the bit to one that was not."""
+"""Complete runs on the GPU: a stopped and resumed run is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitrail.workflows.train_run import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-# 197 tokens in bfloat16: the fused attention whose backward pass is not deterministic unless told to be.
+# 197 tokens in bfloat16: fused attention, whose backward pass is not deterministic by default.
 SETTINGS = (
     "model.name=Ti/16",
     "model.image_size=[224, 224]",
@@ -43,7 +43,7 @@ def run(folder: Path, **options: object) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("compile", ["off", "network", "graphs"])
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile: str) -> None:
-    """In another process, which has to compile everything anew."""
+    """The run is resumed in another process with an empty compiler cache."""
     overrides = (*SETTINGS, f"train.compile={compile}")
     whole = run(tmp_path / "whole", data=bundled_images(), overrides=overrides)
     with stopped_at(9, monkeypatch):
@@ -69,7 +69,7 @@ def test_a_batch_too_large_for_memory_is_split_into_micro_batches_that_are_saved
     few = (*SETTINGS[:5], "train.batch_size=512", "train.steps=3", *SETTINGS[7:], "train.compile=off")
     memory = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.05 + 5e9 / memory)  # a share stays free for what nobody foresees
+    torch.cuda.set_per_process_memory_fraction(0.05 + 5e9 / memory)  # 5 GB, and a margin
     try:
         run(tmp_path / "run", data=bundled_images(), overrides=few)
     finally:
@@ -90,15 +90,20 @@ def test_the_gpu_and_the_cpu_score_the_same_weights_alike(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("compile", ["off", "network", "graphs"])
-def test_the_last_line_and_the_result_are_one_number(tmp_path: Path, compile: str) -> None:
-    """Though the training computes in bfloat16, compiled, and with kernels that need not repeat themselves."""
-    own = (f"train.compile={compile}", "train.deterministic=false", "train.evaluate_every=12", "data.use_test=false")
+def test_last_metrics_are_equal_to_the_result(tmp_path: Path, compile: str) -> None:
+    """Also if training is compiled, in bfloat16 and not deterministic."""
+    settings = (
+        f"train.compile={compile}",
+        "train.deterministic=false",
+        "train.evaluate_every=12",
+        "data.use_test=false",
+    )
     with open(os.devnull, "w") as nowhere:
         result = train(
             bundled_images(),
             recipe="scratch",
             out=tmp_path / "run",
-            overrides=(*SETTINGS, *own, "objective.label_smoothing=0"),
+            overrides=(*SETTINGS, *settings, "objective.label_smoothing=0"),
             console=Console(file=nowhere),
         )
     measured = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "val_top1" in row]

@@ -1,4 +1,4 @@
-"""Training on CUDA: the same seed gives the same bits, and memory stays where it was planned."""
+"""Training on CUDA: bit-identical for equal seeds, within the planned memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def step_with(loss, optimizer: OptimizerConfig, shape="constant", micro_batch=0) -> TrainStep:
-    """A step in bfloat16, clipped to a norm of 1."""
+    """A step in bfloat16 with gradients clipped to a norm of 1."""
     config = RunConfig(
         optimizer=optimizer.model_copy(update={"clip_grad_norm": 1.0}),
         schedule=ScheduleConfig(shape=shape, timescale=1),
@@ -79,8 +79,8 @@ def test_two_runs_with_one_seed_are_bit_identical(make_net, deterministic, autoc
 
 
 def test_memory_of_a_b16_training_step_is_bounded_and_does_not_grow(make_net):
-    """B/16, batch 64, bf16 autocast. Weights, gradients and AdamW's two moments take 1.3 GiB, what the backward pass
-    needs about 36 bytes per token and channel in each block, 3.9 GiB; the bound leaves room for gradients in flight."""
+    """B/16, batch 64, bf16 autocast. Weights, gradients and AdamW's moments take 1.3 GiB, and activations 3.9 GiB
+    (about 36 bytes per token, channel and block). The bound has a margin for temporary gradients."""
     elsewhere = torch.cuda.memory_allocated()
     trainer = Trainer(make_net("B/16"), batch=64, autocast=True)
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_memory_of_a_b16_training_step_is_bounded_and_does_not_grow(make_net):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_a_step_never_waits_for_the_gpu(make_net, name):
-    """The guard against gradients that are not finite, too, is decided on the device."""
+    """The check for non-finite gradients runs on the device too."""
     net = make_net("Ti/16", num_classes=10)
     state = TrainState(net, build_optimizer(net, OptimizerConfig(name=name)), EMA(net, 0.9))
     objective = Classification(ObjectiveConfig(), 10)
@@ -146,7 +146,7 @@ def test_steps_with_a_cuda_graph_are_bit_identical(make_net, deterministic, name
     batches = [torch.randn(8, 3, 224, 224, device="cuda", generator=generator) for _ in range(10)]
     batches[6] *= torch.nan
     targets, weights = objective.targets(torch.arange(8, device="cuda")), torch.ones(8, device="cuda")
-    found = []
+    results = []
     for graphed in (False, True):
         net = make_net("Ti/16", num_classes=10, dropout=0.1).train()
         state = TrainState(net, build_optimizer(net, optimizer), EMA(net, 0.9))
@@ -154,8 +154,8 @@ def test_steps_with_a_cuda_graph_are_bit_identical(make_net, deterministic, name
         step = GraphedStep(update) if graphed else update
         losses = torch.stack([step(state, Batch(pixels, targets, weights)).loss for pixels in batches])
         tensors = {key: value.clone() for key, value in state.tensors().items()}
-        found.append((losses, tensors, int(state.nonfinite_steps)))
-    (losses, tensors, nonfinite), (graph_losses, graph_tensors, graph_nonfinite) = found
+        results.append((losses, tensors, int(state.nonfinite_steps)))
+    (losses, tensors, nonfinite), (graph_losses, graph_tensors, graph_nonfinite) = results
     assert torch.equal(losses.nan_to_num(), graph_losses.nan_to_num()) and len(losses.unique()) == 10
     assert nonfinite == graph_nonfinite == 0
     assert [key for key in tensors if not torch.equal(tensors[key], graph_tensors[key])] == []

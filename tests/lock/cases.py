@@ -1,4 +1,7 @@
-"""Every case: commands, in a folder of its own that holds the data and what the old code made. Public names alone."""
+"""The cases of the lock: commands and library calls, each in its own folder with the data and files of the old code.
+
+Cases use public names only.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ class Case:
     name: str
     work: tuple[Work, ...]
     fast: bool = False
-    numbers: bool = False  # of what is printed count the numbers
-    mentions: tuple[str, ...] = ()  # what the error has to name
-    left_out: tuple[str, ...] = field(default=())  # files whose contents do not count
+    numbers: bool = False  # compare the numbers in printed text
+    mentions: tuple[str, ...] = ()  # parts that the error must contain
+    left_out: tuple[str, ...] = field(default=())  # files whose contents are not compared
 
 
 def settings(*assignments: str) -> tuple[str, ...]:
-    return tuple(word for one in assignments for word in ("--set", one))
+    return tuple(word for assignment in assignments for word in ("--set", assignment))
 
 
 def command(line: str) -> tuple[str, ...]:
@@ -48,13 +51,13 @@ def case(name: str, *lines: str, **options: Any) -> Case:
 def training(
     name: str, *own: str, start: str = "--from start.safetensors", data: str = "photos", more: str = ""
 ) -> Case:
-    """A few steps of a tiny network, with settings of its own."""
+    """A few training steps of a tiny network, with additional settings."""
     words = command(f"train {data} {start} --out out {more}") + settings(*TINY, *own)
     return Case(name, (words,))
 
 
 def family(name: str) -> Case:
-    """A network of another kind: read, trained, measured and explained."""
+    """Convert, train, evaluate and explain a network of another family."""
     file, size = FIXTURE[name]
     lines = (
         f"convert {{fixtures}}/{file} {name}.safetensors --to vitrail --image-size {size}",
@@ -84,7 +87,7 @@ COMMANDS = command(
 
 
 def _bits(module: Any) -> dict[str, Any]:
-    """The weights of a network and what it answers to one image."""
+    """Checksums of the weights and outputs of a network."""
     import torch
 
     whole = hashlib.sha256()
@@ -123,7 +126,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def create_networks() -> dict[str, Any]:
-    """Fresh weights and outputs of every kind of network, tiny."""
+    """Initial weights and outputs of tiny networks of every kind."""
     import torch
 
     import vitrail
@@ -145,7 +148,7 @@ def create_networks() -> dict[str, Any]:
 
 
 def learn_gradients() -> dict[str, Any]:
-    """Loss and gradients of tiny networks in training mode, with their dropout."""
+    """Loss and gradients of tiny networks in training mode, with dropout."""
     import torch
 
     import vitrail
@@ -165,7 +168,7 @@ def learn_gradients() -> dict[str, Any]:
 
 
 def use_loaded() -> dict[str, Any]:
-    """What `load` gives: its answers for files, and its facts."""
+    """Predictions and attributes of classifiers from `load`."""
     from pathlib import Path
 
     import vitrail
@@ -186,7 +189,7 @@ def use_loaded() -> dict[str, Any]:
 
 
 def train_module() -> dict[str, Any]:
-    """A network, a loss and batches of the caller's own."""
+    """Train a custom network with a custom loss and custom batches."""
     import torch
 
     import vitrail
@@ -215,7 +218,7 @@ def train_module() -> dict[str, Any]:
 
 
 def refuse_in_python() -> dict[str, Any]:
-    """The class of errors that a program meets."""
+    """Types of the exceptions that invalid calls raise."""
     import vitrail
 
     found = {}
@@ -237,19 +240,19 @@ def refuse_in_python() -> dict[str, Any]:
 
 
 def make_task() -> None:
-    """A task of VTAB-1k with its lists."""
+    """Write a task of VTAB-1k with its lists of images."""
     from pathlib import Path
 
     from tests.lock import data
 
-    place, number = Path("tasks/patch_camelyon"), 0
+    folder, number = Path("tasks/patch_camelyon"), 0
     for name, count in (("train800", 800), ("val200", 200), ("test", 40)):
         lines = []
         for _ in range(count):
             number += 1
-            data.picture(place / f"{number}.png", list(data.CENTRES.values())[number % 2], number, (8, 8))
+            data.write_image(folder / f"{number}.png", list(data.CENTRES.values())[number % 2], number, (8, 8))
             lines.append(f"{number}.png {number % 2}\n")
-        (place / f"{name}.txt").write_text("".join(lines))
+        (folder / f"{name}.txt").write_text("".join(lines))
 
 
 PYTHON = [
@@ -368,7 +371,7 @@ OLD_FILES = [
         "pack tags/tags.csv new",
         "pack photos small --resize 12 --quality 90",
         "predict run small --json",
-        left_out=("small/",),  # JPEGs, which another libjpeg writes otherwise
+        left_out=("small/",),  # JPEGs differ between versions of libjpeg
     ),
     case(
         "old-convert",

@@ -1,4 +1,4 @@
-"""One command, or one call of the library, in a process of its own: a fork of one that has imported everything."""
+"""Run one command or library call in its own process, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     code: int
     out: str
     err: str
 
 
-def run(work: tuple[str, ...] | Callable[[], Any], folder: Path, timeout: float = 120) -> Ended:
-    """In `folder`; what a call returns is printed as JSON."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch, in the process that the others are forked from
-    said = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
-    process = context.Process(target=_work, args=(work, folder, said))
+def run(work: tuple[str, ...] | Callable[[], Any], folder: Path, timeout: float = 120) -> Finished:
+    """Run `work` in `folder`. The result of a call is printed as JSON."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported in the process that forks the others
+    output_paths = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
+    process = context.Process(target=_work, args=(work, folder, output_paths))
     process.start()
     process.join(timeout)
     if process.is_alive():
         process.kill()
         process.join()
-        raise TimeoutError(f"{work} took more than {timeout:g} s: {said[1].read_text()}")
-    return Ended(process.exitcode or 0, *(path.read_text(errors="replace") for path in said))
+        raise TimeoutError(f"{work} took more than {timeout:g} s: {output_paths[1].read_text()}")
+    return Finished(process.exitcode or 0, *(path.read_text(errors="replace") for path in output_paths))
 
 
-def _work(work: tuple[str, ...] | Callable[[], Any], folder: Path, said: list[Path]) -> None:
+def _work(work: tuple[str, ...] | Callable[[], Any], folder: Path, output_paths: list[Path]) -> None:
     os.environ.update(ENVIRONMENT, VITRAIL_CACHE=str(folder.parent / "cache"))
     os.chdir(folder)
-    for number, path in enumerate(said, 1):
+    for number, path in enumerate(output_paths, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     import torch
 
@@ -64,8 +64,8 @@ def _work(work: tuple[str, ...] | Callable[[], Any], folder: Path, said: list[Pa
 
             sys.argv = ["vitrail", *work]
             main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else int(bool(stopped.code))
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -1,4 +1,4 @@
-"""Small pictures of coloured noise, the same on every machine: hard enough that no accuracy is 100 %."""
+"""Small images of coloured noise, the same on every machine, and so difficult that no accuracy is 100 %."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 CENTRES = {"blue": (105, 115, 150), "green": (110, 150, 110), "red": (150, 110, 105)}
 
 
-def picture(path: Path, centre: tuple[int, int, int], number: int, size: tuple[int, int] = (20, 24)) -> None:
-    """A gradient and noise around a colour that itself strays from its class."""
+def write_image(path: Path, centre: tuple[int, int, int], number: int, size: tuple[int, int] = (20, 24)) -> None:
+    """Write an image with a gradient and noise around a colour near that of its class."""
     path.parent.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([*centre, number])
     rows, columns = np.mgrid[0 : size[0], 0 : size[1]]
@@ -27,11 +27,11 @@ def picture(path: Path, centre: tuple[int, int, int], number: int, size: tuple[i
 def folders(root: Path, count: int, first: int = 0) -> None:
     for name, centre in CENTRES.items():
         for number in range(first, first + count):
-            picture(root / name / f"{number:03d}.png", centre, number)
+            write_image(root / name / f"{number:03d}.png", centre, number)
 
 
 def make(root: Path) -> None:
-    """All data that a case may use, by relative names."""
+    """Write all data that cases use."""
     folders(root / "photos", 12)
     folders(root / "unseen", 6, 100)
     for split, first, count in (("train", 200, 8), ("val", 300, 3), ("test", 400, 4)):
@@ -46,12 +46,12 @@ def make(root: Path) -> None:
 
 
 def _table(root: Path) -> None:
-    """Several labels, weights and groups."""
+    """A CSV dataset with multiple labels per image, weights and groups."""
     rows = ["path,labels,split,group,weight"]
     names = list(CENTRES)
     for number in range(30):
         mixed = np.mean([CENTRES[names[number % 3]], CENTRES[names[number % 2]]], axis=0)
-        picture(root / f"{number:02d}.png", (int(mixed[0]), int(mixed[1]), int(mixed[2])), number)
+        write_image(root / f"{number:02d}.png", (int(mixed[0]), int(mixed[1]), int(mixed[2])), number)
         labels = "|".join(sorted({names[number % 3], names[number % 2]})) if number % 7 else ""
         split = "train" if number < 18 else "val" if number < 24 else "test"
         rows.append(f"{number:02d}.png,{labels},{split},g{number // 2},{1 + number % 2}")
@@ -59,7 +59,7 @@ def _table(root: Path) -> None:
 
 
 def _broken(root: Path) -> None:
-    """A file cut short, one that is no picture, a copy, and a picture with the wrong name."""
+    """A truncated image, a text file with an image extension, a duplicate, and a text file."""
     folders(root, 6, 500)
     whole = (root / "red" / "500.png").read_bytes()
     (root / "red" / "cut.png").write_bytes(whole[: len(whole) // 2])

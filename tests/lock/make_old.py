@@ -1,7 +1,7 @@
-"""How `old/` was made, by the code before the rebuild: `python -m tests.lock.make_old FOLDER`.
+"""The script that wrote `old/` with the old code: `python -m tests.lock.make_old FOLDER`.
 
-Only the command line is used, so it still runs; but what lies in `old/` is not to be made again: that files of before
-are read is what the lock is about.
+It uses only the command line, so it still runs. But do not write `old/` again: the lock checks that files of the old
+code can be read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.lock.cases import TINY, settings
 
 
 def start_weights(path: Path) -> None:
-    """The fixture of the original JAX code, cut down to one block of 16 channels: 20 KB in Google's layout."""
+    """Reduce the fixture of the original JAX code to one block of 16 channels: 20 KB in Google's layout."""
     kept = {}
     sizes = {48: 16, 96: 24, 16: 8, 25: 5, 5: 3}
     for name, value in np.load(data.FIXTURES / "google_vit_token.npz").items():
@@ -33,15 +33,15 @@ def start_weights(path: Path) -> None:
     np.savez(path, **kept)
 
 
-def vitrail(folder: Path, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "vitrail", *words], cwd=folder, check=True)
+def vitrail(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "vitrail", *arguments], cwd=folder, check=True)
 
 
 def stopped(folder: Path) -> None:
-    """A run that is sent SIGINT once it has written a checkpoint: the signal makes it write another and end."""
-    words = settings(*TINY, "train.steps=400", "train.checkpoint_every=5", "train.keep_checkpoints=1")
+    """Start a run and send SIGINT after its first checkpoint, so that it writes another one and stops."""
+    overrides = settings(*TINY, "train.steps=400", "train.checkpoint_every=5", "train.keep_checkpoints=1")
     command = [sys.executable, "-m", "vitrail", "train", "photos", "--from", "start.safetensors", "--out", "stopped"]
-    process = subprocess.Popen([*command, *words], cwd=folder)
+    process = subprocess.Popen([*command, *overrides], cwd=folder)
     while not list((folder / "stopped" / "checkpoints").glob("*.safetensors")):
         assert process.poll() is None
         time.sleep(0.05)

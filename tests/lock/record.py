@@ -1,4 +1,4 @@
-"""Write the baseline: `python -m tests.lock.record [CASE ...]`. Only by the code that others are compared with."""
+"""Write the baseline with the reference version of the code: `python -m tests.lock.record [CASE ...]`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from tests.lock.cases import CASES
 
 
 def main(only: list[str]) -> None:
-    kept = world.read_baseline()[1] if only else {}
-    with tempfile.TemporaryDirectory() as place:
-        template = world.prepare(Path(place) / "template")
+    baseline = world.read_baseline()[1] if only else {}
+    with tempfile.TemporaryDirectory() as folder:
+        template = world.prepare(Path(folder) / "template")
         for case in CASES:
             if only and case.name not in only:
                 continue
             started = time.monotonic()
-            kept[case.name] = world.observed(case, world.enter(template, Path(place) / case.name / "here"))
-            codes = kept[case.name]["codes"], kept[case.name]["errors"], kept[case.name]["unmentioned"]
+            observed = world.observed(case, world.enter(template, Path(folder) / case.name / "here"))
+            baseline[case.name] = observed
+            codes = observed["codes"], observed["errors"], observed["unmentioned"]
             print(f"{time.monotonic() - started:5.1f} s  {case.name}", *codes, flush=True)
             if only:
-                for end in ("out", "err"):
-                    sys.stdout.write((Path(place) / case.name / f"here.{end}").read_text())
-    world.write_baseline(kept)
+                for stream in ("out", "err"):
+                    sys.stdout.write((Path(folder) / case.name / f"here.{stream}").read_text())
+    world.write_baseline(baseline)
 
 
 if __name__ == "__main__":

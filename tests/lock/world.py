@@ -1,4 +1,4 @@
-"""The folder of a case, and what a case does there."""
+"""The folder of a case, and the observation of a case."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 
 from tests.lock import data, observe
 from tests.lock.cases import Case
-from tests.lock.command import Ended, run
+from tests.lock.command import Finished, run
 
 BASELINE = Path(__file__).parent / "baseline.json"
-MADE = "tasks/"  # by a case itself, and many
-UNREAD = ("checkpoints/",)  # listed, not compared: what is in them may change as long as old ones resume
-REFERENCE = "train"  # the case that others are written down by what differs
+MADE = "tasks/"  # written by a case itself: many files
+UNREAD = ("checkpoints/",)  # listed but not compared: their contents may change as long as old ones can be resumed
+REFERENCE = "train"  # the baseline stores other cases as differences from this one
 
 
 def prepare(template: Path) -> Path:
-    """All data and all that the old code made, once."""
+    """Write the data and copy the files of the old code, once for all cases."""
     data.make(template)
     shutil.copytree(data.OLD, template, dirs_exist_ok=True)
     return template
 
 
 def enter(template: Path, folder: Path) -> Path:
-    """A copy for one case; the stopped run finds its images here."""
+    """Copy the template for one case, and set the data path of the stopped run."""
     shutil.copytree(template, folder)
     config = folder / "stopped" / "config.toml"
     config.write_text(re.sub(r'(?m)^path = ".*"$', f'path = "{folder / "photos"}"', config.read_text()))
@@ -37,7 +37,7 @@ def enter(template: Path, folder: Path) -> Path:
 
 
 def machine() -> dict[str, str]:
-    """Where bits can be the same."""
+    """Facts on which bit-identical results depend."""
     return {
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -46,41 +46,41 @@ def machine() -> dict[str, str]:
 
 
 def observed(case: Case, folder: Path) -> dict[str, Any]:
-    """Do it, and say what came of it."""
+    """Run a case and return its exit codes, errors, outputs and files."""
     before = observe.files(folder)
-    ended = []
+    finished = []
     for work in case.work:
         if isinstance(work, tuple):
-            work = tuple(word.replace("{fixtures}", str(data.FIXTURES)) for word in work)
-        ended.append(run(work, folder))
+            work = tuple(argument.replace("{fixtures}", str(data.FIXTURES)) for argument in work)
+        finished.append(run(work, folder))
     after = observe.files(folder)
     new = [name for name, facts in after.items() if before.get(name) != facts and not name.startswith(MADE)]
-    found: dict[str, Any] = {"codes": [one.code for one in ended], "errors": [kind(one) for one in ended]}
-    found["files"] = [re.sub(r"step_\d+", "step_N", name) if name.startswith("stopped") else name for name in new]
-    found["gone"] = sorted(before.keys() - after.keys())
-    for number, (work, one) in enumerate(zip(case.work, ended, strict=True)):
-        if one.out and (said := printed(work, one.out, case.numbers, folder)) is not None:
-            found[f"out {number}"] = said
+    result: dict[str, Any] = {"codes": [run.code for run in finished], "errors": [kind(run) for run in finished]}
+    result["files"] = [re.sub(r"step_\d+", "step_N", name) if name.startswith("stopped") else name for name in new]
+    result["gone"] = sorted(before.keys() - after.keys())
+    for number, (work, ended) in enumerate(zip(case.work, finished, strict=True)):
+        if ended.out and (output := printed(work, ended.out, case.numbers, folder)) is not None:
+            result[f"out {number}"] = output
     for name in new:
         if any(part in name for part in (*UNREAD, *case.left_out)):
             continue
         if (contents := observe.document(folder / name, folder)) is not None:
-            found[name] = contents
+            result[name] = contents
         if name.endswith((".safetensors", ".npz")) and not name.endswith("index.npz"):
-            found[f"{name} tensors"] = _weights(folder / name, folder)
-    missing = [word for word in case.mentions if word not in " ".join(ended[-1].err.split())]
-    found["unmentioned"] = missing
-    return found
+            result[f"{name} tensors"] = _weights(folder / name, folder)
+    error = " ".join(finished[-1].err.split())
+    result["unmentioned"] = [text for text in case.mentions if text not in error]
+    return result
 
 
 def _weights(path: Path, folder: Path) -> dict[str, Any]:
-    found = observe.tensors(path)
-    ours = path.suffix == ".safetensors" and "vitrail" in observe.card(path)
-    return observe.weights(observe.called_before(found) if ours else found, folder)
+    tensors = observe.tensors(path)
+    has_card = path.suffix == ".safetensors" and "vitrail" in observe.card(path)
+    return observe.weights(observe.called_before(tensors) if has_card else tensors, folder)
 
 
-def kind(ended: Ended) -> str:
-    """How a failure was said, but not in which words."""
+def kind(ended: Finished) -> str:
+    """The kind of an error, without its wording."""
     if "Traceback" in ended.err:
         return "traceback"
     if "error:" in ended.err:
@@ -106,7 +106,7 @@ def printed(work: Any, text: str, numbers: bool, folder: Path) -> Any:
 
 
 def _take_bits(found: Any, path: str = "") -> dict[str, Any]:
-    """Hashes of bits, apart from what other machines can be held to."""
+    """Remove and return checksums, which are not comparable between machines."""
     taken: dict[str, Any] = {}
     if isinstance(found, dict):
         if "bits" in found:
@@ -117,7 +117,7 @@ def _take_bits(found: Any, path: str = "") -> dict[str, Any]:
 
 
 def sparse(found: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """Documents that are much like those of the reference, as what differs: None stands for what is not there."""
+    """Store documents that are similar to those of the reference as differences; None means a missing key."""
     return {key: _sparse(value, _like(key, reference)) for key, value in found.items()}
 
 
@@ -140,7 +140,7 @@ def _sparse(value: Any, like: dict[str, Any] | None) -> Any:
 def _full(value: Any, like: dict[str, Any] | None) -> Any:
     if like is None or not isinstance(value, dict) or value.keys() != {"but"}:
         return value
-    return {key: one for key, one in (like | value["but"]).items() if one is not None}
+    return {key: item for key, item in (like | value["but"]).items() if item is not None}
 
 
 def write_baseline(cases: dict[str, dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ def test_compiles_whole_and_trains(kind):
     optimizer.step()
     assert torch.isfinite(first)
     unmoved = {name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])}
-    # In a fresh block of the stem the last norm is zero, and so are the gradients of what comes before it.
+    # The last norm of a new block of the stem is 0, and so are the gradients of the layers before it.
     assert all(".stem.stages." in name for name in unmoved), unmoved
     net.eval()
     with torch.no_grad():
@@ -65,4 +65,4 @@ def test_blocks_share_what_is_compiled_whatever_their_rates():
     for block in net.blocks:
         block.compile(backend=backend)
     net(torch.randn(4, 3, 32, 32))
-    assert len(graphs) == 3  # the first has none to drop, the last computes one token
+    assert len(graphs) == 3  # the first block has no stochastic depth, the last computes only one token

@@ -1,4 +1,4 @@
-"""The cost of networks: what torch counts in the built network, and the paper's numbers."""
+"""The cost of networks, compared with the FLOPs that torch counts and with the paper."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TABLE_6 = {
 
 
 def counted(config: NetworkConfig) -> tuple[int, int]:
-    """Parameters and multiply-adds of the built network, as torch counts them."""
+    """Parameters and multiply-adds of the built network, counted by torch."""
     with torch.device("meta"):
         net = build_model(config).to("meta").eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -94,22 +94,22 @@ def test_multiply_adds_are_those_of_the_paper():
 
 @pytest.mark.parametrize(("name", "epochs"), TABLE_6)
 def test_compute_of_the_paper_s_table_6(name, epochs):
-    """JFT: 303 million images, 18,291 classes, a representation layer in the networks that have one."""
+    """JFT: 303 million images and 18,291 classes; ViTs and hybrids have a representation layer."""
     config = config_from_name(name, 18_291)
     if "x" not in name:
         config = config_from_name(name, 18_291, representation=config.width)
-    found = training_flops(config, 303e6 * epochs) / 1e18
+    exaflops = training_flops(config, 303e6 * epochs) / 1e18
     printed = TABLE_6[name, epochs]
     if name == "B/32":
-        assert found == pytest.approx(56.3, abs=0.05)  # printed 55
+        assert exaflops == pytest.approx(56.3, abs=0.05)  # printed 55
     elif (name, epochs) == ("R50+L/16", 7):
-        assert found == pytest.approx(1668 / 2, rel=0.002)  # printed 859, which is not half of its 14 epochs
+        assert exaflops == pytest.approx(1668 / 2, rel=0.002)  # printed 859, which is not half of its 14 epochs
     elif "x" in name:
-        assert 0.9525 <= printed / found <= 0.9665
+        assert 0.9525 <= printed / exaflops <= 0.9665
     elif "+" in name:
-        assert abs(found - printed) <= 0.015 * printed + 0.5  # printed without decimals
+        assert abs(exaflops - printed) <= 0.015 * printed + 0.5  # printed without decimals
     else:
-        assert found == pytest.approx(printed, rel=0.0015)
+        assert exaflops == pytest.approx(printed, rel=0.0015)
 
 
 def test_memory_is_the_sum_of_its_parts():
@@ -123,7 +123,7 @@ def test_memory_is_the_sum_of_its_parts():
         == held.activations - training_memory(spent, 0).activations
     )
     tiny = training_memory(spent, 0)
-    assert tiny.total > tiny.weights + tiny.optimizer + tiny.gradients  # with no activations the gradients count
+    assert tiny.total > tiny.weights + tiny.optimizer + tiny.gradients  # without activations, gradients are the peak
 
 
 def test_the_largest_batch_just_fits():
@@ -139,7 +139,7 @@ def measured_steps() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", measured_steps(), ids=lambda row: f"{row['model']}@{row['batch']}")
 def test_memory_and_time_are_near_what_was_measured(row):
-    """Recorded on an H200 by `python -m bench.step`. Time is looser where the host's launches decide it."""
+    """Measured on an H200 by `python -m bench.step`. The time has a larger tolerance where kernel launches dominate."""
     settings = row.get("settings", {})
     planned = estimate_training_step(
         config_from_name(row["model"], 1000, **settings), row["batch"], ACCELERATORS["H200"]

@@ -1,4 +1,4 @@
-"""Initialization: the statistics of the original's initializers, and a zero head."""
+"""Initialization: the statistics of the original code's initializers, and a zero head."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def net() -> VisionTransformer:
 
 
 def assert_uniform(weight: torch.Tensor, limit: float) -> None:
-    """Uniform in +-limit: bounded, reaching the bounds, and of deviation limit/sqrt(3)."""
+    """Uniform in [-limit, limit], with standard deviation limit/sqrt(3)."""
     assert 0.999 * limit < weight.abs().max().item() <= limit
     assert weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.01)
     assert abs(weight.mean().item()) < 0.01 * limit
 
 
 def assert_lecun(weight: torch.Tensor, fan_in: int) -> None:
-    """Variance 1/fan_in after a cut at two deviations of the normal that was cut, as flax does it."""
+    """Variance 1/fan_in of a normal truncated at two standard deviations, as in flax."""
     std = fan_in**-0.5
     assert weight.std().item() == pytest.approx(std, rel=0.01)
     bound = 2 * std / 0.8796256610342398
@@ -57,7 +57,7 @@ def test_patches_and_representation_layer(net):
 def test_positions(net):
     assert net.pos_embed.table.std().item() == pytest.approx(0.02, rel=0.01)
     assert abs(net.pos_embed.table.mean().item()) < 2e-4
-    assert net.pos_embed.table.abs().max().item() > 4 * 0.02  # a normal that is not cut
+    assert net.pos_embed.table.abs().max().item() > 4 * 0.02  # the normal is not truncated
 
 
 def test_parameters_initialized_to_zero_and_one(net):
@@ -74,7 +74,7 @@ def test_first_logits_are_the_bias_alone(bias):
     net = VisionTransformer(config_from_name("Ti/16", 10, 32, depth=2, head_bias=bias))
     pixels = torch.randn(4, 3, 32, 32)
     assert torch.equal(net(pixels), torch.full((4, 10), bias))
-    assert net.forward_features(pixels).std() > 0.1  # so that the zero logits come from the head
+    assert net.forward_features(pixels).std() > 0.1  # the zero logits come from the head
 
 
 def test_first_loss():
@@ -87,7 +87,7 @@ def test_first_loss():
 
 
 def test_attention_pooling():
-    """As in flax: the probe has one input and D outputs; each D x D matrix has its own Xavier limit."""
+    """As in flax: the probe has one input and D outputs; each D x D matrix has a separate Xavier limit."""
     torch.manual_seed(0)
     pool = build_model(config_from_name("B/16", 10, depth=1, pool="map", dropout=0.1)).attn_pool
     limit = math.sqrt(6 / (1 + 768))
@@ -101,7 +101,7 @@ def test_attention_pooling():
 
 @pytest.mark.slow
 def test_hybrid_stem():
-    """Convolutions as flax starts them; the last norm of each block is zero, so each block starts as its shortcut."""
+    """Convolutions as in flax; the last norm of each block is 0, so each block initially returns its shortcut."""
     torch.manual_seed(0)
     net = build_model(config_from_name("R26+S/32", 10, depth=1))
     block = net.patch_embed.stem.stages[2][1]
@@ -114,7 +114,7 @@ def test_hybrid_stem():
             assert bool((unit.norm1.weight == 1).all() and (unit.norm2.weight == 1).all())
     x = torch.randn(1, 1024, 4, 4)
     assert torch.equal(block(x), F.relu(x))
-    for module in net.patch_embed.stem.modules():  # as when storage is made after the network
+    for module in net.patch_embed.stem.modules():  # as when storage is allocated after the network is built
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     assert not block.norm3.weight.any()

@@ -1,4 +1,4 @@
-"""Parameter names of files from before timm's names."""
+"""Parameter names of files written before the names of timm were used."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_names_of_a_resnet_stay():
 
 
 def test_a_file_of_two_times_is_left_as_it_is():
-    """So that the check against the network sees the tensor too many."""
+    """The check against the network then reports the additional tensor."""
     assert new_names(["encoder.norm.weight", "norm.weight"]).keys() == {"encoder.norm.weight", "norm.weight"}
 
 
@@ -121,7 +121,7 @@ def test_a_tensor_of_a_later_name_in_a_file_of_before(tmp_path):
 
 
 def stepped(net):
-    """A network with optimizer and average after one step."""
+    """A network with optimizer and EMA after one step."""
     optimizer = build_optimizer(net, OptimizerConfig(lr=0.1))
     state = TrainState(net, optimizer, EMA(net, 0.9))
     for parameter in net.parameters():
@@ -138,7 +138,7 @@ def with_updates():
 
 
 def named_before(name):
-    """Also within a module of the caller's own, which calls it "mine"."""
+    """Also inside a custom module, as its submodule "mine"."""
     return old_name(name.replace("mine.", "net.")).replace("net.", "mine.") if "mine." in name else old_name(name)
 
 
@@ -149,7 +149,7 @@ def named_before(name):
         lambda: MaskedPatchNetwork(build_model(ModelConfig(**{**SMALL, "num_classes": 0})), "color"),
         with_updates,
         lambda: build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(32, 32), num_classes=5)),
-        lambda: nn.ModuleDict({"mine": build_model(ModelConfig(**SMALL))}),  # a module of the caller's own
+        lambda: nn.ModuleDict({"mine": build_model(ModelConfig(**SMALL))}),  # a custom module
     ],
     ids=["plain", "masked", "lora", "resnet", "own"],
 )

@@ -19,7 +19,7 @@ TARGETS = torch.tensor([0, 1, 2, 0])
 def small(**options):
     torch.manual_seed(0)
     net = build_model(ModelConfig(**{**SMALL, **options}))
-    torch.nn.init.normal_(net.head.weight, std=0.1)  # or the output would not depend on the blocks
+    torch.nn.init.normal_(net.head.weight, std=0.1)  # a zero head would hide changes of the blocks
     return net
 
 
@@ -69,7 +69,7 @@ def test_only_updates_and_the_head_are_trained_and_all_of_them(matrices, layers)
 
 
 def test_the_update_is_that_of_the_paper():
-    """Its gradients, too: those of W + alpha/rank B A with respect to A and B, in float64."""
+    """Also its gradients: those of W + alpha/rank B A with respect to A and B, in float64."""
     torch.manual_seed(0)
     layer = LoraLinear(torch.nn.Linear(5, 7), rank=2, alpha=3.0).double()
     torch.nn.init.normal_(layer.lora_b)
@@ -77,10 +77,10 @@ def test_the_update_is_that_of_the_paper():
     x = torch.randn(4, 5, dtype=torch.float64)
     a, b = (p.detach().clone().requires_grad_() for p in (layer.lora_a, layer.lora_b))
     expected = F.linear(x, layer.weight + 1.5 * b @ a, layer.bias)
-    found = layer(x)
-    torch.testing.assert_close(found, expected)
+    output = layer(x)
+    torch.testing.assert_close(output, expected)
     expected.square().sum().backward()
-    found.square().sum().backward()
+    output.square().sum().backward()
     torch.testing.assert_close(layer.lora_a.grad, a.grad)
     torch.testing.assert_close(layer.lora_b.grad, b.grad)
 
@@ -126,7 +126,7 @@ def test_weights_stay_in_their_format_and_updates_in_float32():
 
 
 def test_layers_run_under_autocast():
-    """In float16 here: matrix products in bfloat16 stop some processors."""
+    """In float16, since matrix products in bfloat16 crash on some processors."""
     net = with_lora(target_modules="all")
     seen = []
     net.blocks[0].attn.proj.register_forward_hook(lambda _m, _i, given: seen.append(given.dtype))
@@ -151,7 +151,7 @@ def test_processes_can_average_its_gradients(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         wrapped = torch.nn.parallel.DistributedDataParallel(net)
-        train(wrapped, steps=2)  # a parameter without gradient in the first would make the second fail
+        train(wrapped, steps=2)  # the second step fails if a parameter had no gradient in the first
     finally:
         dist.destroy_process_group()
     train(expected, steps=2)
@@ -179,5 +179,5 @@ def test_ranks_and_networks_that_cannot_be_are_refused_before_anything_changes()
         add_lora(net, LoraConfig(rank=33))
     assert all(p.requires_grad for p in net.parameters())
     resnet = build_model(ResNetConfig(kind="resnet", blocks=(1,), width=32, image_size=(16, 16), num_classes=3))
-    with pytest.raises(UserError, match="this network has none"):
+    with pytest.raises(UserError, match="has none"):
         add_lora(resnet, LoraConfig(rank=2))

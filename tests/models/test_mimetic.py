@@ -1,4 +1,4 @@
-"""Mimetic initialization: the products of weights, and what heads attend to."""
+"""Mimetic initialization: products of weight matrices, and attention distances."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_products_are_the_identities_of_the_paper_with_noise() -> None:
         agreement = queries[rows].mT @ keys[rows]
         assert torch.linalg.matrix_rank(agreement) == 64
         drawn = 0.7 * (np.eye(width) + np.random.default_rng(head).normal(size=(width, width)) / width**0.5)
-        largest = np.linalg.svd(drawn, compute_uv=False)[:64].mean()  # of another matrix of the same kind
+        largest = np.linalg.svd(drawn, compute_uv=False)[:64].mean()  # of a random matrix of the same distribution
         assert torch.linalg.svdvals(agreement)[:64].mean() == pytest.approx(largest, rel=0.03)
         assert agreement.trace() > 0.5 * 64 * largest
     assert len({float(queries[head * 64, 0]) for head in range(heads)}) == heads
 
 
 def test_tokens_attend_to_their_neighbours_from_the_start() -> None:
-    """With waves as positions: the mean distance of what a patch attends to, in patches."""
+    """Mean attention distance in patches, with sincos positions."""
     row, column = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
     places = torch.stack([row.flatten(), column.flatten()], 1)
     apart = torch.cdist(places, places)

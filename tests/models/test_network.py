@@ -18,7 +18,7 @@ SMALL = {"width": 24, "depth": 2, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "i
 
 
 def random_net(**options) -> VisionTransformer:
-    """A network whose every parameter matters, in float64."""
+    """A network with random values in all parameters, in float64."""
     net = VisionTransformer(ModelConfig(**{**SMALL, **options})).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
@@ -27,7 +27,7 @@ def random_net(**options) -> VisionTransformer:
 
 
 def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
-    """The forward pass of the original code line by line, with `drop` at its dropout places."""
+    """The forward pass of the original code line by line, with `drop` for its dropout layers."""
     p = dict(net.named_parameters())
     config = net.config
     ph, pw = config.patch
@@ -65,7 +65,7 @@ def written_out(net: VisionTransformer, pixels: Tensor, drop) -> Tensor:
 
 
 class Masks:
-    """Dropout whose mask depends only on the call and the place of each value, however many tokens there are."""
+    """Dropout whose mask depends only on the call and the index of a value, not on the number of tokens."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -89,7 +89,7 @@ def test_dropout_is_where_the_paper_has_it(monkeypatch):
 
 
 def test_skipping_unused_tokens_changes_no_logit_and_no_gradient():
-    """With class-token pooling the last block computes that token alone."""
+    """With class-token pooling, the last block computes only that token."""
     net = random_net()
     pixels = torch.randn(3, 3, 8, 12, dtype=torch.float64)
     short = net(pixels)
@@ -137,20 +137,20 @@ def test_raster_order_of_patches_on_a_non_square_image():
 
 
 def test_another_image_size_is_refused_with_both_sizes_named():
-    with pytest.raises(ValueError, match="takes 8x12 images, not 12x8"):
+    with pytest.raises(ValueError, match=r"8x12 images.* 12x8"):
         random_net()(torch.zeros(1, 3, 12, 8, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "pattern"),
     [
-        ({"image_size": (8, 10)}, "8x10 is not a multiple of the patch 4x4"),
-        ({"heads": 5}, "width 24 is not divisible by 5 heads"),
-        ({"class_token": False}, "'token' needs class_token"),
+        ({"image_size": (8, 10)}, "8x10 .*patch 4x4"),
+        ({"heads": 5}, "width 24 .* 5 heads"),
+        ({"class_token": False}, "'token' .*class_token"),
     ],
 )
-def test_configs_that_make_no_network(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_configs(options, pattern):
+    with pytest.raises(ValueError, match=pattern):
         ModelConfig(**{**SMALL, **options})
 
 
@@ -175,7 +175,7 @@ def test_export_with_any_batch(kind):
     assert net(pixels[:0]).shape == (0, 5)
 
 
-def test_a_stem_s_constants_leave_its_blocks_alone():
+def test_constants_of_a_stem_keep_its_blocks():
     timm = {"norm_eps": 1e-5, "weight_eps": 1e-8, "weight_eps_in": "variance"}
     config = config_from_name("R50+B/16", 10, stem=timm)
     assert config.stem.blocks == (3, 4, 9) and config.stem.norm_eps == 1e-5 and config.sequence == 197
@@ -183,7 +183,7 @@ def test_a_stem_s_constants_leave_its_blocks_alone():
         config_from_name("B/16", 10, stem=timm)
 
 
-def test_the_paper_s_own_names():
+def test_names_of_the_paper():
     for name, same in {
         "ViT-B/16": "B/16",
         "R50+ViT-B/16": "R50+B/16",

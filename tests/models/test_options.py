@@ -62,7 +62,7 @@ def test_registers_do_not_start_equal():
 
 def test_stochastic_depth_rates_grow_from_zero():
     net = build_model(ModelConfig(**SMALL, drop_path=0.4))
-    net.to(torch.bfloat16)  # as precision.parameters has it, which must not round them
+    net.to(torch.bfloat16)  # precision.parameters=bf16 must not round them
     kept = [getattr(block.drop_path, "keep_steps", DROP_PATH_STEPS) / DROP_PATH_STEPS for block in net.blocks]
     kept = [float(share) for share in kept]
     assert kept == pytest.approx([1.0, 0.8, 0.6], abs=1e-7)
@@ -73,7 +73,7 @@ def test_stochastic_depth_drops_whole_images_and_keeps_the_mean():
     drop = DropPath(0.25).train()
     out = drop(torch.ones(4000, 3, 2))
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
-    assert bool((out == out[:, :1, :1]).all())  # one choice for each image
+    assert bool((out == out[:, :1, :1]).all())  # one random choice per image
     assert out.mean().item() == pytest.approx(1.0, abs=0.03)
     assert torch.equal(drop.eval()(torch.ones(2, 3, 2)), torch.ones(2, 3, 2))
 
@@ -102,7 +102,7 @@ def test_attention_pooling_by_its_definition():
 
 
 def test_axial_blocks_attend_along_rows_then_columns():
-    """Each is full attention with everything outside the line masked."""
+    """Equal to full attention with a mask outside the row or column."""
     net = random_net(axial=True, pool="gap", class_token=False)
     assert len(net.blocks) == 6
     row = torch.arange(6) // 3

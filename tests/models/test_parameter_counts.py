@@ -1,4 +1,4 @@
-"""Parameter counts: the sizes the original code asserts in its own tests, and the closed formula for the rest."""
+"""Parameter counts: the sizes in the tests of the original code, and a closed formula for the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RESNETS = {
     "R152x4": 936_533_224,
     "R200x3": 568_633_000,
 }
-# (name, image size): (parameters, tokens); none where only the tokens are known
+# (name, image size): (parameters, tokens); None where only the tokens are known
 LARGER_IMAGES = {
     ("S/16", 384): (22_196_584, 577),
     ("B/16", 384): (86_859_496, 577),
@@ -91,7 +91,7 @@ def test_an_axial_network_has_every_block_twice():
 
 
 def test_the_net_of_appendix_d2():
-    """8 layers, width 1024, MLP 2048, patch 32; the number of heads, which the paper does not tell, changes nothing."""
+    """8 layers, width 1024, MLP 2048, patch 32. The paper omits the number of heads, which has no effect here."""
     values = {"width": 1024, "depth": 8, "mlp_dim": 2048, "heads": 16}
     assert count(config_from_name("B/32", 1000, **values)) == 71_425_000
 
@@ -99,13 +99,13 @@ def test_the_net_of_appendix_d2():
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name):
     plain = config_from_name(name, 1000)
-    found = (
+    counts = (
         count(plain),
         count(config_from_name(name, 1000, representation=plain.width)),
         count(config_from_name(name, 1000, pool="gap")),
         count(config_from_name(name, 0)),
     )
-    assert found == COUNTS[name]
+    assert counts == COUNTS[name]
 
 
 @pytest.mark.parametrize(("name", "size"), LARGER_IMAGES)

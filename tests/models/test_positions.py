@@ -20,7 +20,7 @@ from vitrail.models.variants import config_from_name
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SMALL = {"width": 24, "depth": 3, "mlp_dim": 40, "heads": 3, "patch": (4, 4), "image_size": (8, 12), "num_classes": 5}
-# Table 8 of the paper: kind, and where it is added
+# Table 8 of the paper: kind, and positions_at
 CELLS = [
     ("none", "stem"),
     ("1d", "stem"),
@@ -64,7 +64,7 @@ def test_learned_rows_for_every_token_or_for_patches_only(registers):
 def test_learned_2d_joins_a_column_half_and_a_row_half():
     positions = build_pos_embed(small(positions="2d"))
     added = positions(torch.zeros(1, 7, 24))[0]
-    assert not added[0].any()  # the class token has no place in the grid
+    assert not added[0].any()  # the class token is not in the grid
     for row in range(2):
         for column in range(3):
             expected = torch.cat([positions.columns[column], positions.rows[row]])
@@ -73,7 +73,7 @@ def test_learned_2d_joins_a_column_half_and_a_row_half():
 
 
 def test_sincos_by_its_formula():
-    """[sin x, cos x, sin y, cos y] with frequencies 10000^(-i/(q-1)); nothing of it is stored."""
+    """[sin x, cos x, sin y, cos y] with frequencies 10000^(-i/(q-1)); not stored in the state dict."""
     net = build_model(small(positions="sincos", pool="gap", class_token=False))
     assert "pos_embed.waves" not in net.state_dict()
     added = net.pos_embed(torch.zeros(1, 6, 24))[0]
@@ -81,8 +81,8 @@ def test_sincos_by_its_formula():
     for row in range(2):
         for column in range(3):
             waves = [
-                function(place * 10_000 ** (-index / (quarter - 1)))
-                for place, function in ((column, math.sin), (column, math.cos), (row, math.sin), (row, math.cos))
+                function(position * 10_000 ** (-index / (quarter - 1)))
+                for position, function in ((column, math.sin), (column, math.cos), (row, math.sin), (row, math.cos))
                 for index in range(quarter)
             ]
             assert torch.allclose(added[row * 3 + column], torch.tensor(waves), atol=1e-6)
@@ -90,8 +90,8 @@ def test_sincos_by_its_formula():
 
 @pytest.mark.parametrize("class_token", [True, False])
 def test_relative_attention_by_its_definition(class_token):
-    """Scores q.k + q.r for the offset of the two places in raster order, scaled together; pairs with the class token
-    have vectors of their own."""
+    """Scores q.k + q.r for the offset of two positions in raster order, scaled together. Pairs with the class token
+    have separate vectors."""
     net = random_net(positions="relative", class_token=class_token, pool="token" if class_token else "gap")
     attn, first = net.blocks[0].attn, int(class_token)
     assert attn.relative.table.shape == (11 + 3 * first, 8)
@@ -111,18 +111,18 @@ def test_relative_attention_by_its_definition(class_token):
     assert torch.allclose(attn(x, keep=2)[0], expected[:2], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "place"), CELLS)
-def test_every_cell_of_table_8_trains(kind, place):
-    net = build_model(small(positions=kind, positions_at=place))
+@pytest.mark.parametrize(("kind", "positions_at"), CELLS)
+def test_every_cell_of_table_8_trains(kind, positions_at):
+    net = build_model(small(positions=kind, positions_at=positions_at))
     loss = F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4))
     loss.backward()
-    torch.nn.init.normal_(net.head.weight)  # zero at first, which lets nothing through
+    torch.nn.init.normal_(net.head.weight)  # a zero head has zero gradients
     F.cross_entropy(net(torch.randn(4, 3, 8, 12)), torch.arange(4)).backward()
     trained = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    wanted = {name for name, _ in net.named_parameters() if "pos_embed" in name or "relative" in name}
-    assert wanted <= trained
-    tables = {"none": 0, "1d": 1, "2d": 2, "relative": 3}[kind] * (3 if place == "layers" else 1)
-    assert len(wanted) == tables
+    expected = {name for name, _ in net.named_parameters() if "pos_embed" in name or "relative" in name}
+    assert expected <= trained
+    tables = {"none": 0, "1d": 1, "2d": 2, "relative": 3}[kind] * (3 if positions_at == "layers" else 1)
+    assert len(expected) == tables
 
 
 @pytest.mark.parametrize("kind", ["1d", "2d"])
@@ -166,13 +166,13 @@ def test_the_stream_of_residuals_is_float32_under_autocast(positions, pool):
     seen: list[torch.dtype] = []
     net.blocks[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
     plain = net.patch_embed.proj.forward
-    net.patch_embed.proj.forward = lambda pixels: plain(pixels).bfloat16()  # as autocast leaves it
+    net.patch_embed.proj.forward = lambda pixels: plain(pixels).bfloat16()  # as with autocast
     net(torch.randn(2, 3, 8, 12))
     assert seen == [torch.float32]
 
 
 def test_offsets_keep_their_direction_on_another_grid():
-    """A table that holds the step (rows, columns) of each offset, as shares of the image, holds it afterwards too."""
+    """A table with the offsets (rows, columns) as fractions of the image has the same property after resampling."""
 
     def steps(grid: tuple[int, int]) -> torch.Tensor:
         last = grid[0] * grid[1] - 1
@@ -183,7 +183,7 @@ def test_offsets_keep_their_direction_on_another_grid():
     for old, new in (((14, 14), (28, 28)), ((14, 14), (7, 28)), ((5, 7), (9, 4))):
         moved = resample_offsets(steps(old), old, new)
         expected = steps(new)
-        # A step of nearly half a row is two things at once: half a row right, or a row down and half a row left.
+        # An offset of nearly half a row is ambiguous: half a row right, or one row down and half a row left.
         clear = (expected[:, 1].abs() < 0.5 - 1 / (min(old[1], new[1]) - 1)) & (expected[:, 0].abs() < 1)
         assert clear.float().mean() > 0.2
         assert torch.allclose(moved[clear], expected[clear], atol=1e-5)
@@ -192,7 +192,7 @@ def test_offsets_keep_their_direction_on_another_grid():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "pattern"),
     [
         ({"positions": "relative", "positions_at": "layers"}, "positions_at must be 'stem'"),
         ({"positions": "none", "positions_at": "shared"}, "positions_at must be 'stem'"),
@@ -201,8 +201,8 @@ def test_offsets_keep_their_direction_on_another_grid():
         ({"positions": "3d"}, "'positions'"),
     ],
 )
-def test_invalid_positions(options, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_positions(options, pattern):
+    with pytest.raises(UserError, match=pattern):
         config_from_name("S/16", 10, **options)
 
 
@@ -210,7 +210,7 @@ def test_invalid_positions(options, words):
 @pytest.mark.parametrize(
     ("old", "new"), [((7, 7), (12, 12)), ((14, 14), (24, 24)), ((14, 14), (7, 7)), ((4, 6), (9, 5)), ((3, 3), (1, 4))]
 )
-def test_resample_is_the_zoom_of_the_original(old, new, extra):
+def test_resample_equals_zoom_of_the_original_code(old, new, extra):
     positions = table(*old, extra)
     grid = positions[0, extra:].reshape(*old, 16).numpy()
     zoomed = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1)
@@ -220,7 +220,7 @@ def test_resample_is_the_zoom_of_the_original(old, new, extra):
     assert torch.equal(result[:, :extra], positions[:, :extra])
 
 
-def test_resample_is_big_vision_s():
+def test_resample_equals_big_vision():
     with np.load(FIXTURES / "bigvision_resample_positions.npz") as recorded:
         result = resample_pos_embed(torch.from_numpy(recorded["old"]), (7, 7), (12, 12))
         np.testing.assert_allclose(result.numpy(), recorded["new"], atol=1e-5)
@@ -228,7 +228,7 @@ def test_resample_is_big_vision_s():
 
 @pytest.mark.parametrize("how", ["bicubic", "bicubic_antialias"])
 @pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((14, 14), (7, 9)), ((4, 6), (9, 5))])
-def test_resample_as_timm_does_it(old, new, how):
+def test_resample_equals_timm(old, new, how):
     positions = table(*old, 2)
     antialias = how == "bicubic_antialias"
     expected = resample_abs_pos_embed(positions, new, old, num_prefix_tokens=2, antialias=antialias)

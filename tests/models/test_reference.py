@@ -1,4 +1,4 @@
-"""The network against the original JAX code: logits, loss and every gradient norm of small random networks."""
+"""Comparison with the original JAX code: logits, loss and all gradient norms of small random networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitrail.models.build import Network, build_model
 from vitrail.weights.read import read_weights
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-# of google-research/vision_transformer, with gradients
+# google-research/vision_transformer, with gradients
 GOOGLE = [
     "google_vit_token",
     "google_vit_gap",
@@ -23,12 +23,12 @@ GOOGLE = [
     "google_hybrid_3stages",
     "google_hybrid_stem_only",
 ]
-# of big_vision, with the vector before the head
+# big_vision, with the vector before the head
 BIG_VISION = ["bigvision_token", "bigvision_gap_sincos", "bigvision_map", "bigvision_bit_resnet"]
 
 
 def load(name: str) -> tuple[dict[str, np.ndarray], Network, torch.Tensor]:
-    """The recorded numbers, our network with the recorded weights, and the recorded input."""
+    """The recorded outputs, vitrail's network with the recorded weights, and the recorded input."""
     recorded = dict(np.load(FIXTURES / f"{name}.npz"))
     pixels = torch.from_numpy(recorded["input"]).permute(0, 3, 1, 2)
     weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(pixels.shape[2], pixels.shape[3]))
@@ -38,7 +38,7 @@ def load(name: str) -> tuple[dict[str, np.ndarray], Network, torch.Tensor]:
 
 
 def our_gradient(net: Network, name: str) -> torch.Tensor:
-    """The gradient of the parameter that flax calls `name`."""
+    """The gradient of the parameter with the flax name `name`."""
     direct = {"cls": net.cls_token, "Transformer/posembed_input/pos_embedding": net.pos_embed.table}
     if name in direct:
         return direct[name].grad
@@ -93,11 +93,11 @@ def test_every_gradient_norm_is_that_of_the_original(name):
     norms = {key.removeprefix("output/grad_norm/"): value for key, value in recorded.items() if "grad_norm" in key}
     assert len(norms) == sum(key.startswith("params/") for key in recorded)
     for key, value in norms.items():
-        # A key's bias shifts all scores of a query alike: its gradient is zero, and what was recorded is rounding.
+        # A key bias shifts all scores of a query equally: its true gradient is 0, and the recorded one is rounding.
         absolute = 1e-6 if key.endswith("key/bias") else 0.0
         np.testing.assert_allclose(our_gradient(net, key).norm().item(), value, rtol=1e-5, atol=absolute, err_msg=key)
-    ours = torch.stack([parameter.grad.norm() for parameter in net.parameters()]).norm().item()
-    np.testing.assert_allclose(ours, np.linalg.norm(list(norms.values())), rtol=1e-5)
+    norm = torch.stack([parameter.grad.norm() for parameter in net.parameters()]).norm().item()
+    np.testing.assert_allclose(norm, np.linalg.norm(list(norms.values())), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", BIG_VISION)
@@ -107,7 +107,7 @@ def test_big_vision_s_networks(name):
         np.testing.assert_allclose(net(pixels).numpy(), recorded["output/logits"], rtol=0, atol=1e-5)
         features = net.forward_features(pixels).numpy()
         np.testing.assert_allclose(features, recorded["output/pre_logits"], rtol=1e-5, atol=1e-5)
-        if "output/with_posemb" in recorded:  # the patches, before a class token stands in front of them
+        if "output/with_posemb" in recorded:  # the patch tokens, without class token
             tokens = net.add_positions(net.add_prefix_tokens(net.patch_embed(pixels)))[:, net.config.prefix :]
             np.testing.assert_allclose(tokens.numpy(), recorded["output/with_posemb"], rtol=1e-5, atol=1e-5)
 
@@ -122,7 +122,7 @@ def test_big_vision_s_networks(name):
     ],
 )
 def test_constants_of_other_origins_are_told_apart(name, changes):
-    """The tolerance above is fine enough to see the constants that other code bases change."""
+    """The tolerance above is small enough to detect the constants of other libraries."""
     recorded, net, pixels = load(name)
     values = net.config.model_dump()
     stem = {"stem": {**values["stem"], **changes["stem"]}} if "stem" in changes else {}

@@ -53,7 +53,7 @@ def test_the_output_does_not_change_by_one_bit(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_what_the_block_mixes_with(kind):
-    """The traced shares times the values give what the fused path gives."""
+    """The traced attention times the values equals the output of fused attention."""
     net = random_net(**KINDS[kind])
     pixels = torch.randn(2, 3, 8, 12)
     inputs: dict[int, Tensor] = {}
@@ -77,7 +77,7 @@ def test_tokens_are_those_the_next_block_gets():
     pixels = torch.randn(2, 3, 8, 12)
     trace = net.trace(pixels)
     assert torch.equal(net.blocks[1](trace.tokens[0]), trace.tokens[1])
-    assert trace.tokens[2].shape == (2, 7, 24)  # all tokens, though the network reads the first alone
+    assert trace.tokens[2].shape == (2, 7, 24)  # all tokens, although the network uses only the first
     logits = net.head(net.norm(trace.tokens[2])[:, 0])
     assert torch.allclose(logits, trace.logits, atol=1e-5)
 
@@ -102,7 +102,7 @@ def test_dropout_of_the_output_is_not_disturbed():
 
 
 def test_tokens_in_training_are_those_that_went_on():
-    """With dropout, too: no block is run again, but for the last where it computed one token only."""
+    """Also with dropout: no block runs twice, except the last one if it computed only one token."""
     net = random_net(dropout=0.2, drop_path=0.3).train()
     inputs: list[Tensor] = []
     for block in net.blocks:
@@ -119,7 +119,7 @@ def test_a_block_that_is_not_there(layers):
 
 
 def test_gradients_reach_the_attention():
-    """What explanations by gradients need."""
+    """Gradient-based explanations need this."""
     net = random_net()
     trace = net.trace(torch.randn(1, 3, 8, 12), layers=[0])
     (gradient,) = torch.autograd.grad(trace.attention[0].square().sum(), net.blocks[0].attn.qkv.weight)

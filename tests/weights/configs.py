@@ -15,7 +15,7 @@ from vitrail.weights.bundle import Card
 SMALL: dict[str, Any] = {
     "width": 48, "depth": 2, "mlp_dim": 96, "heads": 3, "patch": (8, 8), "image_size": (32, 32), "num_classes": 5
 }  # fmt: skip
-PLACES = {"vitrail": "{}.safetensors", "google": "{}.npz", "timm": "{}", "huggingface": "{}"}  # file, or folder
+PATHS = {"vitrail": "{}.safetensors", "google": "{}.npz", "timm": "{}", "huggingface": "{}"}  # file or folder
 
 
 def card_of(model: NetworkConfig, **options: Any) -> Card:
@@ -25,7 +25,7 @@ def card_of(model: NetworkConfig, **options: Any) -> Card:
 
 
 def random_state(model: NetworkConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Weights that all matter, so that a swapped or forgotten tensor shows."""
+    """Random weights in all tensors, so that a swapped or missing tensor changes the outputs."""
     generator = torch.Generator().manual_seed(seed)
     state = build_model(model).state_dict()
     for name, tensor in state.items():
@@ -49,7 +49,7 @@ def pixels_for(model: NetworkConfig) -> Tensor:
 
 @st.composite
 def vits(draw: st.DrawFn, **fixed: Any) -> ModelConfig:
-    """Any small Vision Transformer, but for what is `fixed`."""
+    """Small Vision Transformers with random options, except those in `fixed`."""
     heads = draw(st.integers(1, 3))
     pool = fixed.get("pool") or draw(st.sampled_from(["token", "token", "gap", "map"]))
     stem = draw(st.sampled_from([None, None, StemConfig(), StemConfig(blocks=(1,), width=32)]))

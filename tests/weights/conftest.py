@@ -1,4 +1,4 @@
-"""Networks with weights that all matter, so that a swapped or forgotten tensor shows in the logits."""
+"""Networks with random weights in all tensors, so that a swapped or missing tensor changes the logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitrail.weights.read import Weights
 @pytest.fixture
 def randomise() -> Callable[[nn.Module], nn.Module]:
     def fill(module: nn.Module) -> nn.Module:
-        """Every parameter random, of a size that keeps logits near one."""
+        """Randomise all parameters, scaled so that logits are near 1."""
         generator = torch.Generator().manual_seed(0)
         for name, parameter in module.named_parameters():
             fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 25
@@ -38,7 +38,7 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
 def logits() -> Callable[[Weights, Tensor], Tensor]:
     @torch.inference_mode()
     def run(weights: Weights, pixels: Tensor) -> Tensor:
-        """What our network says with these weights; loading is strict."""
+        """Logits of vitrail's network with these weights; loading is strict."""
         net = build_model(weights.card.model).eval()
         net.load_state_dict(weights.state)
         return net(pixels)
@@ -71,22 +71,22 @@ def state(card, randomise) -> dict[str, Tensor]:
 @pytest.fixture
 def convert(monkeypatch, capsys):
     def run(*arguments: object) -> tuple[int, str, str]:
-        """The command as a user runs it: exit code, what it says, and its error."""
+        """Run `vitrail convert`; return exit code, stdout and stderr."""
         monkeypatch.setattr(sys, "argv", ["vitrail", "convert", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as stopped:
             main()
             raise SystemExit(0)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(left.value.code or 0), said.out, " ".join(said.err.split())
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        return int(stopped.value.code or 0), output.out, " ".join(output.err.split())
 
     return run
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Callable[..., Path]:
+def vitrail_file(tmp_path: Path) -> Callable[..., Path]:
     def write(name: str = "ours.safetensors", **options: object) -> Path:
-        """A small network of ours in a file; a Vision Transformer unless its kind says otherwise."""
+        """Write a small network in vitrail's layout; a Vision Transformer unless `kind` is passed."""
         model = network_config(options if "kind" in options else {**SMALL, **options}, "a test")
         card = card_of(model, classes=tuple("abcde")[: model.num_classes], licence="CC0", metrics={"accuracy": 0.5})
         write_bundle(tmp_path / name, random_state(model), card)

@@ -26,7 +26,7 @@ def old_state(randomise):
 
 
 def test_fine_tuning_as_in_the_paper(old_state):
-    """Another size and other classes: positions are stretched, both layers of the old head go, a zero head comes."""
+    """Other image size and classes: positions are resampled, and a zero head replaces both layers of the old one."""
     new = changed(image_size=(48, 64), num_classes=3, representation=0)
     state, changes = adapt_state_dict(old_state, OLD, new)
     assert changes == [
@@ -77,7 +77,7 @@ def test_a_first_head(randomise):
 
 
 def moved(randomise, **options) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The tensors before and after the move of a network of these options from 4x4 to 6x8 patches."""
+    """The tensors of a network with these options before and after adapting it from 4x4 to 6x8 patches."""
     old = changed(representation=0, **options)
     before = randomise(VisionTransformer(old)).state_dict()
     after, _ = adapt_state_dict(before, old, changed(representation=0, image_size=(48, 64), **options))
@@ -86,20 +86,20 @@ def moved(randomise, **options) -> tuple[dict[str, torch.Tensor], dict[str, torc
     return before, after
 
 
-@pytest.mark.parametrize("place", ["stem", "layers", "shared"])
-def test_learned_2d_positions_are_stretched_along_each_axis(randomise, place):
-    before, after = moved(randomise, positions="2d", positions_at=place)
-    for start in ["pos_embed.0", "pos_embed.1"] if place == "layers" else ["pos_embed"]:
+@pytest.mark.parametrize("positions_at", ["stem", "layers", "shared"])
+def test_learned_2d_positions_are_stretched_along_each_axis(randomise, positions_at):
+    before, after = moved(randomise, positions="2d", positions_at=positions_at)
+    for start in ["pos_embed.0", "pos_embed.1"] if positions_at == "layers" else ["pos_embed"]:
         for axis, count in (("rows", 6), ("columns", 8)):
             table = before[f"{start}.{axis}"]
             zoomed = scipy.ndimage.zoom(table.numpy(), (count / 4, 1), order=1)
             torch.testing.assert_close(after[f"{start}.{axis}"], torch.from_numpy(zoomed))
 
 
-@pytest.mark.parametrize("place", ["layers", "shared"])
-def test_tables_of_every_layer_are_stretched(randomise, place):
-    before, after = moved(randomise, positions_at=place)
-    for name in ["pos_embed.0.table", "pos_embed.1.table"] if place == "layers" else ["pos_embed.table"]:
+@pytest.mark.parametrize("positions_at", ["layers", "shared"])
+def test_tables_of_every_layer_are_stretched(randomise, positions_at):
+    before, after = moved(randomise, positions_at=positions_at)
+    for name in ["pos_embed.0.table", "pos_embed.1.table"] if positions_at == "layers" else ["pos_embed.table"]:
         grid = before[name][0, 1:].view(4, 4, 24).numpy()
         zoomed = scipy.ndimage.zoom(grid, (6 / 4, 8 / 4, 1), order=1)
         torch.testing.assert_close(after[name][0, 1:].view(6, 8, 24), torch.from_numpy(zoomed))
@@ -126,7 +126,7 @@ def test_the_given_state_is_left_alone(old_state):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "pattern"),
     [
         ({"width": 48}, "width 48 .*width 24"),
         ({"depth": 3}, "depth 3 .*depth 2"),
@@ -139,6 +139,6 @@ def test_the_given_state_is_left_alone(old_state):
     ],
     ids=str,
 )
-def test_networks_that_do_not_fit(old_state, options, words):
-    with pytest.raises(UserError, match=words):
+def test_networks_that_do_not_fit(old_state, options, pattern):
+    with pytest.raises(UserError, match=pattern):
         adapt_state_dict(old_state, OLD, changed(**options))

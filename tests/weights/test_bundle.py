@@ -27,7 +27,7 @@ def bundle(tmp_path, state, card) -> Path:
 
 
 def rewrite(path: Path, state: dict[str, torch.Tensor], **changes: object) -> None:
-    """The same file with other values in its document, written by safetensors itself, without checksums."""
+    """Write the file with changed values in its card, using safetensors directly and without checksums."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])
     del document["checksums"]
@@ -45,7 +45,7 @@ def test_round_trip(bundle, state, card):
 
 @pytest.mark.parametrize(("before", "task"), [(False, "classification"), (True, "multilabel"), ("depth", "depth")])
 def test_the_task_is_read_under_both_names(bundle, state, card, before, task):
-    """Files of earlier versions have it as `several`, a boolean for the two tasks there were."""
+    """Files of earlier versions have a boolean `several` instead of `task`."""
     write_bundle(bundle, state, card.model_copy(update={"task": task}))
     with safe_open(bundle, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])
@@ -92,7 +92,7 @@ def test_a_card_is_read_without_torch(bundle):
     subprocess.run([sys.executable, "-c", code, bundle], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_numbers_json_has_no_word_for(tmp_path, state, card):
+def test_nan_is_written_as_null(tmp_path, state, card):
     write_bundle(tmp_path / "a.safetensors", state, card.model_copy(update={"metrics": {"loss": float("nan")}}))
     assert read_card(tmp_path / "a.safetensors").metrics == {"loss": None}
 
@@ -103,21 +103,21 @@ def test_created_with():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
-        ({"classes": ("a", "b")}, "2 class names for 3 logits"),
-        ({"preprocess": {"size": (16, 16)}}, "makes 16x16 images, and the network takes 16x24"),
-        ({"preprocess": {"size": (16, 24), "mean": (0.5,), "std": (0.5,)}}, "1 channels, network for 3"),
+        ({"classes": ("a", "b")}, "2 class names .*3"),
+        ({"preprocess": {"size": (16, 16)}}, "16x16 .*16x24"),
+        ({"preprocess": {"size": (16, 24), "mean": (0.5,), "std": (0.5,)}}, "1 channels.* 3"),
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_a_card_that_contradicts_itself_cannot_be_made(card, change, words):
-    with pytest.raises(ValidationError, match=words):
+def test_contradictory_card_is_rejected(card, change, pattern):
+    with pytest.raises(ValidationError, match=pattern):
         Card(**{**card.model_dump(), **change})
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.2, 0.6, 0.999])
-def test_a_file_cut_short(bundle, share):
+def test_truncated_file(bundle, share):
     content = bundle.read_bytes()
     bundle.write_bytes(content[: int(len(content) * share)])
     for read in (read_card, read_bundle):
@@ -128,11 +128,11 @@ def test_a_file_cut_short(bundle, share):
 def test_bytes_flipped_anywhere_in_the_header_never_crash(bundle):
     content = bundle.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    dice = random.Random(0)
+    rng = random.Random(0)
     refused = 0
     for _ in range(300):
         damaged = bytearray(content)
-        damaged[dice.randrange(header)] ^= 1 << dice.randrange(8)
+        damaged[rng.randrange(header)] ^= 1 << rng.randrange(8)
         bundle.write_bytes(damaged)
         try:
             read_bundle(bundle)
@@ -151,7 +151,7 @@ def test_a_header_of_absurd_length_is_not_read(tmp_path):
         read_card(path)
 
 
-def test_files_of_others(tmp_path):
+def test_files_not_written_by_vitrail(tmp_path):
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="not written by vitrail"):
         read_card(tmp_path / "other.safetensors")
@@ -171,59 +171,59 @@ def test_a_newer_format_says_to_upgrade(bundle, state):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
-        ({"format": "x"}, "version is 'x'"),
+        ({"format": "x"}, "version .*'x'"),
         ({"sauce": 1}, "unknown key 'sauce'; did you mean 'source'"),
         ({"model": {"width": 24}}, "'model.depth'"),
     ],
 )
-def test_a_document_that_is_wrong(bundle, state, change, words):
+def test_invalid_card(bundle, state, change, pattern):
     rewrite(bundle, state, **change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
-        ({"depth": 3}, r"'blocks.2.norm1.weight' is missing"),
-        ({"depth": 1}, r"'blocks.1.[\w.]+' does not belong to the network"),
-        ({"mlp_dim": 96}, r"mlp.fc1.weight' has shape \(48, 24\), and the network needs \(96, 24\)"),
-        ({"depth": 10**9}, "too few for a network of 1000000000 blocks"),
-        ({"width": 3 * 10**18}, "has 14,691 parameters.* has 72,000"),
+        ({"depth": 3}, r"'blocks\.2\.norm1\.weight' is missing"),
+        ({"depth": 1}, r"'blocks\.1\.[\w.]+' does not belong"),
+        ({"mlp_dim": 96}, r"mlp\.fc1\.weight' .*\(48, 24\).* \(96, 24\)"),
+        ({"depth": 10**9}, "1000000000 blocks"),
+        ({"width": 3 * 10**18}, "14,691 parameters.* 72,000"),
     ],
 )
-def test_weights_that_are_not_of_the_network_described(bundle, state, card, change, words):
+def test_weights_that_do_not_fit_the_card(bundle, state, card, change, pattern):
     rewrite(bundle, state, model={**card.model.model_dump(), **change})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)
 
 
-def test_numbers_that_are_no_weights(bundle, state):
+def test_integer_tensors_are_rejected(bundle, state):
     rewrite(bundle, {name: tensor.to(torch.int8) for name, tensor in state.items()})
     with pytest.raises(UserError, match="I8 tensors"):
         read_bundle(bundle)
 
 
-def test_weights_that_could_not_be_read_back_are_not_written(tmp_path, state, card):
+def test_incomplete_weights_are_not_written(tmp_path, state, card):
     del state["head.bias"]
     with pytest.raises(UserError, match=r"'head.bias' is missing"):
         write_bundle(tmp_path / "model.safetensors", state, card)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["os.fsync", "pathlib.Path.replace", "safetensors.torch.save_file"])
+@pytest.mark.parametrize("function", ["os.fsync", "pathlib.Path.replace", "safetensors.torch.save_file"])
 @pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_the_old_file_and_no_litter(bundle, state, card, monkeypatch, place, problem):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(bundle, state, card, monkeypatch, function, problem):
     before = bundle.read_bytes()
 
     def fail(*args: object, **kwargs: object) -> None:
-        if place.endswith("save_file"):
+        if function.endswith("save_file"):
             Path(str(args[1])).write_bytes(b"half a file")
         raise problem
 
-    monkeypatch.setattr(place, fail)
+    monkeypatch.setattr(function, fail)
     expected = UserError if isinstance(problem, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
         write_bundle(bundle, {name: tensor + 1 for name, tensor in state.items()}, card)
@@ -231,36 +231,36 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(bundle, state, card, m
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
-def test_a_folder_that_is_not_there(tmp_path, state, card):
+def test_output_folder_does_not_exist(tmp_path, state, card):
     with pytest.raises(UserError, match="cannot write"):
         write_bundle(tmp_path / "none" / "model.safetensors", state, card)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
-def test_the_file_can_be_read_by_whom_the_umask_allows(tmp_path, state, card):
+def test_file_mode_follows_the_umask(tmp_path, state, card):
     (tmp_path / "plain").touch()
     write_bundle(tmp_path / "model.safetensors", state, card)
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "pattern"),
     [
-        ({"positions": "sincos", "image_size": (4_000_000, 4_000_000)}, "65,536 tokens at most"),
-        ({"positions": "relative", "image_size": (4_000, 4_000)}, "4,096 tokens at most"),
-        ({"image_size": (4_000_000, 4_000_000)}, "4000000x4000000 have more than 100,000,000 pixels"),
-        ({"image_size": (8_000, 12_000)}, "the network it describes has"),
-        ({"image_size": (100_000, 100_000), "positions": "none"}, "more than 100,000,000 pixels"),
-        ({"registers": 10**12}, "the network it describes has"),
-        ({"stem": {"blocks": (10**12,)}, "patch": (1, 1)}, "too few for a network"),
+        ({"positions": "sincos", "image_size": (4_000_000, 4_000_000)}, "65,536 tokens"),
+        ({"positions": "relative", "image_size": (4_000, 4_000)}, "4,096 tokens"),
+        ({"image_size": (4_000_000, 4_000_000)}, "4000000x4000000 .* 100,000,000 pixels"),
+        ({"image_size": (8_000, 12_000)}, "14,691 parameters"),
+        ({"image_size": (100_000, 100_000), "positions": "none"}, "100,000,000 pixels"),
+        ({"registers": 10**12}, "14,691 parameters"),
+        ({"stem": {"blocks": (10**12,)}, "patch": (1, 1)}, "too few"),
         ({"stem": {"blocks": (1,) * 200}}, "at most 8 items"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_card_of_a_monstrous_network_takes_no_memory(bundle, state, card, changes, words):
-    """What a header claims costs nothing before the tensors are known to fit."""
+def test_card_of_a_huge_network_takes_no_memory(bundle, state, card, changes, pattern):
+    """No memory is allocated for the network before the tensors are known to fit."""
     model = {**card.model.model_dump(), **changes}
     preprocess = {**card.preprocess.model_dump(), "size": model["image_size"]}
     rewrite(bundle, state, model=model, preprocess=preprocess)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_bundle(bundle)

@@ -43,7 +43,7 @@ def file(tmp_path) -> Path:
 
 
 def first_format(path: Path) -> Path:
-    """The same file as it was written before there were checksums."""
+    """Rewrite the file in its first format, without checksums."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["vitrail"])
     del document["checksums"]
@@ -53,25 +53,25 @@ def first_format(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_of_200_bits_flipped_anywhere_none_is_taken_silently(file):
+def test_flipped_bits_are_detected(file):
     content = file.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    seen = len(content) - DIGESTS.nbytes  # where the digests of training images begin, which only `evaluate` reads
-    dice = random.Random(1)
-    places = [dice.randrange(8 * len(content)) for _ in range(200)]
-    places += [dice.randrange(8 * header) for _ in range(100)] + [dice.randrange(8 * seen, 8 * len(content))]
-    for place in places:
+    digests_start = len(content) - DIGESTS.nbytes  # digests of training images, which only `evaluate` reads
+    rng = random.Random(1)
+    bits = [rng.randrange(8 * len(content)) for _ in range(200)]
+    bits += [rng.randrange(8 * header) for _ in range(100)] + [rng.randrange(8 * digests_start, 8 * len(content))]
+    for bit in bits:
         damaged = bytearray(content)
-        damaged[place // 8] ^= 1 << place % 8
+        damaged[bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
         with pytest.raises(UserError):
-            (read_bundle if place < 8 * seen else read_trained_on)(file)
-        if place < 8 * header:
+            (read_bundle if bit < 8 * digests_start else read_trained_on)(file)
+        if bit < 8 * header:
             with pytest.raises(UserError):
                 read_card(file)
 
 
-def test_another_card_does_not_hide_damage(file):
+def test_replacing_the_card_does_not_hide_damage(file):
     card, before = read_card(file), load_file(file)
     replace_card(file, card.model_copy(update={"licence": "CC0"}))
     assert read_bundle(file)[0].licence == "CC0" and (read_trained_on(file) == np.sort(DIGESTS)).all()
@@ -84,7 +84,7 @@ def test_another_card_does_not_hide_damage(file):
         read_bundle(file)
 
 
-def test_checksums_cannot_be_left_out(file):
+def test_missing_or_invalid_checksums_are_rejected(file):
     weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
     with safe_open(file, "pt") as opened:
         document = json.loads(opened.metadata()["vitrail"])
@@ -95,7 +95,7 @@ def test_checksums_cannot_be_left_out(file):
             read_card(file)
 
 
-def test_a_file_of_the_first_format_loads_with_a_note_and_gets_checksums_with_a_new_card(file):
+def test_file_of_the_first_format_gets_checksums_with_a_new_card(file):
     first_format(file)
     with pytest.warns(Note, match="without checksums"):
         card, state = read_bundle(file)
@@ -106,7 +106,7 @@ def test_a_file_of_the_first_format_loads_with_a_note_and_gets_checksums_with_a_
     assert again.format == FORMAT and all(torch.equal(same[name], tensor) for name, tensor in state.items())
 
 
-def test_a_command_says_once_that_a_file_has_no_checksum(file, convert, tmp_path):
+def test_missing_checksums_are_reported_once(file, convert, tmp_path):
     first_format(file)
     code, _, error = convert(file, tmp_path / "new.safetensors", "--to", "vitrail")
     assert code == 0 and error.count("without checksums") == 1 and ".py:" not in error
@@ -115,60 +115,58 @@ def test_a_command_says_once_that_a_file_has_no_checksum(file, convert, tmp_path
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", ["vitrail", "timm", "huggingface", "google"])
-def test_weights_that_are_not_numbers_are_refused_in_every_layout(tmp_path, layout, value):
+def test_non_finite_weights_are_rejected_in_every_layout(tmp_path, layout, value):
     model = ModelConfig(**{**SMALL, "gelu": "erf", "norm_eps": 1e-6})
     card, state = card_of(model, classes=tuple("abcde")), random_state(model)
     if layout == "huggingface":
         card = format_named("huggingface").adopt_constants(card)
     state["blocks.1.mlp.fc1.weight"][3, 4] = value
-    place = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
+    path = tmp_path / {"vitrail": "a.safetensors", "google": "a.npz"}.get(layout, "a")
     if format_named(layout).folder:
-        place.mkdir()
-    format_named(layout).write(place, card, state)
+        path.mkdir()
+    format_named(layout).write(path, card, state)
     with pytest.raises(UserError, match=r"NaN|infinite"):
-        read_weights(place)
+        read_weights(path)
     with pytest.raises(UserError, match=r"NaN|infinite"):
-        vitrail.load(place)
+        vitrail.load(path)
 
 
 def test_large_weights_that_are_finite_are_read(tmp_path):
     model = ModelConfig(**SMALL)
     state = random_state(model)
-    state["head.weight"][:] = 3e38  # whose sum is not
+    state["head.weight"][:] = 3e38  # their sum overflows
     write_bundle(tmp_path / "a.safetensors", state, card_of(model))
     assert (read_weights(tmp_path / "a.safetensors").state["head.weight"] == 3e38).all()
 
 
-def test_digests_of_training_images_are_one_more_tensor_that_only_vitrail_keeps(file, convert, tmp_path):
-    found = load_file(file)  # as any reader of safetensors
-    assert found[TRAINED_ON].shape == (300, 8) and found[TRAINED_ON].dtype == torch.uint8
+def test_digests_of_training_images_are_a_tensor_in_vitrails_layout_only(file, convert, tmp_path):
+    digests = load_file(file)[TRAINED_ON]
+    assert digests.shape == (300, 8) and digests.dtype == torch.uint8
     assert TRAINED_ON not in read_weights(file).state
     assert (read_trained_on(file) == np.sort(DIGESTS)).all()
     assert convert(file, tmp_path / "half.safetensors", "--to", "vitrail", "--half")[0] == 0
     assert (read_trained_on(tmp_path / "half.safetensors") == np.sort(DIGESTS)).all()
     card, state = read_bundle(file)
     for layout in ("timm", "google"):
-        place = tmp_path / {"google": "a.npz"}.get(layout, layout)
+        path = tmp_path / {"google": "a.npz"}.get(layout, layout)
         if format_named(layout).folder:
-            place.mkdir()
-        format_named(layout).write(place, format_named(layout).adopt_constants(card), state)
+            path.mkdir()
+        format_named(layout).write(path, format_named(layout).adopt_constants(card), state)
     assert TRAINED_ON not in load_file(tmp_path / "timm" / "model.safetensors")
     assert TRAINED_ON not in np.load(tmp_path / "a.npz")
 
 
-def test_the_bundled_weights_have_checksums_and_are_those_they_were():
+def test_the_bundled_weights_have_checksums_and_are_unchanged():
     with warnings.catch_warnings(action="error"):
         read_bundle(BUNDLED_FILE)
     weights = {name: tensor for name, tensor in load_file(BUNDLED_FILE).items() if name != TRAINED_ON}
-    assert (
-        tensors_checksum(weights) == "0621a2296f01d500df51de3ba89b3158"
-    )  # of the tensors before the file had a checksum
+    assert tensors_checksum(weights) == "0621a2296f01d500df51de3ba89b3158"
 
 
-def test_the_checksum_is_of_every_byte_whatever_the_sizes():
-    one = {"a": torch.arange(2_500_000, dtype=torch.float32), "b": torch.zeros(0), "c": torch.tensor(1.5)}
-    assert tensors_checksum(one) == tensors_checksum({name: one[name].clone() for name in reversed(one)})
-    for place in (0, 1_048_575, 1_048_576, 2_499_999):
-        other = one["a"].clone()
-        other[place] += 1
-        assert tensors_checksum(one | {"a": other}) != tensors_checksum(one)
+def test_the_checksum_covers_every_byte():
+    tensors = {"a": torch.arange(2_500_000, dtype=torch.float32), "b": torch.zeros(0), "c": torch.tensor(1.5)}
+    assert tensors_checksum(tensors) == tensors_checksum({name: tensors[name].clone() for name in reversed(tensors)})
+    for index in (0, 1_048_575, 1_048_576, 2_499_999):
+        changed = tensors["a"].clone()
+        changed[index] += 1
+        assert tensors_checksum(tensors | {"a": changed}) != tensors_checksum(tensors)

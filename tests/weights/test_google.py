@@ -41,7 +41,7 @@ def test_logits_are_the_originals(logits, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("google_vit_representation", {"representation": 48, "pool": "token", "prefix_positions": True}),
         ("google_hybrid_3stages", {"stem": StemConfig(blocks=(2, 1, 1), width=32), "patch": (1, 1)}),
@@ -52,10 +52,10 @@ def test_logits_are_the_originals(logits, name):
     ],
     ids=str,
 )
-def test_settings_read_from_a_file(name, told):
+def test_settings_read_from_a_file(name, expected):
     weights = read_weights(str(FIXTURES / f"{name}.npz"), image_size=(64, 96) if "3stages" in name else None)
     model = weights.card.model
-    assert {key: getattr(model, key) for key in told} == told
+    assert {key: getattr(model, key) for key in expected} == expected
     assert (model.num_classes, model.channels) == (5, 3)
     if model.kind == "vit":
         assert (model.width, model.depth, model.mlp_dim, model.heads) == (48, 2, 96, 3)
@@ -68,32 +68,32 @@ def test_settings_read_from_a_file(name, told):
     assert ("224x224 images" in weights.assumed) == ("bit" in name)
 
 
-def test_a_config_beside_it_that_is_of_another_network(tmp_path):
+def test_config_of_another_network_is_ignored(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "convnext"}')
     (tmp_path / "vit.npz").write_bytes((FIXTURES / "google_vit_gap.npz").read_bytes())
     assert read_weights(tmp_path / "vit.npz", image_size=(16, 16)).layout == "google"
     np.savez(tmp_path / "vit.npz", other=np.zeros(3, "f"))
-    with pytest.raises(UserError, match="transformers model of type 'convnext'"):
+    with pytest.raises(UserError, match="'convnext'"):
         read_weights(tmp_path / "vit.npz")
 
 
-def test_waves_need_a_size_that_no_tensor_shows():
+def test_sincos_positions_need_an_image_size():
     path = str(FIXTURES / "bigvision_gap_sincos.npz")
-    with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size=\(height, width\)"):
+    with pytest.raises(UserError, match=r"no position embedding.*--image-size HxW .image_size="):
         read_weights(path)
     assert read_weights(path, image_size=(16, 24)).card.model.positions == "sincos"
 
 
 def released_names() -> dict[str, np.ndarray]:
-    """A ResNet under the names of the files that BiT released."""
-    words = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
-    words |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
-    words |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
-    words |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
+    """A ResNet with the tensor names of the released BiT files."""
+    replacements = {"root_block/conv_root": "root_block/standardized_conv2d", "norm-pre-head": "group_norm"}
+    replacements |= {"conv_proj": "a/proj/standardized_conv2d", "conv2/": "b/standardized_conv2d_1/"}
+    replacements |= {f"conv{number}/": f"{letter}/standardized_conv2d/" for number, letter in ((1, "a"), (3, "c"))}
+    replacements |= {f"gn{number}/": f"{letter}/group_norm/" for number, letter in ((1, "a"), (2, "b"), (3, "c"))}
     renamed = {}
     for name, array in parameters("bigvision_bit_resnet").items():
-        old = next((word for word in words if word in name), "")
-        name = name.replace(old, words.get(old, ""), 1) if old else name
+        old = next((part for part in replacements if part in name), "")
+        name = name.replace(old, replacements.get(old, ""), 1) if old else name
         if name.startswith("head"):
             name = name.replace("head", "head/conv2d")
             array = array[None, None] if array.ndim == 2 else array
@@ -126,8 +126,8 @@ def test_every_naming_gives_the_recorded_logits(tmp_path, logits, prefix, number
     np.testing.assert_allclose(logits(read_weights(str(tmp_path / "vit.npz")), pixels), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_positions_that_leave_the_class_token_out(tmp_path, logits):
-    """big_vision adds positions before the class token; moving its row into the token changes nothing."""
+def test_positions_without_the_class_token(tmp_path, logits):
+    """big_vision adds positions before the class token. Adding its row to the token gives the same network."""
     arrays = parameters("google_vit_representation")
     positions = arrays.pop("Transformer/posembed_input/pos_embedding")
     arrays["pos_embedding"] = positions[:, 1:]
@@ -137,7 +137,7 @@ def test_positions_that_leave_the_class_token_out(tmp_path, logits):
     np.testing.assert_allclose(logits(read_weights(str(tmp_path / "vit.npz")), pixels), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_without_head_the_features_come_out(tmp_path, logits):
+def test_network_without_head_returns_features(tmp_path, logits):
     arrays = parameters("google_vit_representation")
     head = arrays.pop("head/kernel"), arrays.pop("head/bias")
     np.savez(tmp_path / "vit.npz", **arrays)
@@ -155,9 +155,9 @@ def test_bfloat16_which_numpy_cannot_name(tmp_path):
     assert torch.equal(read_weights(str(tmp_path / "vit.npz")).state["head.weight"], kernel.float().T)
 
 
-def test_a_size_that_is_not_square_must_be_given():
+def test_non_square_image_size_is_required():
     path = str(FIXTURES / "google_vit_token.npz")
-    with pytest.raises(UserError, match=r"24 patches, which is not a square.*--image-size.*image_size="):
+    with pytest.raises(UserError, match=r"24 patches.*--image-size.*image_size="):
         read_weights(path)
     with pytest.raises(UserError, match=r"24 patches of 4x4 .* 16x16"):
         read_weights(path, image_size=(16, 16))
@@ -168,14 +168,14 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "pattern"),
     [
         (
             {"MAPHead_0/probe": np.zeros((1, 1, 48), "f")},
             "'MAPHead_0/MultiHeadDotProductAttention_0/query/kernel' is missing",
         ),
         ({"conv_root/kernel": np.zeros((7, 7, 3, 64), "f")}, "stem|positions for 4 patches|gn_root"),
-        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 is not divisible by 32 groups"),
+        ({"conv_root/kernel": np.zeros((7, 7, 3, 48), "f")}, "48 .* 32 groups"),
         ({"Transformer/posembed_input/pos_embedding": None}, "no position embedding"),
         ({"Transformer/posembed_input/pos_embedding": np.zeros((5, 48), "f")}, r"has shape \(5, 48\), not"),
         ({"Transformer/encoderblock_1/LayerNorm_0/bias": None}, r"'Transformer/encoderblock_1/LayerNorm_0/bias'"),
@@ -186,22 +186,22 @@ BLOCK = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0"
         ({"head/kernel": np.zeros((40, 5), "f")}, r"'head.weight' has shape \(5, 40\)"),
         ({"head/bias": np.zeros((), "f")}, r"'head/bias' has shape \(\)"),
         ({"head/bias": np.zeros(5, "i4")}, "int32 tensors"),
-        ({"head/bias": np.array(["x"], dtype=object)}, "cannot read .* Python objects, which is a pickle"),
+        ({"head/bias": np.array(["x"], dtype=object)}, "Python objects.* pickle"),
         ({"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(48, "f")}, "is missing"),
     ],
     ids=str,
 )
-def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, change, pattern):
     arrays = {**parameters("google_vit_representation"), **change}
     np.savez(tmp_path / "vit.npz", **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=pattern) as caught:
         read_weights(str(tmp_path / "vit.npz"))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test_an_archive_cut_short(tmp_path, share):
+def test_truncated_archive(tmp_path, share):
     content = (FIXTURES / "google_vit_gap.npz").read_bytes()
     (tmp_path / "vit.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match="truncated zip archive"):
+    with pytest.raises(UserError, match="truncated zip"):
         read_weights(str(tmp_path / "vit.npz"))

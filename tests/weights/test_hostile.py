@@ -42,7 +42,7 @@ def written(path: Path, header: str | bytes, data: bytes) -> Path:
 
 
 def parts(whole: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Header and document, the latter as of the first format: its checksums would stop every change."""
+    """Header, card and data. The card is in the first format, since checksums would reject every change."""
     content = whole.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -52,7 +52,7 @@ def parts(whole: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def use(path: Path) -> None:
-    """What commands do with a file before they run the network."""
+    """Read a file as the commands do before they run the network."""
     for read in (read_card, read_bundle, read_trained_on, read_weights):
         read(path)
     weights = read_weights(path)
@@ -66,39 +66,39 @@ STRANGE: list[Any] = [
 ]  # fmt: skip
 
 
-def mutated(values: Any, dice: random.Random) -> Any:
-    """A copy with one value, somewhere in it, replaced, left out or doubled."""
+def mutated(values: Any, rng: random.Random) -> Any:
+    """A copy with one random value replaced, deleted or repeated."""
     values = json.loads(json.dumps(values))
     at, path = values, []
-    while isinstance(at, dict | list) and at and (not path or dice.random() < 0.75):
-        key = dice.choice(list(at)) if isinstance(at, dict) else dice.randrange(len(at))
+    while isinstance(at, dict | list) and at and (not path or rng.random() < 0.75):
+        key = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(len(at))
         path.append((at, key))
         at = at[key]
-    place, key = path[-1]
-    match dice.randrange(4):
-        case 0 if isinstance(place, dict):
-            del place[key]
-        case 1 if isinstance(place, list):
-            place += place
+    parent, key = path[-1]
+    match rng.randrange(4):
+        case 0 if isinstance(parent, dict):
+            del parent[key]
+        case 1 if isinstance(parent, list):
+            parent += parent
         case _:
-            place[key] = dice.choice(STRANGE)
+            parent[key] = rng.choice(STRANGE)
     return values
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.Note")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_any_change_of_header_or_card_loads_or_is_refused(whole, tmp_path, seed):
+def test_changed_header_or_card_loads_or_is_rejected(whole, tmp_path, seed):
     header, document, data = parts(whole)
-    dice, loaded = random.Random(seed), 0
+    rng, loaded = random.Random(seed), 0
     for _ in range(120):
-        card, told = document, dict(header)
-        if dice.random() < 0.7:
-            for _ in range(dice.choice([1, 1, 2])):
-                card = mutated(card, dice)
-        told["__metadata__"] = {METADATA_KEY: json.dumps(card)}
-        if dice.random() < 0.4:
-            told = mutated(told, dice)
-        path = written(tmp_path / "a.safetensors", json.dumps(told, ensure_ascii=dice.random() < 0.5), data)
+        card, expected = document, dict(header)
+        if rng.random() < 0.7:
+            for _ in range(rng.choice([1, 1, 2])):
+                card = mutated(card, rng)
+        expected["__metadata__"] = {METADATA_KEY: json.dumps(card)}
+        if rng.random() < 0.4:
+            expected = mutated(expected, rng)
+        path = written(tmp_path / "a.safetensors", json.dumps(expected, ensure_ascii=rng.random() < 0.5), data)
         try:
             use(path)
             loaded += 1
@@ -111,7 +111,7 @@ def shape_of(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda header: header["head.bias"].update(shape=value)
 
 
-def place_of(value: Any) -> Callable[[dict[str, Any]], None]:
+def offsets_of(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda header: header["head.bias"].update(data_offsets=value)
 
 
@@ -124,7 +124,7 @@ def twice(header: dict[str, Any]) -> None:
     [
         shape_of([float("inf")]), shape_of([float("nan")]), shape_of([-5, -1]), shape_of([5.0]), shape_of(["5"]),
         shape_of([True] * 5), shape_of([1] * 100_000), shape_of(5), shape_of(None), shape_of([10**30, 0]),
-        shape_of([2**62] * 8), place_of([0]), place_of([20, 0]), place_of([-20, 0]), place_of("ab"), twice,
+        shape_of([2**62] * 8), offsets_of([0]), offsets_of([20, 0]), offsets_of([-20, 0]), offsets_of("ab"), twice,
         lambda header: header["head.bias"].update(dtype=["F32"]),
         lambda header: header["head.bias"].update(dtype={}),
         lambda header: header.update({"head.bias": None}),
@@ -132,7 +132,7 @@ def twice(header: dict[str, Any]) -> None:
         lambda header: header.update(__metadata__=[METADATA_KEY]),
     ],
 )  # fmt: skip
-def test_a_header_that_lies_is_refused_by_every_reader(whole, tmp_path, change):
+def test_contradictory_header_is_rejected_by_every_reader(whole, tmp_path, change):
     header, _, data = parts(whole)
     change(header)
     path = written(tmp_path / "a.safetensors", json.dumps(header), data)
@@ -169,7 +169,7 @@ def nested(key: str) -> Callable[[dict[str, Any]], None]:
     ],
     ids=lambda change: change.__name__ if callable(change) else str(change)[:40],
 )  # fmt: skip
-def test_a_card_that_lies_is_refused(whole, tmp_path, change):
+def test_invalid_card_is_rejected(whole, tmp_path, change):
     header, document, data = parts(whole)
     change(document) if callable(change) else document.update(change)
     header["__metadata__"] = {METADATA_KEY: json.dumps(document)}
@@ -181,7 +181,7 @@ def test_a_card_that_lies_is_refused(whole, tmp_path, change):
 
 
 @pytest.mark.parametrize("name", ["a\0b.safetensors", "\ud800.safetensors", "x" * 300, ".", ""])
-def test_an_index_of_shards_that_names_no_file_is_refused(tmp_path, name):
+def test_invalid_file_name_in_an_index_of_shards(tmp_path, name):
     text = json.dumps({"weight_map": {"head.weight": name}})
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(UserError):
@@ -189,7 +189,7 @@ def test_an_index_of_shards_that_names_no_file_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, '{"num_labels": 1e999}', '{"num_labels": NaN}'])
-def test_side_files_that_are_no_json_are_refused(whole, tmp_path, text):
+def test_invalid_json_files_are_rejected(whole, tmp_path, text):
     model = ModelConfig(**{**SMALL, "gelu": "erf"})
     timm.write(tmp_path, timm.adopt_constants(card_of(model)), random_state(model))
     (tmp_path / "config.json").write_text(text)
@@ -212,7 +212,7 @@ def test_side_files_that_are_no_json_are_refused(whole, tmp_path, text):
     ],
     ids=["deep", "deep card", "lists", "long", "numbers", "fewer numbers", "a number", "names"],
 )
-def test_headers_that_would_take_much_take_little(tmp_path, header):
+def test_malicious_headers_take_little_memory_and_time(tmp_path, header):
     path = written(tmp_path / "a.safetensors", header, b"")
     del header
     tracemalloc.start()
@@ -226,7 +226,7 @@ def test_headers_that_would_take_much_take_little(tmp_path, header):
     assert time.process_time() - started < 20
 
 
-def test_the_complete_file_is_read(whole):
-    """Or the tests above would prove nothing."""
+def test_the_unchanged_file_is_read(whole):
+    """Shows that the tests above fail because of their changes."""
     use(whole)
     assert isinstance(read_card(whole), Card) and len(load_file(whole)) == len(read_weights(whole).state)

@@ -42,7 +42,7 @@ def edit(path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         ({}, {"gelu": "erf", "norm_eps": 1e-12, "num_classes": 3, "representation": 0}),
         ({"layer_norm_eps": 1e-2}, {"norm_eps": 1e-2}),
@@ -55,11 +55,11 @@ def edit(path, **changes):
     ],
     ids=str,
 )
-def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, told):
+def test_logits_are_those_of_transformers(tmp_path, randomise, logits, config, expected):
     model = written(tmp_path, randomise, **config)
     weights = read_weights(str(tmp_path))
     assert_same(model, weights, logits)
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert weights.card.classes == ("chat", "chien", "zèbre")
 
 
@@ -82,7 +82,7 @@ def test_shards(tmp_path, randomise, logits):
 
 def test_an_index_may_not_point_out_of_its_folder(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../b.safetensors"}}))
-    with pytest.raises(UserError, match="not an index of safetensors shards"):
+    with pytest.raises(UserError, match="index of safetensors"):
         read_weights(str(tmp_path))
 
 
@@ -115,7 +115,7 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"size": 32}, {"resize": "squash"}),  # as older versions wrote it
         ({"do_normalize": False}, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}),
@@ -126,56 +126,56 @@ def test_preprocessing_is_the_image_processors(tmp_path, randomise):
     ],
     ids=str,
 )
-def test_supported_processor_settings(tmp_path, randomise, change, told):
+def test_supported_processor_settings(tmp_path, randomise, change, expected):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / "preprocessor_config.json", **change)
     preprocess = read_weights(str(tmp_path)).card.preprocess
-    assert {key: getattr(preprocess, key) for key in told} == told
+    assert {key: getattr(preprocess, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "words"),
+    ("file", "change", "pattern"),
     [
-        ("config.json", {"model_type": "deit"}, "transformers model of type 'deit'; vitrail reads vit, dinov2"),
+        ("config.json", {"model_type": "deit"}, "'deit'.* vit, dinov2"),
         ("config.json", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
-        ("config.json", {"num_attention_heads": 5}, "48 is not divisible by 5 heads"),
-        ("config.json", {"image_size": "big"}, "'big' is not an image size"),
-        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "does not rescale pixels by 1/255"),
-        ("preprocessor_config.json", {"do_rescale": False}, "does not rescale pixels by 1/255"),
+        ("config.json", {"num_attention_heads": 5}, "48 .* 5 heads"),
+        ("config.json", {"image_size": "big"}, "'big' .*image size"),
+        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale .*1/255"),
+        ("preprocessor_config.json", {"do_rescale": False}, "rescale .*1/255"),
         ("preprocessor_config.json", {"resample": 1}, "resampling '1'"),
         ("preprocessor_config.json", {"size": {"height": 40, "width": 40}, "do_center_crop": True}, "cannot reproduce"),
         ("preprocessor_config.json", {"size": {"shortest_edge": 40}}, "cannot reproduce"),
-        ("preprocessor_config.json", {"image_mean": "grey"}, "one number per channel, not 'grey'"),
+        ("preprocessor_config.json", {"image_mean": "grey"}, "per channel, not 'grey'"),
     ],
     ids=str,
 )
-def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, words):
+def test_unsupported_or_wrong_files_are_rejected(tmp_path, randomise, file, change, pattern):
     written(tmp_path, randomise)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     edit(tmp_path / file, **change)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "words"),
+    ("kind", "config", "pattern"),
     [
         ("ViTForImageClassification", {"qkv_bias": False}, "no bias for query"),
         ("ViTModel", {"pooler_act": "relu"}, "pooler_act 'relu'"),
-        ("ViTForMaskedImageModeling", {}, "has a (mask token|decoder)"),
+        ("ViTForMaskedImageModeling", {}, "mask token|decoder"),
     ],
 )
-def test_networks_that_are_refused(tmp_path, randomise, kind, config, words):
+def test_unsupported_networks(tmp_path, randomise, kind, config, pattern):
     written(tmp_path, randomise, kind, **config)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))
 
 
-def test_the_file_alone_does_not_tell_enough(tmp_path, randomise):
+def test_weights_file_without_config(tmp_path, randomise):
     written(tmp_path, randomise)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match=r"its config\.json must be in the same folder"):
+    with pytest.raises(UserError, match=r"config\.json .*same folder"):
         read_weights(str(tmp_path / "model.safetensors"))
 
 
@@ -192,7 +192,7 @@ def written_dinov2(folder, randomise, kind="Dinov2Model", save=None, **config):
 
 @pytest.mark.parametrize("names", [{}, {"save_original_format": False}], ids=["old names", "new names"])
 @pytest.mark.parametrize(
-    ("kind", "config", "told"),
+    ("kind", "config", "expected"),
     [
         ("Dinov2Model", {}, {"registers": 0, "layer_scale": 1.0, "norm_eps": 1e-6, "mlp_dim": 96}),
         ("Dinov2Model", {"use_mask_token": False, "hidden_act": "gelu_new"}, {"gelu": "tanh"}),
@@ -201,24 +201,24 @@ def written_dinov2(folder, randomise, kind="Dinov2Model", save=None, **config):
     ],
     ids=str,
 )
-def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, told, names):
+def test_features_of_dinov2(tmp_path, randomise, logits, kind, config, expected, names):
     model = written_dinov2(tmp_path, randomise, kind, names, **config)
     weights = read_weights(str(tmp_path))
     assert_same(model, weights, logits, "pooler_output")
-    assert {key: getattr(weights.card.model, key) for key in told} == told
+    assert {key: getattr(weights.card.model, key) for key in expected} == expected
     assert (weights.card.model.num_classes, weights.card.model.pool) == (0, "token")
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "words"),
+    ("kind", "config", "pattern"),
     [
         ("Dinov2ForImageClassification", {}, "DINOv2 classifier"),
         ("Dinov2WithRegistersForImageClassification", {}, "DINOv2 classifier"),
-        ("Dinov2Model", {"use_swiglu_ffn": True}, "has a gated MLP"),
+        ("Dinov2Model", {"use_swiglu_ffn": True}, "gated MLP"),
         ("Dinov2Model", {"qkv_bias": False}, "no bias for query"),
     ],
 )
-def test_dinov2_that_is_refused(tmp_path, randomise, kind, config, words):
+def test_unsupported_dinov2(tmp_path, randomise, kind, config, pattern):
     written_dinov2(tmp_path, randomise, kind, **config)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         read_weights(str(tmp_path))

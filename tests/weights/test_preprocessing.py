@@ -42,55 +42,54 @@ def source(tmp_path):
     ],
     ids=str,
 )
-def test_timms_own_transform_makes_our_pixels(tmp_path, convert, source, how, size):
+def test_timms_transform_gives_the_same_pixels(tmp_path, convert, source, how, size):
     assert convert(source(**how), tmp_path / "timm", "--to", "timm")[0] == 0
     network = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
-    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    theirs = transform(Image.fromarray(picture))
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    timm_pixels = transform(Image.fromarray(image))
     spec = read_weights(str(tmp_path / "timm")).card.preprocess
-    ours = normalise(eval_transform(picture, spec)[None], spec)[0]
-    assert (theirs - ours).abs().mean() * 127.5 < 0.5  # grey levels, of rounding; one pixel aside it would be 70
+    pixels = normalise(eval_transform(image, spec)[None], spec)[0]
+    assert (timm_pixels - pixels).abs().mean() * 127.5 < 0.5  # rounding in grey levels; a shift of one pixel gives 70
 
 
 def test_preprocessing_that_timm_does_differently_is_rejected(tmp_path, convert, source):
     model = MODEL.model_copy(update={"image_size": (16, 64)})
     code, _, error = convert(source(model, resize="short_side"), tmp_path / "timm", "--to", "timm")
-    assert code == 2 and "crops 16x64 images after a resize that keeps the aspect ratio" in error
+    assert code == 2 and "16x64 images" in error and "aspect ratio" in error
 
 
 def test_the_crop_difference_of_transformers_is_printed(tmp_path, convert, source):
-    code, said, _ = convert(source(resize="short_side", crop_fraction=0.8), tmp_path / "hf", "--to", "huggingface")
-    assert code == 0 and "its crop can differ by one pixel" in said
+    code, output, _ = convert(source(resize="short_side", crop_fraction=0.8), tmp_path / "hf", "--to", "huggingface")
+    assert code == 0 and "crop can differ by one pixel" in output
 
 
-def test_a_size_that_google_does_not_tell(tmp_path, convert, source):
+def test_image_size_is_not_stored_in_googles_layout(tmp_path, convert, source):
     model = MODEL.model_copy(update={"image_size": (16, 64), "dropout": 0.1})
-    code, said, _ = convert(source(model, antialias=False), tmp_path / "vit.npz", "--to", "google")
-    assert code == 0 and "dropout and drop_path, which only affect training, the image size (pass" in said
+    code, output, _ = convert(source(model, antialias=False), tmp_path / "vit.npz", "--to", "google")
+    assert code == 0 and all(fact in output for fact in ("dropout", "drop_path", "the image size"))
     back = read_weights(str(tmp_path / "vit.npz"))
     assert "square 32x32 images" in back.assumed
     assert read_weights(str(tmp_path / "vit.npz"), image_size=(16, 64)).assumed == ""
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
-        ({"size": {"height": 384, "width": 384}}, "makes 384x384 images, and its network takes 32x32"),
-        ({"size": {"longest_edge": 32}}, "has no fixed output size: {'longest_edge': 32}"),
-        ({"size": {"height": 32, "width": 0}}, "has no fixed output size"),
-        ({"do_resize": False}, "does not resize images"),
+        ({"size": {"height": 384, "width": 384}}, "384x384 images.* 32x32"),
+        ({"size": {"longest_edge": 32}}, "no fixed output size.*'longest_edge': 32"),
+        ({"size": {"height": 32, "width": 0}}, "no fixed output size"),
+        ({"do_resize": False}, "not resize"),
         ({"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": {"height": 0, "width": 0}}, "0"),
     ],
     ids=str,
 )
-def test_processors_that_do_not_fit(tmp_path, convert, source, change, words):
+def test_processors_that_do_not_fit(tmp_path, convert, source, change, expected):
     assert convert(source(), tmp_path / "hf", "--to", "huggingface")[0] == 0
     file = tmp_path / "hf" / "preprocessor_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=expected):
         read_weights(str(tmp_path / "hf"))
-    assert words in str(caught.value)
 
 
 def test_the_smaller_images_of_dinov2(tmp_path):

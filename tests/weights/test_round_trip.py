@@ -21,7 +21,7 @@ from vitrail.weights.read import Weights, read_weights
 
 pytestmark = pytest.mark.slow  # many networks, each written and read
 FILES = {"vitrail": "model.safetensors", "google": "model.npz"}
-UNSAID = {"dropout", "drop_path", "head_bias"}  # of training, which no other layout tells
+NOT_STORED = {"dropout", "drop_path", "head_bias"}  # settings of training, which only vitrail's layout stores
 
 
 def back(card: Card, state: dict[str, torch.Tensor], to: str) -> Weights:
@@ -32,7 +32,7 @@ def back(card: Card, state: dict[str, torch.Tensor], to: str) -> Weights:
 
 
 def keeps_its_tensors(model: ModelConfig, to: str) -> bool:
-    """Whether the layout has the network as it is; else its positions take another form."""
+    """Whether the layout stores the tensors unchanged; otherwise positions are converted."""
     if to == "vitrail":
         return True
     if to == "google":
@@ -43,9 +43,9 @@ def keeps_its_tensors(model: ModelConfig, to: str) -> bool:
 
 
 def settings_of(model: ModelConfig, to: str) -> dict[str, object]:
-    values = model.model_dump(exclude=UNSAID)
+    values = model.model_dump(exclude=NOT_STORED)
     if not model.prefix or model.positions != "1d":
-        values.pop("prefix_positions")  # which then says nothing
+        values.pop("prefix_positions")  # has no effect then
     if to == "google" and values["pool"] == "map":
         values.pop("prefix_positions", None)
     return values
@@ -54,7 +54,7 @@ def settings_of(model: ModelConfig, to: str) -> dict[str, object]:
 GOOGLE = {"norm": "before_pool", "registers": 0, "layer_scale": None}
 VIT = {"pool": "token", "norm": "before_pool", "stem": None, "registers": 0, "layer_scale": None, "representation": 0}
 DINOV2 = {**VIT, "registers": 2, "layer_scale": 0.5, "num_classes": 0, "patch": (2, 2), "image_size": (6, 6)}
-# Networks of which each layout can express a good part, beside any at all.
+# Random networks, many of which the layout supports.
 LIKELY = {
     "vitrail": vits(),
     "timm": vits(representation=0) | vits(),
@@ -106,22 +106,22 @@ def test_resnets(to, model):
 @settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
 def test_preprocessing(to, fraction, resize, bicubic):
-    """transformers knows the resized side in whole pixels, which is what it comes to here, too."""
+    """transformers stores the resized side in whole pixels, so only that is compared."""
     model = ModelConfig(width=4, depth=1, mlp_dim=4, heads=1, patch=(8, 8), image_size=(32, 32), num_classes=0)
     spec = {"resize": resize, "crop_fraction": 1.0 if resize == "squash" else fraction, "mean": (0.1, 0.2, 0.3)}
     spec |= {"interpolation": "bicubic" if bicubic else "bilinear", "std": (0.4, 0.5, 0.6)}
     card = card_of(model)
     card = card.model_copy(update={"preprocess": card.preprocess.model_copy(update=spec), "licence": "CC0"})
-    found = back(card, random_state(model), to).card
-    exact = found.preprocess.model_copy(update={"crop_fraction": card.preprocess.crop_fraction})
+    restored = back(card, random_state(model), to).card
+    exact = restored.preprocess.model_copy(update={"crop_fraction": card.preprocess.crop_fraction})
     assert exact == card.preprocess
-    assert int(32 / found.preprocess.crop_fraction + 1e-6) == int(32 / card.preprocess.crop_fraction + 1e-6)
-    assert found.licence == "CC0"
+    assert int(32 / restored.preprocess.crop_fraction + 1e-6) == int(32 / card.preprocess.crop_fraction + 1e-6)
+    assert restored.licence == "CC0"
 
 
 @pytest.mark.slow
 def test_reading_does_not_import_a_compiler(tmp_path):
-    """torch's compiler takes a second to import, and some operations without storage would call for it."""
+    """Importing torch's compiler takes a second, and some operations on meta tensors would import it."""
     model = ModelConfig(width=4, depth=1, mlp_dim=4, heads=1, patch=(8, 8), image_size=(16, 16), num_classes=0)
     dinov2 = model.model_copy(update={"registers": 2, "layer_scale": 0.5})
     for to, network in (("timm", dinov2), ("huggingface", dinov2), ("google", model)):

@@ -16,21 +16,21 @@ from vitrail.weights.read import read_weights
 
 
 @pytest.fixture
-def bundled(ours, monkeypatch) -> Path:
-    file = ours("ti8-stand-in.safetensors")
+def bundled(vitrail_file, monkeypatch) -> Path:
+    file = vitrail_file("ti8-stand-in.safetensors")
     monkeypatch.setattr(names, "BUNDLED_FILE", file)
     return file
 
 
 def test_the_name_is_read_from_the_package(bundled):
-    found = read_weights("bundled")
-    assert found.file == bundled and found.origin == "bundled ti8-stand-in" and found.card == read_card(bundled)
+    weights = read_weights("bundled")
+    assert weights.file == bundled and weights.origin == "bundled ti8-stand-in" and weights.card == read_card(bundled)
     assert vitrail.load("bundled").classes == tuple("abcde")
 
 
-def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, ours, tmp_path, monkeypatch):
-    """A command means the same in every folder."""
-    ours("bundled", num_classes=2)
+def test_file_named_bundled_needs_a_path(bundled, vitrail_file, tmp_path, monkeypatch):
+    """`bundled` has the same meaning in every folder."""
+    vitrail_file("bundled", num_classes=2)
     monkeypatch.chdir(tmp_path)
     assert read_weights("bundled").file == bundled
     for path in ("./bundled", str(tmp_path / "bundled"), Path("bundled")):
@@ -40,14 +40,14 @@ def test_a_file_of_that_name_is_meant_by_its_path_alone(bundled, ours, tmp_path,
     assert local_path("hf-hub:bundled/bundled") is None
 
 
-def test_an_installation_without_them_says_so(tmp_path, monkeypatch):
+def test_missing_bundled_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(names, "BUNDLED_FILE", tmp_path / "gone.safetensors")
     with pytest.raises(UserError, match=r"\(gone\.safetensors\).*reinstall vitrail"):
         read_weights("bundled")
 
 
 def test_the_bundled_file_has_the_documented_facts():
-    """Ti/8 at 64 px, told by its own card alone."""
+    """The card describes Ti/8 at 64 px."""
     card = read_card(BUNDLED_FILE)
     assert BUNDLED_FILE.stat().st_size < 13e6 and card.stored == "float16"
     assert card.recipe["model"]["name"] == "Ti/8" and card.model.image_size == (64, 64)

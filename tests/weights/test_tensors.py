@@ -52,17 +52,17 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_zip_bomb_is_not_unpacked(tmp_path):
     content = array_bytes(np.zeros(30_000_000, "f"))
     path = with_member(tmp_path / "bomb.npz", content, how=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1_000_000
-    with pytest.raises(UserError, match="would unpack to 120,000,128 bytes"):
+    with pytest.raises(UserError, match="120,000,128 bytes"):
         npz_source(path, "it")
 
 
-def test_an_array_that_lies_about_its_length(tmp_path):
+def test_array_whose_length_contradicts_its_header(tmp_path):
     content = array_bytes(np.zeros((2, 3), "f")).replace(b"(2, 3)", b"(9, 9)")
-    with pytest.raises(UserError, match="length of an array does not match its header"):
+    with pytest.raises(UserError, match="length of an array"):
         npz_source(with_member(tmp_path / "a.npz", content), "it")
 
 
@@ -96,7 +96,7 @@ def test_a_header_of_too_many_tensors(tmp_path):
 @pytest.mark.parametrize("shape", [[10**6, 10**6], [1], [3], [-2]])
 def test_a_header_whose_shapes_do_not_fit_its_data(tmp_path, shape):
     header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]}}
-    with pytest.raises(UserError, match="'a' does not have the length of its shape"):
+    with pytest.raises(UserError, match=r"'a' .*shape"):
         read_header(safetensors_file(tmp_path / "a.safetensors", header, bytes(8)))
 
 
@@ -111,13 +111,13 @@ def test_a_tensor_of_absurd_shape_and_no_length(tmp_path):
 @pytest.mark.parametrize(
     "nest", [(), ("model",), ("state_dict",), ("checkpoint", "model_ema"), ("model_ema",)], ids=str
 )
-def test_state_dicts_in_their_nests(tmp_path, nest, old):
+def test_nested_state_dicts(tmp_path, nest, old):
     values = {"module.a.weight": torch.ones(2, 3), "module.b": torch.zeros(2).bfloat16()}
-    wanted = nest[:1] != ("checkpoint",)
+    supported = nest[:1] != ("checkpoint",)
     for key in reversed(nest):
         values = {key: values, "epoch": 3}
     torch.save(values, tmp_path / "a.pth", _use_new_zipfile_serialization=not old)
-    if not wanted:
+    if not supported:
         with pytest.raises(UserError, match="has no state dict"):
             pickle_source(tmp_path / "a.pth", "it")
         return
@@ -138,20 +138,20 @@ def test_state_dicts_in_their_nests(tmp_path, nest, old):
     ids=["wrapped", "teacher", "scalars", "double"],
 )
 def test_state_dicts_nested_in_training_checkpoints(tmp_path, values):
-    torch.save(values, tmp_path / "a.safetensors")  # whatever it is called
+    torch.save(values, tmp_path / "a.safetensors")  # any file name
     source = pickle_source(tmp_path / "a.safetensors", "it")
     source.check_floats()
     assert torch.equal(source.load()["a"], torch.ones(2)) and source.note == ""
 
 
-def test_which_of_several_weights_are_taken(tmp_path):
+def test_ema_weights_are_preferred(tmp_path):
     torch.save({"model": {"a": torch.ones(1)}, "model_ema": {"a": torch.zeros(1)}}, tmp_path / "a.pth")
     source = pickle_source(tmp_path / "a.pth", "it")
     assert source.load() == {"a": torch.zeros(1)}
     assert source.note == "the weights under 'model_ema', not those under 'model'"
 
 
-def test_a_dict_that_holds_itself(tmp_path):
+def test_dict_that_contains_itself(tmp_path):
     values: dict[str, object] = {}
     values["model"] = values
     torch.save(values, tmp_path / "a.pth")
@@ -160,7 +160,7 @@ def test_a_dict_that_holds_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "words"),
+    ("tensor", "pattern"),
     [
         (torch.zeros(1).expand(10**9, 192), "'a' .* 192,000,000,000 numbers"),
         (torch.eye(3).to_sparse(), "'a' is sparse, quantized or empty"),
@@ -169,9 +169,9 @@ def test_a_dict_that_holds_itself(tmp_path):
     ],
     ids=["expanded", "sparse", "meta", "list"],
 )
-def test_tensors_that_are_not_in_the_file(tmp_path, tensor, words):
+def test_tensors_that_are_not_in_the_file(tmp_path, tensor, pattern):
     torch.save({"a": tensor, "b": torch.ones(2)}, tmp_path / "a.pth")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         pickle_source(tmp_path / "a.pth", "it")
 
 
@@ -183,20 +183,20 @@ def test_arrays_of_other_floats(tmp_path):
     assert all(tensor.dtype == torch.float32 and tensor.tolist() == [0, 1, 2] for tensor in source.load().values())
 
 
-def test_a_pickle_that_would_run_code_stays_closed(tmp_path):
+def test_pickle_with_code_is_not_opened(tmp_path):
     class Trap:
         def __reduce__(self):
-            return (Path.touch, (tmp_path / "sprung",))
+            return (Path.touch, (tmp_path / "executed",))
 
     torch.save({"a": torch.ones(1), "trap": Trap()}, tmp_path / "a.pth")
-    with pytest.raises(UserError, match=r"not opened: it would run '.*'") as caught:
+    with pytest.raises(UserError, match=r"would run '.*'") as caught:
         pickle_source(tmp_path / "a.pth", "it")
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "sprung").exists()
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02garbage", b"\x80"])
 def test_pickles_that_are_damaged(tmp_path, content):
     (tmp_path / "a.pth").write_bytes(content)
-    with pytest.raises(UserError, match="not opened: it is damaged, or holds other objects"):
+    with pytest.raises(UserError, match=r"not opened: .*damaged"):
         read_weights(str(tmp_path / "a.pth"), pickle=True)

@@ -21,7 +21,7 @@ from tests.weights.test_timm_layout import assert_same_logits  # noqa: E402
 
 @pytest.mark.parametrize("layers", [(), (1,), (2, 1, 1)], ids=str)
 def test_hybrids(tmp_path, randomise, logits, layers):
-    """Any stem, though timm has names for few; its epsilons are not the original's."""
+    """Stems that timm has no name for; its epsilons differ from those of the original code."""
     size, patch = (64, 96), 8 if not layers else 1
     embed = partial(HybridEmbed, backbone=_resnetv2(layers))
     args = {"img_size": size, "patch_size": patch, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -66,11 +66,11 @@ def test_a_resnet_of_any_size(tmp_path, randomise, logits):
     assert (weights.card.model.blocks, weights.card.model.width) == ((1, 2), 32)
     assert_same_logits(model, weights, logits)
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetv2_50"}))
-    with pytest.raises(UserError, match="timm's 'resnetv2_50'; of timm's ResNets, vitrail reads only BiT"):
+    with pytest.raises(UserError, match=r"'resnetv2_50'.* BiT"):
         read_weights(str(tmp_path))
 
 
 def test_a_resnet_with_batch_norms(tmp_path):
     save_file(timm.create_model("resnetv2_50").state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="has batch normalization"):
+    with pytest.raises(UserError, match="batch normalization"):
         read_weights(str(tmp_path))

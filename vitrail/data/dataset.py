@@ -24,7 +24,7 @@ from vitrail.errors import UserError, user_path
 
 # Weights files of the first format store at most this many file digests: the smallest ones (a sketch).
 SKETCH_SIZE = 65_536  # of the training images
-EARLIER_SKETCH_SIZE = 8_192  # of the training images of each earlier training (the starting weights and theirs)
+EARLIER_SKETCH_SIZE = 8_192  # of the training images of each earlier training, back to the first weights
 
 
 @dataclass(frozen=True, eq=False)

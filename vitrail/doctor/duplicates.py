@@ -144,7 +144,7 @@ def exact_findings(source: DataSource, identical: list[list[int]], reasons: dict
 
 
 def near_findings(source: DataSource, matches: Sequence[Match], reasons: dict[int, str]) -> list[Finding]:
-    """Findings on near duplicates. Adds those across splits to `reasons`, unless they are so many that the images
+    """Findings on near duplicates. Adds those across splits to `reasons`, unless there are so many that the images
     probably share a layout."""
     leaks = _near_leaks(source, matches, reasons)
     conflicts, same_split = [], []

@@ -18,7 +18,7 @@ from vitrail.report.canvas import BACKGROUND, Plot
 from vitrail.report.explain_summary import MapScore
 from vitrail.report.page import page_environment, write_text_file
 
-FIGURES = "figures"  # the folder beside the page
+FIGURES = "figures"  # the folder next to the page
 PAGE, NUMBERS = "explain.html", "explain.json"
 SUFFIXES = (".svg", ".png")
 FIGURE_FILE = re.compile(rf"{FIGURES}/[a-z0-9-]+\.(svg|png)")  # files with other names are never removed

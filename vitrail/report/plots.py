@@ -56,7 +56,7 @@ def reliability_diagram(reliability: Reliability) -> str:
 def coverage_plot(coverage: RiskCoverageCurve, images: int, target: float | None = None) -> str:
     """Plot accuracy against coverage, the fraction of images with a prediction, with its 95 % lower bound.
 
-    `target` is the accuracy that was asked for, drawn as a line.
+    `target` is the target accuracy, drawn as a line.
     """
     return render_svg(lambda figure: _coverage(figure, coverage, images, target), 440, 320, "Coverage curve")
 

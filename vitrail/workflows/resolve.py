@@ -226,7 +226,7 @@ class _Resolver:
 
 
 def total_steps(train: TrainConfig, images: int) -> int:
-    """The number of steps: `train.steps`, or `train.epochs` over so many images."""
+    """The number of steps: `train.steps`, or `train.epochs` over `images` images."""
     return train.steps or max(1, round((train.epochs or 0) * images / train.batch_size))
 
 

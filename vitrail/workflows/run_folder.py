@@ -224,13 +224,13 @@ def remove_replaced_run(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Remove the files of a run from a folder, links as links, and then empty subfolders."""
-    ours = folder.name in (NEW, OLD, REPLACED)
-    if ours and folder.is_symlink():
+    is_temporary = folder.name in (NEW, OLD, REPLACED)
+    if is_temporary and folder.is_symlink():
         folder.unlink()
         return
     for path in files_of_run(folder):
         path.unlink()
-    for subfolder in (*(folder / name for name in FOLDERS), *([folder] if ours else [])):
+    for subfolder in (*(folder / name for name in FOLDERS), *([folder] if is_temporary else [])):
         if subfolder.is_symlink():
             subfolder.unlink()
         elif subfolder.is_dir():

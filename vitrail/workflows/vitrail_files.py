@@ -109,7 +109,7 @@ def _has_keys(*names: str) -> Callable[[Path], bool]:
 
 
 def _is_untouched_list(path: Path) -> bool:
-    """Whether a quarantine list equals the one in report.json beside it: users may edit the list."""
+    """Whether a quarantine list equals the one in report.json next to it: users may edit the list."""
     report = json.loads(path.with_name("report.json").read_text(encoding="utf-8"))
     rows = [[row[title] for title in QUARANTINE_TITLES] for row in report["quarantine"]]
     return path.read_bytes() == csv_bytes(QUARANTINE_TITLES, rows)

@@ -113,12 +113,12 @@ FLAX_NAMES = ("conv_proj", "conv{}", "gn{}", "123")
 TF_NAMES = ("a/proj/standardized_conv2d", "{}/standardized_conv2d", "{}/group_norm", "abc")
 
 
-def _unit(ours: str, foreign: str, norm: Kind, names: tuple[str, str, str, str] = FLAX_NAMES) -> list[Group]:
+def _unit(name: str, foreign: str, norm: Kind, names: tuple[str, str, str, str] = FLAX_NAMES) -> list[Group]:
     """A ResNet block. `names`: of its shortcut, its convolutions, their norms, and the characters for 1, 2 and 3."""
     shortcut, convolution, norm_name, digits = names
-    convolutions = {f"{ours}.conv{n}": f"{foreign}/{convolution.format(p)}" for n, p in enumerate(digits, start=1)}
-    norms = {f"{ours}.norm{n}": f"{foreign}/{norm_name.format(p)}" for n, p in enumerate(digits, start=1)}
-    return [(CONV, {**convolutions, f"{ours}.shortcut": f"{foreign}/{shortcut}"}), (norm, norms)]
+    convolutions = {f"{name}.conv{n}": f"{foreign}/{convolution.format(p)}" for n, p in enumerate(digits, start=1)}
+    norms = {f"{name}.norm{n}": f"{foreign}/{norm_name.format(p)}" for n, p in enumerate(digits, start=1)}
+    return [(CONV, {**convolutions, f"{name}.shortcut": f"{foreign}/{shortcut}"}), (norm, norms)]
 
 
 BIG_VISION_RESNET = Table(

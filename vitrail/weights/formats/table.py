@@ -41,13 +41,13 @@ MODULE: Kind = {".weight": (".weight", SAME), ".bias": (".bias", SAME)}
 Group = tuple[Kind, Mapping[str, str | Sequence[str]]]
 
 
-def bottleneck(ours: str, foreign: str) -> list[Group]:
+def bottleneck(name: str, foreign: str) -> list[Group]:
     """A bottleneck block of a ResNet, which timm and transformers name alike."""
-    convolutions = {f"{ours}.conv{index}": f"{foreign}.conv{index}" for index in (1, 2, 3)}
-    norms = {f"{ours}.norm{index}": f"{foreign}.norm{index}" for index in (1, 2, 3)}
+    convolutions = {f"{name}.conv{index}": f"{foreign}.conv{index}" for index in (1, 2, 3)}
+    norms = {f"{name}.norm{index}": f"{foreign}.norm{index}" for index in (1, 2, 3)}
     return [
-        (WEIGHT, convolutions | {f"{ours}.shortcut": f"{foreign}.downsample.conv"}),
-        (MODULE, norms | {f"{ours}.shortcut_norm": f"{foreign}.downsample.norm"}),
+        (WEIGHT, convolutions | {f"{name}.shortcut": f"{foreign}.downsample.conv"}),
+        (MODULE, norms | {f"{name}.shortcut_norm": f"{foreign}.downsample.norm"}),
     ]
 
 
@@ -79,7 +79,7 @@ BLOCK = "blocks.{0}"
 
 
 class Rule(NamedTuple):
-    ours: str
+    vitrail: str
     foreign: tuple[str, ...]
     form: Form
 
@@ -91,25 +91,24 @@ class Table:
     def __init__(self, *groups: Group):
         rules = [
             Rule(
-                ours + suffix,
+                vitrail_name + suffix,
                 tuple(name + foreign_suffix for name in ([foreign] if isinstance(foreign, str) else foreign)),
                 form,
             )
             for kind, names in groups
-            for ours, foreign in names.items()
+            for vitrail_name, foreign in names.items()
             for suffix, (foreign_suffix, form) in kind.items()
         ]
         self._foreign = [(_pattern(name), rule, part) for rule in rules for part, name in enumerate(rule.foreign)]
-        self._ours = [(_pattern(rule.ours), rule) for rule in rules]
+        self._vitrail = [(_pattern(rule.vitrail), rule) for rule in rules]
 
     def slot(self, name: str) -> tuple[Slot, int] | None:
         """The slot of a foreign tensor, and its index among the tensors stacked there."""
         for pattern, rule, part in self._foreign:
             if match := pattern.fullmatch(name):
                 numbers = _numbers(rule.foreign[part], match)
-                if (
-                    min(numbers, default=0) >= 0 and _fill(rule.foreign[part], numbers) == name
-                ):  # rejects unit1 where unit01 is meant
+                # Filling the numbers in again rejects unit1 if the layout has unit01.
+                if min(numbers, default=0) >= 0 and _fill(rule.foreign[part], numbers) == name:
                     return (rule, numbers), part
         return None
 
@@ -131,7 +130,7 @@ class Table:
                 raise _wrong_shape(source, name, tensor)
             parts_by_slot.setdefault((rule, numbers), {})[part] = converted
         self._check_complete(source, parts_by_slot)
-        return {_fill(slot[0].ours, slot[1]): _stack(source, slot, parts) for slot, parts in parts_by_slot.items()}
+        return {_fill(slot[0].vitrail, slot[1]): _stack(source, slot, parts) for slot, parts in parts_by_slot.items()}
 
     def foreign_name(self, name: str) -> str:
         """The foreign name of a vitrail tensor (of the first one, if several are stacked)."""
@@ -151,17 +150,17 @@ class Table:
         return tensors
 
     def _slot_of_vitrail(self, name: str) -> Slot | None:
-        matches = ((rule, match) for pattern, rule in self._ours if (match := pattern.fullmatch(name)))
-        return next(((rule, _numbers(rule.ours, match)) for rule, match in matches), None)
+        matches = ((rule, match) for pattern, rule in self._vitrail if (match := pattern.fullmatch(name)))
+        return next(((rule, _numbers(rule.vitrail, match)) for rule, match in matches), None)
 
     def _check_complete(self, source: TensorSource, parts_by_slot: Mapping[Slot, Mapping[int, Tensor]]) -> None:
         """Raise if a stack lacks a part, or an encoder block lacks a tensor that other blocks have."""
-        repeated = [(rule, numbers[0]) for rule, numbers in parts_by_slot if rule.ours.startswith(BLOCK)]
+        repeated = [(rule, numbers[0]) for rule, numbers in parts_by_slot if rule.vitrail.startswith(BLOCK)]
         rules, blocks = dict.fromkeys(rule for rule, _ in repeated), sorted({index for _, index in repeated})
         for rule, numbers in itertools.chain(((rule, (index,)) for rule in rules for index in blocks), parts_by_slot):
             parts = parts_by_slot.get((rule, numbers), {})
             missing = [name for part, name in enumerate(rule.foreign) if part not in parts]
-            if missing and rule.ours.endswith("qkv.bias"):
+            if missing and rule.vitrail.endswith("qkv.bias"):
                 raise missing_qkv_bias(source.where)
             if missing:
                 raise UserError(
