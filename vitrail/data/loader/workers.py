@@ -131,7 +131,8 @@ class WorkerPool:
         worker_connection.close()
 
     def _receive(self) -> None:
-        for ready in wait([*self.connections, *(process.sentinel for process in self.processes)]):
+        # With a timeout: Python runs signal handlers between calls, and another thread may have taken the signal.
+        for ready in wait([*self.connections, *(process.sentinel for process in self.processes)], timeout=0.2):
             if ready not in self.connections:
                 continue  # its connection is ready with EOF too
             try:
