@@ -189,7 +189,7 @@ def test_functions_and_iterators_as_sources():
     once = resumable_source(iter(range(100)))
     stream = batches_from(once, 3, 0)
     assert [next(stream) for _ in range(3)] == [3, 4, 5]
-    assert next(batches_from(once, 6, 0)) == 6  # it goes on from where it is, for a run that went back
+    assert next(batches_from(once, 6, 0)) == 6  # it continues from its position, for a run that was rolled back
     sized = DataLoader(Numbers(), batch_size=3, num_workers=2)
     assert batches_per_epoch(sized) is None and batches_per_epoch(loader_with("plain")) == 5
 

@@ -1,4 +1,4 @@
-"""The surroundings of a run: its folder, console, signals and processes."""
+"""The context of a run: its folder, console, signals and processes."""
 
 from __future__ import annotations
 

@@ -36,14 +36,13 @@ from vitrail.training.progress import read_metrics
 from vitrail.training.run_context import LockId, RunContext
 from vitrail.training.trainer import Validate
 from vitrail.weights.bundle import created_with
+from vitrail.workflows.environment import environment, warn_machine_changed
 from vitrail.workflows.fit_settings import check_arguments, fit_config, stored_settings
 from vitrail.workflows.resume import (
     changed_settings,
-    environment,
     has_saved_run,
     is_finished,
     read_facts,
-    warn_machine_changed,
 )
 from vitrail.workflows.run_folder import (
     check_not_replaced,

@@ -7,20 +7,15 @@ the checkpoint, which stores the facts of `checkpoint_facts`.
 from __future__ import annotations
 
 import os
-import platform
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import PIL
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
-from vitrail import __version__
 from vitrail.config import (
     Preprocess,
     ResNetConfig,
@@ -42,6 +37,7 @@ from vitrail.training.checkpoint import Checkpoint, CheckpointManager, digest
 from vitrail.weights.names import absolute_spec
 from vitrail.weights.read import read_weights
 from vitrail.workflows.choose import Decision
+from vitrail.workflows.environment import environment, warn_machine_changed
 from vitrail.workflows.linear_probe import Baseline
 from vitrail.workflows.resolve import Plan, read_data, total_steps, with_recipe_file
 from vitrail.workflows.show import scan_progress
@@ -116,20 +112,6 @@ def _teacher_digest(config: RunConfig) -> str:
     weights = read_weights(teacher)
     named = str if isinstance(weights.card.model, ResNetConfig) else old_name  # earlier versions hashed the old names
     return digest({named(name): tensor for name, tensor in weights.state.items()}, {})
-
-
-def environment(device: torch.device) -> dict[str, str]:
-    """Versions and hardware that the last bits of a result depend on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "vitrail": __version__,
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-        "device": f"{device.type} {name}",
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "numpy": np.__version__,
-        "pillow": PIL.__version__,
-    }
 
 
 def resumed_facts(facts: dict[str, Any], plan: Plan) -> dict[str, Any]:
@@ -279,8 +261,10 @@ def _images(dataset: Dataset) -> dict[str, int]:
 def _image_counts(facts: dict[str, Any], dataset: Dataset) -> str:
     """The number of images in each split then and now, for a message; old checkpoints have none."""
     now, then = _images(dataset), facts.get("images")
-    if then is None or then == now:
-        return "" if then is None else ": the number is the same, but not the images"
+    if then is None:
+        return ""
+    if then == now:
+        return ": the number is the same, but not the images"
     before, after = (", ".join(f"{count:,} {name}" for name, count in images.items()) for images in (then, now))
     return f": {before} then, {after} now"
 
@@ -289,12 +273,3 @@ def changed_settings(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any
     """The settings that differ, each with its old and its new value."""
     old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-
-
-def warn_machine_changed(then: dict[str, str], now: dict[str, str], console: Console) -> None:
-    """Print a warning if versions or hardware changed since the run was started (`environment`)."""
-    changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
-    if changed:
-        console.print(
-            f"[yellow]the machine or a library changed ({escape('; '.join(changed))}): the last digits may differ[/]"
-        )
